@@ -1,0 +1,1 @@
+"""The ground floor: config, embedded cluster, storage, model registry and sharing."""

@@ -1,0 +1,73 @@
+"""The `cluster` section: nodes, storage, sharing and where our own servers listen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cluster.config.section import Name, Section
+
+
+class NodeConfig(Section):
+    """One kind of node; `count` of them are started."""
+
+    name: Name
+    """Name of the node; with `count` above 1 the nodes are called NAME-1, NAME-2, …"""
+    count: int = Field(default=1, ge=1, le=200)
+    """How many nodes of this kind."""
+    cpus: int = Field(default=1, ge=0)
+    """Logical CPUs that Ray may hand out on each."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs that Ray may hand out on each."""
+    accelerator: str | None = None
+    """Kind of accelerator, for example H100-SXM."""
+
+    def names(self) -> list[str]:
+        """The names of the single nodes."""
+        if self.count == 1:
+            return [self.name]
+        return [f"{self.name}-{index}" for index in range(1, self.count + 1)]
+
+
+class SharingConfig(Section):
+    """Who gets devices first, and how long a tenant may take to give them back."""
+
+    priority: Literal["serving", "training"] = "serving"
+    """The tenant whose wants come first, once every minimum is met."""
+    reclaim_grace_s: float = Field(default=30.0, ge=0)
+    """Seconds a tenant has to leave a device that was taken from its grant."""
+
+
+class EndpointConfig(Section):
+    """Where one server of ours listens."""
+
+    host: str | None = None
+    """Address to bind. Default: the cluster's own loopback address, reachable from this machine only."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port to bind. Default: the usual one, or a free one where that is taken."""
+
+
+class ClusterConfig(Section):
+    """The nodes, the storage they share, and how training and serving share the nodes."""
+
+    name: Name = "shoal"
+    """Name of the cluster; clusters of different names run side by side on one machine."""
+    provider: Literal["embedded"] = "embedded"
+    """Where the nodes come from: `embedded` starts them as processes of this machine."""
+    nodes: Annotated[tuple[NodeConfig, ...], Field(strict=False, min_length=1)] = (
+        NodeConfig(name="head", cpus=0),
+        NodeConfig(name="worker", count=2, cpus=2),
+    )
+    """The nodes; the first is the head."""
+    storage: str = Field(default="./shoal-storage", min_length=1)
+    """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
+    sharing: SharingConfig = SharingConfig()
+    gateway: EndpointConfig = EndpointConfig()
+    """The OpenAI-compatible endpoint (usual port 8000)."""
+    dashboard: EndpointConfig = EndpointConfig()
+    """The Ray dashboard and job API (usual port 8265)."""
+
+    def node_shapes(self) -> list[tuple[str, NodeConfig]]:
+        """Every single node as (name, its kind), the head first."""
+        return [(name, kind) for kind in self.nodes for name in kind.names()]

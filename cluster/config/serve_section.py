@@ -1,0 +1,73 @@
+"""The `serve_apps` section: which model is served, by how many replicas of how many ranks."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from cluster.config.section import Section
+
+
+class ReplicasConfig(Section):
+    """How many copies of the model serve requests."""
+
+    min: int = Field(default=1, ge=1)
+    max: int | None = Field(default=None, ge=1)
+    """Most replicas under load. Default: min."""
+
+    @property
+    def most(self) -> int:
+        return self.min if self.max is None else self.max
+
+
+class AutoscaleConfig(Section):
+    """When replicas are added and taken away."""
+
+    target_ongoing_requests: float = Field(default=8.0, gt=0)
+    """Requests in flight that one replica should carry."""
+    upscale_delay_s: float = Field(default=1.0, ge=0)
+    """Seconds that the load must last before a replica is added."""
+    downscale_delay_s: float = Field(default=30.0, ge=0)
+    """Seconds that the load must be gone before a replica is taken away."""
+
+
+class LimitsConfig(Section):
+    """Bounds that keep one request, or many, from hurting the others."""
+
+    max_tokens: int = Field(default=256, ge=1)
+    """Most tokens one request may ask for; also the default where it names none."""
+    queue: int = Field(default=128, ge=1)
+    """Requests that may wait for an app before more are refused."""
+    batch: int = Field(default=32, ge=1)
+    """Requests that one replica runs at once."""
+    context_length: int | None = Field(default=None, ge=2)
+    """Most tokens of prompt and answer together. Default: what the model was made for."""
+    body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
+    """Largest request body."""
+    request_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds after which a request that is not done is ended."""
+
+
+class ServeAppConfig(Section):
+    """One serving app; its name is the `model` of OpenAI requests."""
+
+    model: str = Field(min_length=1)
+    """NAME@VERSION or NAME@latest in the registry, or a Hugging Face directory (`./…` or `/…`)."""
+    engine: Literal["torch"] = "torch"
+    """What runs the model."""
+    tensor: int = Field(default=1, ge=1)
+    """Tensor-parallel ranks of one replica; all of them on one node."""
+    cpus: int = Field(default=1, ge=0)
+    """CPUs a rank."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs a rank."""
+    replicas: ReplicasConfig = ReplicasConfig()
+    autoscale: AutoscaleConfig = AutoscaleConfig()
+    routing: Literal["least_connections"] = "least_connections"
+    """How requests are spread over the replicas."""
+    rollout: Literal["rolling"] = "rolling"
+    """How a new version takes over."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """Arithmetic of the model."""
+    limits: LimitsConfig = LimitsConfig()

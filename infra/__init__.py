@@ -1,0 +1,1 @@
+"""The front door: the command line and what operators need around the cluster."""

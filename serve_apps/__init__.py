@@ -1,0 +1,1 @@
+"""The serving tenant: apps that run through Ray Serve under a lease."""

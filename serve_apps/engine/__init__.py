@@ -1,0 +1,1 @@
+"""What generates tokens: the Engine protocol and the engines behind it."""

@@ -1,0 +1,1 @@
+"""The training tenant: jobs that run through Ray Train under a lease."""
