@@ -1,0 +1,122 @@
+"""The broker: the one actor of a cluster that keeps the leases."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.errors import ShoalError
+from cluster.sharing.demand import Demand, Grant, Node
+from cluster.sharing.ledger import Ledger
+
+BROKER_NAME = "shoal-broker"
+NAMESPACE = "shoal"
+NODES_EVERY_S = 1.0
+"""The list of nodes is read at most this often."""
+GRACE_S = 3.0
+"""Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
+START_TIMEOUT_S = 60.0
+HEAD_RESOURCE = "node:__internal_head__"
+NAME_LABEL = "shoal.io/node"
+
+
+class Broker:
+    """The actor: a ledger, a clock, and Ray's list of nodes.
+
+    Args:
+        info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
+            `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first.
+    """
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        self._info = dict(info)
+        now = time.monotonic()
+        # A first start knows that there is nobody; a restart does not know who runs.
+        with warnings.catch_warnings():
+            # Inside, Ray reads a property of its own that it has deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._ledger = Ledger(
+            self._info.get("priority", "serving"), closed_until=now + GRACE_S if restarted else None
+        )
+        self._nodes_read: float | None = None
+        self._refresh(now)
+
+    def info(self) -> dict[str, Any]:
+        """The facts given at the start."""
+        return dict(self._info)
+
+    def request(self, demand: Demand) -> Grant:
+        """Register or refresh a demand; returns its grant of this moment."""
+        now = time.monotonic()
+        self._refresh(now)
+        return self._ledger.request(demand, now)
+
+    def release(self, holder: str) -> None:
+        """End a lease."""
+        self._ledger.release(holder)
+
+    def leases(self) -> list[dict[str, Any]]:
+        """All leases, by holder."""
+        now = time.monotonic()
+        self._refresh(now)
+        return self._ledger.leases(now)
+
+    def _refresh(self, now: float) -> None:
+        if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
+            self._ledger.update_nodes(alive_nodes())
+            self._nodes_read = now
+
+
+def alive_nodes() -> list[Node]:
+    """The nodes that Ray says are alive, with all they have; needs a connection to the cluster."""
+    return [
+        Node(
+            node_id=row["NodeID"],
+            # Ray adds resources of its own (node:<ip>, memory, object_store_memory); no unit asks for
+            # the former, and the latter change with the machine.
+            resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
+            name=row.get("Labels", {}).get(NAME_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+        )
+        for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
+        if row["Alive"]
+    ]
+
+
+def start_broker(info: Mapping[str, Any]) -> None:
+    """Start the cluster's broker on the head node and wait until it answers; one that runs is left alone.
+
+    Needs a connection to the cluster (`ray.init`).
+
+    Raises:
+        ShoalError: the broker did not start in time.
+    """
+    head = next(
+        (row["NodeID"] for row in ray.nodes() if row["Alive"] and HEAD_RESOURCE in row["Resources"]), None
+    )
+    if head is None:
+        raise ShoalError("the broker was not started: Ray names no head node that is alive")
+    actor: Any = (
+        ray.remote(Broker)
+        .options(
+            name=BROKER_NAME,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            # Every method may be called twice without harm, so a call that meets a restart is repeated.
+            max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+        )
+        .remote(dict(info))
+    )
+    try:
+        ray.get(actor.info.remote(), timeout=START_TIMEOUT_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+        raise ShoalError(f"the broker did not start within {START_TIMEOUT_S:.0f} s: {error}") from error

@@ -1,0 +1,100 @@
+"""How tenants and the command line talk to the broker."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from cluster.errors import ShoalError
+from cluster.sharing.broker import BROKER_NAME, NAMESPACE
+from cluster.sharing.demand import Demand, Grant
+
+CALL_TIMEOUT_S = 20.0
+"""Longest that one call may take; a broker that restarts is back well before."""
+POLL_S = 0.25
+
+
+class BrokerClient:
+    """A connection to the cluster's broker; needs a connection to the cluster (`ray.init`).
+
+    Not tied to a thread. Every call raises ShoalError when the broker does not answer in time.
+
+    Raises:
+        ShoalError: the cluster has no broker.
+    """
+
+    def __init__(self, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
+        if not ray.is_initialized():
+            raise ShoalError("no broker: this process is not connected to a cluster; is the cluster up?")
+        try:
+            self._actor = ray.get_actor(BROKER_NAME, namespace=NAMESPACE)
+        except ValueError as error:
+            raise ShoalError(
+                "no broker: the Ray cluster this process is connected to was not started by `shoal up`"
+                " (or is going down); is the cluster up?"
+            ) from error
+
+    def info(self) -> dict[str, Any]:
+        """The facts about the cluster that `up` gave: name, storage, gateway_host, gateway_port, …"""
+        return self._call("info")
+
+    def request(self, demand: Demand) -> Grant:
+        """Register or refresh a demand (which is its heartbeat); returns what the holder may run now.
+
+        `held` names the node of every unit that runs or is being started.
+        """
+        return self._call("request", demand)
+
+    def wait(
+        self,
+        demand: Demand,
+        timeout_s: float | None,
+        stop: Callable[[], bool] | None = None,
+        *,
+        poll_s: float = POLL_S,
+    ) -> Grant:
+        """Ask until the grant holds at least `demand.min` units, or `stop()` is true (returns what there is).
+
+        Raises:
+            ShoalError: that was not so within `timeout_s` (None waits for ever); the lease is released.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        pause = threading.Event()
+        while True:
+            grant = self.request(demand)
+            if grant.units >= demand.min or (stop is not None and stop()):
+                return grant
+            if deadline is not None and time.monotonic() >= deadline:
+                message = self._why_not(demand, timeout_s or 0.0)
+                self.release(demand.holder)
+                raise ShoalError(message)
+            pause.wait(poll_s)
+
+    def release(self, holder: str) -> None:
+        """End a lease; nothing happens when there is none."""
+        self._call("release", holder)
+
+    def leases(self) -> list[dict[str, Any]]:
+        """One row a holder: holder, kind, min, max, granted, wants, nodes (node ids)."""
+        return self._call("leases")
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
+        except ray.exceptions.GetTimeoutError as error:
+            raise ShoalError(f"the broker did not answer within {self._timeout_s:.0f} s") from error
+        except ray.exceptions.RayActorError as error:
+            raise ShoalError(f"no broker: it is gone ({error}); is the cluster up?") from error
+
+    def _why_not(self, demand: Demand, waited_s: float) -> str:
+        unit = ", ".join(f"{amount:g} {name}" for name, amount in demand.unit.items() if amount) or "nothing"
+        others = [row for row in self.leases() if row["holder"] != demand.holder and row["granted"]]
+        taken = ", ".join(f"{row['holder']} has {row['granted']}" for row in others) or "nobody has a lease"
+        units = "workers" if demand.kind == "training" else "replicas"
+        asked = f"{demand.min} {units} of {unit} each"
+        return f"{demand.holder}: no room for {asked} within {waited_s:g} s ({taken})"
