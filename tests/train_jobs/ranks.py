@@ -1,0 +1,125 @@
+"""Runs a job's ranks as plain processes of this machine: torch.distributed, no Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.config import TrainJobConfig
+from train_jobs.spec import TOKENS
+
+TINY: dict[str, Any] = {
+    "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300},
+    "data": {"sequence_length": 16, "held_out_every": 4},
+    "batch": {"global": 8, "micro": 2},
+    "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+    "steps": 8,
+    "evaluate": {"every_steps": 4},
+    "checkpoint": {"every_steps": 4},
+}
+"""A job that a test can run in a second."""
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in changes.items():
+        result[key] = merged(base.get(key, {}), value) if isinstance(value, dict) else value
+    return result
+
+
+def tiny_job(corpus: Path, **changes: Any) -> TrainJobConfig:
+    return TrainJobConfig.model_validate(merged(merged(TINY, {"data": {"source": str(corpus)}}), changes))
+
+
+def write_corpus(path: Path, documents: int = 24) -> Path:
+    """A small Parquet file of sentences made from a rule."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    words = "shoal fish swim in one school and turn as one when a wave comes over the reef".split()
+    texts = [
+        " ".join(words[(index * 7 + place * (index + 3)) % len(words)] for place in range(120))
+        for index in range(documents)
+    ]
+    pq.write_table(pa.table({"text": texts}), path)
+    return path
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[subprocess.Popen[str]]:
+    """Start all ranks of a run; each appends what rank 0 reports to `reports.jsonl` in the run's directory."""
+    from train_jobs.data.tokens import TokenStreams
+
+    TokenStreams.prepare(config, run / TOKENS)
+    environment = dict(
+        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world_size)
+    )
+    command = [sys.executable, __file__, config.model_dump_json(), str(run), str(attempt)]
+    return [
+        subprocess.Popen(
+            command, env=dict(environment, RANK=str(rank)), text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+        )
+        for rank in range(world_size)
+    ]
+
+
+def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[dict[str, Any]]:
+    """Run all ranks to the end; returns rank 0's metric lines."""
+    processes = start_ranks(config, run, world_size, attempt)
+    errors = [process.communicate(timeout=120)[1] for process in processes]
+    for process, error in zip(processes, errors, strict=True):
+        assert process.returncode == 0, error
+    return [line for line in reports(run) if "loss" in line and line.get("attempt") == attempt and "kind" not in line]
+
+
+def reports(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "reports.jsonl").read_text().splitlines()]
+
+
+class FileReporter:
+    def __init__(self, run: Path) -> None:
+        self.path = run / "reports.jsonl"
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        self._write(line)
+        return False
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self._write({"kind": kind, **facts})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+def main(config_json: str, run: str, attempt: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from train_jobs.assembly import RankAssembly
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    config = TrainJobConfig.model_validate_json(config_json)
+    assembly = RankAssembly(config, Path(run), int(attempt), FileReporter(Path(run)), torch.device("cpu"))
+    assembly.restore()
+    if assembly.loop.run() == "finished":
+        assembly.export()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,65 @@
+"""The one writer of a run's logs, and the way to reach its workers: a small actor beside the driver."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+
+from cluster.storage import Storage
+from train_jobs.run_log import RunLog
+
+NAMESPACE = "shoal"
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def control_name(job: str) -> str:
+    """Name of a job's control actor in Shoal's namespace."""
+    return f"shoal-job-{job}"
+
+
+@ray.remote(num_cpus=0, max_concurrency=1)
+class JobControl:
+    """Takes metrics and events from the ranks and the driver, and hands out what is asked of the ranks.
+
+    It is owned by the driver and ends with it.
+    """
+
+    def __init__(self, run_uri: str) -> None:
+        self.log = RunLog(Storage(run_uri))
+        self.stopping = False
+        self.step = 0
+
+    def metric(self, line: dict[str, Any]) -> dict[str, bool]:
+        """Log one step; the answer says what is asked of all ranks."""
+        self.log.metric(line)
+        self.step = line["step"]
+        return {"stop": self.stopping}
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self.log.event(now(), kind, **facts)
+        if kind in ("checkpointed", "finished"):
+            self.log.flush()
+
+    def stop(self) -> None:
+        """Ask the ranks to save and leave at the next step boundary."""
+        self.stopping = True
+
+    def is_stopping(self) -> bool:
+        return self.stopping
+
+    def last_step(self) -> int:
+        return self.step
+
+
+def find_control(job: str) -> ActorHandle | None:
+    """The control actor of a job that runs, else None."""
+    try:
+        return ray.get_actor(control_name(job), namespace=NAMESPACE)
+    except ValueError:
+        return None

@@ -1,0 +1,1 @@
+"""The text a job trains on: documents, tokenizer, packed samples and their order."""

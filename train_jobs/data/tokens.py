@@ -1,0 +1,132 @@
+"""From documents to tokens: the tokenizer, and the two token streams of a job on disk."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cluster.config.train_section import TrainJobConfig
+from cluster.errors import RequestError
+from train_jobs.data.documents import Document, read_documents
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+END_OF_TEXT = "<|endoftext|>"
+_BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
+    """A byte-level BPE of at most `vocab_size` tokens, in transformers' own class."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+    )
+
+
+def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a Hugging Face directory; `key` names the config key for the error message."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{key} {directory!r} holds no tokenizer that transformers can load: {error}") from error
+
+
+def tokenizer_for(config: TrainJobConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer that the config names, or one trained on the documents that are not held out."""
+    if config.data.tokenizer is not None:
+        return load_tokenizer(config.data.tokenizer, "data.tokenizer")
+    if config.model.directory is not None:
+        return load_tokenizer(config.model.directory, "model.directory")
+    return train_tokenizer(
+        (document.text for document in read_documents(config.data) if not document.held_out), config.model.vocab_size
+    )
+
+
+class TokenStreams:
+    """A job's corpus as two flat token arrays (training, held out) in one directory, memory-mapped.
+
+    Files: `train.npy`, `held_out.npy` (unsigned integers, one dimension), `tokenizer/` (Hugging Face format)
+    and `streams.json`, written last.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        facts: dict[str, Any] = json.loads((directory / "streams.json").read_text())
+        self.vocab_size: int = facts["vocab_size"]
+        self.train: np.ndarray = np.load(directory / "train.npy", mmap_mode="r")
+        self.held_out: np.ndarray = np.load(directory / "held_out.npy", mmap_mode="r")
+
+    @property
+    def tokenizer_directory(self) -> Path:
+        return self.directory / "tokenizer"
+
+    @classmethod
+    def prepare(cls, config: TrainJobConfig, directory: Path) -> TokenStreams:
+        """Tokenize the corpus into `directory`; work that is complete already is not done again.
+
+        Raises:
+            RequestError: the corpus is too small for one global batch, or holds nothing to evaluate on.
+        """
+        if not (directory / "streams.json").exists():
+            directory.mkdir(parents=True, exist_ok=True)
+            tokenizer = tokenizer_for(config)
+            train, held_out = _encode(tokenizer, read_documents(config.data))
+            _check_sizes(config, len(train), len(held_out))
+            np.save(directory / "train.npy", train)
+            np.save(directory / "held_out.npy", held_out)
+            tokenizer.save_pretrained(directory / "tokenizer")
+            staged = directory / "streams.json.tmp"
+            staged.write_text(json.dumps({"vocab_size": len(tokenizer)}))
+            staged.replace(directory / "streams.json")
+        return cls(directory)
+
+
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Both streams: every document's tokens, each followed by the end-of-text token."""
+    kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
+    end = tokenizer.eos_token_id
+    streams: dict[bool, list[np.ndarray]] = {False: [], True: []}
+    while batch := list(islice(documents, _BATCH)):
+        encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
+        ids: Sequence[Sequence[int]] = encoded["input_ids"]
+        for document, tokens in zip(batch, ids, strict=True):
+            closed = tokens if end is None else [*tokens, end]
+            streams[document.held_out].append(np.asarray(closed, dtype=kind))
+    empty = np.zeros(0, dtype=kind)
+    return np.concatenate([empty, *streams[False]]), np.concatenate([empty, *streams[True]])
+
+
+def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:
+    needed = config.batch.global_size * config.data.sequence_length + 1
+    if train < needed:
+        raise RequestError(
+            f"data.source {config.data.source!r} gives {train} training tokens; one step takes {needed} "
+            f"(batch.global {config.batch.global_size} × data.sequence_length {config.data.sequence_length} + 1)"
+        )
+    if held_out < 2:
+        raise RequestError(
+            f"data.source {config.data.source!r} has no document to evaluate on: data.held_out_every is "
+            f"{config.data.held_out_every} and there are fewer documents than that"
+        )

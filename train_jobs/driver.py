@@ -1,0 +1,218 @@
+"""One job from submission to finish: lease, group, recovery, publication."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+import ray
+
+from cluster.config.train_section import TrainJobConfig
+from cluster.errors import RequestError, ShoalError
+from cluster.registry import Registry
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand, Grant
+from cluster.storage import Storage
+from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.control import NAMESPACE, JobControl, control_name
+from train_jobs.data.tokens import TokenStreams
+from train_jobs.failures import Failure, FailureBudget, classify
+from train_jobs.group import Group, GroupOutcome
+from train_jobs.run_log import summarize
+from train_jobs.spec import CHECKPOINTS, EXPORT, RAY_TRAIN, TOKENS, GroupSpec
+
+_HEARTBEAT_S = 2.0
+
+
+class Stopped(Exception):  # noqa: N818  (not an error)
+    """The job was asked to stop."""
+
+
+class Driver:
+    """Runs one job inside the cluster.
+
+    Args:
+        job: the job's id, unique in the storage.
+        name: its name in the config.
+        storage: the cluster's storage.
+        submission_id: Ray's id of the submitted job, where there is one.
+    """
+
+    def __init__(
+        self, job: str, name: str, config: TrainJobConfig, storage: Storage, submission_id: str | None
+    ) -> None:
+        self.job = job
+        self.name = name
+        self.config = config
+        self.storage = storage
+        self.submission_id = submission_id
+        self.run_storage = storage.child("jobs", job)
+        directory = self.run_storage.local_path("")
+        if directory is None:
+            raise RequestError(f"training needs storage that every node mounts; {storage.uri} is an object store")
+        self.run_directory = directory
+        self.broker = BrokerClient()
+        self.control = JobControl.options(  # type: ignore[attr-defined]
+            name=control_name(job), namespace=NAMESPACE
+        ).remote(self.run_storage.uri)
+        self.stop_asked = threading.Event()
+        self.attempt = summarize(job, self.run_storage).attempts
+
+    def run(self) -> int:
+        """The exit code: 0 when the job succeeded."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        self._event(
+            "submitted",
+            name=self.name,
+            steps=self.config.steps,
+            submission_id=self.submission_id,
+            pid=os.getpid(),
+        )
+        try:
+            self._event("preparing", source=self.config.data.source)
+            TokenStreams.prepare(self.config, self.run_directory / TOKENS)
+            self._train()
+            model = self._publish()
+        except Stopped:
+            return self._finish("stopped")
+        except ShoalError as error:
+            return self._finish("failed", error=str(error))
+        except BaseException as error:
+            self._finish("failed", error=f"{type(error).__name__}: {error}")
+            raise
+        return self._finish("succeeded", model=model)
+
+    # -- lease, group, failure, again ------------------------------------------------------------------
+
+    def _train(self) -> None:
+        budget = FailureBudget(self.config.recovery.worker_failures)
+        failed: Failure | None = None
+        while True:
+            grant = self._lease()
+            self.attempt += 1
+            nodes = tuple(sorted(grant.nodes))  # ranks of one node stand together
+            if failed is not None:
+                self._event("recovered", attempt=self.attempt, after=failed.failure_class, workers=len(nodes))
+            spec = GroupSpec(self.job, self.config, self.run_directory, self.attempt, nodes)
+            outcome = self._run_group(spec)
+            if outcome.status == "finished":
+                return
+            if outcome.status == "stopped" or self.stop_asked.is_set():
+                raise Stopped
+            failed = self._judge(spec, outcome, budget)
+
+    def _lease(self) -> Grant:
+        """Wait for a grant between min and max workers."""
+        workers = self.config.workers
+        self._event("waiting", min=workers.min, max=workers.most)
+        grant = self.broker.wait(
+            self._demand(workers.min, workers.most), timeout_s=None, stop=self.stop_asked.is_set
+        )
+        if self.stop_asked.is_set():
+            raise Stopped
+        names = self._node_names()
+        self._event("leased", workers=grant.units, nodes=[names.get(node, node) for node in grant.nodes])
+        return grant
+
+    def _demand(self, least: int, most: int, held: tuple[str, ...] = ()) -> Demand:
+        unit = {"CPU": float(self.config.workers.cpus), "GPU": float(self.config.workers.gpus)}
+        return Demand(
+            holder=f"job/{self.job}",
+            kind="training",
+            unit={name: amount for name, amount in unit.items() if amount},
+            min=least,
+            max=most,
+            held=held,
+        )
+
+    def _run_group(self, spec: GroupSpec) -> GroupOutcome:
+        """Run one group to its end, keeping the lease alive meanwhile."""
+        group = Group(spec, str(spec.run / RAY_TRAIN))
+        held = self._demand(spec.world_size, spec.world_size, spec.nodes)
+        try:
+            while True:
+                outcome = group.wait(_HEARTBEAT_S)
+                if outcome is not None:
+                    return outcome
+                self.broker.request(held)
+                if self.stop_asked.is_set():
+                    self.control.stop.remote()
+                if not self._node_names().keys() >= set(spec.nodes):
+                    # A node is gone: Ray Train would find out too, later, and nothing of this group is left to save.
+                    return GroupOutcome("failed")
+        finally:
+            group.kill()
+
+    def _judge(self, spec: GroupSpec, outcome: GroupOutcome, budget: FailureBudget) -> Failure:
+        """Log the failure; return when the job may go on, raise when it may not."""
+        names = self._node_names()
+        failure = classify(outcome.failures, spec.nodes, names.keys(), names)
+        step = ray.get(self.control.last_step.remote(), timeout=60)
+        self._event(
+            "failed",
+            attempt=spec.attempt,
+            failure_class=failure.failure_class,
+            rank=failure.rank,
+            node=failure.node,
+            step=failure.step if failure.step is not None else step,
+            reason=failure.reason,
+        )
+        decision = budget.decide(failure, step)
+        if not decision.again:
+            trace = f"{failure.trace}\n" if failure.trace else ""
+            raise ShoalError(f"{trace}{failure.reason} ({decision.reason})")
+        if self.stop_asked.wait(decision.backoff_s):
+            raise Stopped
+        return failure
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _publish(self) -> str | None:
+        """Publish the exported model once, however often this is tried; returns NAME@VERSION."""
+        if self.config.publish is None:
+            return None
+        registry = Registry(self.storage)
+        summary = summarize(self.job, self.run_storage)
+        for version in registry.versions(self.config.publish):
+            if version.job == self.job and version.step == self.config.steps:
+                return f"{version.name}@{version.version}"
+        version = registry.publish(
+            self.config.publish,
+            self.run_directory / EXPORT,
+            {"job": self.job, "step": self.config.steps, "evaluation": summary.evaluation},
+        )
+        self._event("published", model=f"{version.name}@{version.version}", path=version.path)
+        return f"{version.name}@{version.version}"
+
+    def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
+        self.broker.release(f"job/{self.job}")
+        step = CheckpointStore(self.run_directory / CHECKPOINTS).newest() or 0
+        for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
+            shutil.rmtree(self.run_directory / scratch, ignore_errors=True)
+        self._event("finished", status=status, step=step, model=model, error=error)
+        if error is not None:
+            print(error, flush=True)
+        return 0 if status == "succeeded" else 1
+
+    # -- small things -------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **facts: Any) -> None:
+        ray.get(self.control.event.remote(kind, **facts), timeout=60)
+        print(kind, *(f"{key}={value}" for key, value in facts.items() if value is not None), flush=True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_asked.set()
+
+    @staticmethod
+    def _node_names() -> dict[str, str]:
+        """Names of the nodes that are alive, by node id."""
+        return {
+            node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
+            for node in ray.nodes()
+            if node["Alive"]
+        }

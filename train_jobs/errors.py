@@ -1,0 +1,34 @@
+"""Failures inside a rank, as they travel to the driver."""
+
+from __future__ import annotations
+
+from cluster.errors import ShoalError
+
+
+class LossError(ShoalError):
+    """The loss is not a number; stepping on would only destroy the model."""
+
+
+class RankError(Exception):
+    """An exception in one rank, with what the driver needs to judge it; made of strings, so it always travels.
+
+    Attributes:
+        rank: global rank.
+        step: steps done when it happened.
+        kind: name of the exception's class.
+        message: its text.
+        trace: its traceback, as Python prints it.
+        collective: it came out of torch.distributed, most likely because another rank went away.
+    """
+
+    def __init__(self, rank: int, step: int, kind: str, message: str, trace: str, collective: bool) -> None:
+        super().__init__(rank, step, kind, message, trace, collective)
+        self.rank = rank
+        self.step = step
+        self.kind = kind
+        self.message = message
+        self.trace = trace
+        self.collective = collective
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, step {self.step}: {self.kind}: {self.message}"

@@ -1,0 +1,108 @@
+"""One replica group: one Ray Train run, its start, its end and its failures."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from train_jobs.errors import RankError
+from train_jobs.failures import RankFailure
+from train_jobs.spec import GroupSpec
+
+
+@dataclass(frozen=True)
+class GroupOutcome:
+    """How a group ended: "finished", "stopped" or "failed", with what its ranks reported."""
+
+    status: str
+    failures: list[RankFailure] = field(default_factory=list)
+
+
+@ray.remote(num_cpus=0, max_restarts=0)
+class GroupRunner:
+    """Calls `fit` in an actor of its own: killing the actor ends the Ray Train run and frees its devices."""
+
+    def fit(self, spec: GroupSpec, storage_path: str) -> GroupOutcome:
+        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+        from ray.train.torch import TorchConfig, TorchTrainer
+
+        workers = spec.config.workers
+        resources = {"CPU": float(workers.cpus), "GPU": float(workers.gpus)}
+        trainer = TorchTrainer(
+            _train_loop,
+            train_loop_config={"spec": spec},
+            torch_config=TorchConfig(timeout_s=int(max(1, spec.config.recovery.hang_timeout_s))),
+            scaling_config=ScalingConfig(
+                num_workers=spec.world_size,
+                use_gpu=workers.gpus > 0,
+                resources_per_worker={name: amount for name, amount in resources.items() if amount},
+                # The grant says which node each worker is on; Ray Train must not choose another.
+                label_selector=[{"ray.io/node-id": node} for node in spec.nodes],
+            ),
+            run_config=RunConfig(
+                name=f"attempt-{spec.attempt}",
+                storage_path=storage_path,
+                # The driver decides about another attempt: it may have to be on other nodes.
+                failure_config=FailureConfig(max_failures=0),
+            ),
+        )
+        try:
+            return GroupOutcome(trainer.fit().return_value)
+        except WorkerGroupError as error:
+            return GroupOutcome("failed", [_rank_failure(rank, e) for rank, e in error.worker_failures.items()])
+        except TrainingFailedError as error:
+            trace = traceback.format_exc()
+            return GroupOutcome("failed", [RankFailure(None, None, type(error).__name__, str(error), trace)])
+
+
+def _train_loop(config: dict[str, Any]) -> str:
+    from train_jobs.worker import run_rank
+
+    return run_rank(config["spec"])
+
+
+def _rank_failure(rank: int, error: BaseException) -> RankFailure:
+    if isinstance(error, RankError):
+        return RankFailure(
+            error.rank, error.step, error.kind, error.message, error.trace, collective=error.collective
+        )
+    if isinstance(error, ray.exceptions.RayError):
+        return RankFailure(rank, None, type(error).__name__, _first_line(error), "", died=True)
+    trace = "".join(traceback.format_exception(error))
+    return RankFailure(rank, None, type(error).__name__, str(error), trace)
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+class Group:
+    """The driver's handle on one running group."""
+
+    def __init__(self, spec: GroupSpec, storage_path: str) -> None:
+        self.spec = spec
+        self.actor: ActorHandle = GroupRunner.options(  # type: ignore[attr-defined]
+            scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=True)
+        ).remote()
+        self.ended: ray.ObjectRef = self.actor.fit.remote(spec, storage_path)
+
+    def wait(self, timeout_s: float) -> GroupOutcome | None:
+        """How the group ended, or None when it still runs after `timeout_s`."""
+        done, _ = ray.wait([self.ended], timeout=timeout_s)
+        if not done:
+            return None
+        try:
+            return ray.get(done[0])
+        except ray.exceptions.RayError as error:
+            return GroupOutcome(
+                "failed", [RankFailure(None, None, type(error).__name__, _first_line(error), str(error), died=True)]
+            )
+
+    def kill(self) -> None:
+        """End the group at once; its workers and its devices are free a moment later."""
+        ray.kill(self.actor)

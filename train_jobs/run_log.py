@@ -1,0 +1,148 @@
+"""The two logs of a run, `metrics.jsonl` and `events.jsonl`, and what can be read out of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.storage import Storage
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+CONFIG = "config.yaml"
+
+FINAL_STATUSES = ("succeeded", "failed", "stopped")
+
+
+class RunLog:
+    """Writes the logs of one run; one writer at a time, lines whole and in order.
+
+    Where the storage cannot append, lines are collected and each log is written whole at `flush`.
+
+    Args:
+        storage: the run's directory.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self._whole: dict[str, list[str]] = {}
+        if not storage.appendable:
+            for name in (METRICS, EVENTS):
+                self._whole[name] = list(_lines(storage, name))
+
+    def metric(self, line: Mapping[str, Any]) -> None:
+        self._append(METRICS, line)
+
+    def event(self, time: str, kind: str, **facts: Any) -> None:
+        """Record an event; `time` is ISO 8601 in UTC."""
+        self._append(EVENTS, {"time": time, "kind": kind, **facts})
+
+    def flush(self) -> None:
+        for name, lines in self._whole.items():
+            self.storage.write_bytes(name, "".join(f"{line}\n" for line in lines).encode())
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line)
+        if self.storage.appendable:
+            self.storage.append_lines(name, [text])
+        else:
+            self._whole[name].append(text)
+
+
+def _lines(storage: Storage, name: str) -> Iterable[str]:
+    if not storage.exists(name):
+        return []
+    # A line that was cut off by a crash has no end; it does not count.
+    return storage.read_bytes(name).decode().split("\n")[:-1]
+
+
+def read_events(storage: Storage) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in _lines(storage, EVENTS) if line]
+
+
+def read_metrics(storage: Storage) -> list[dict[str, Any]]:
+    """The metrics of every step, in order of the steps: of a step that ran again, the last line counts."""
+    by_step = {line["step"]: line for line in map(json.loads, filter(None, _lines(storage, METRICS)))}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+@dataclass
+class RunSummary:
+    """A run as its events tell it."""
+
+    job: str
+    name: str = ""
+    status: str = "submitted"
+    step: int = 0
+    steps: int = 0
+    workers: int = 0
+    attempts: int = 0
+    submitted_at: str = ""
+    submission_id: str | None = None
+    world_sizes: list[int] = field(default_factory=list)
+    metrics: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
+    model: str | None = None
+    error: str | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in FINAL_STATUSES
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take in one event; an unknown kind changes nothing."""
+        handler = getattr(self, f"_on_{event['kind']}", None)
+        if handler is not None:
+            handler(event)
+
+    def _on_submitted(self, event: Mapping[str, Any]) -> None:
+        self.name, self.steps = event["name"], event["steps"]
+        self.submitted_at = self.submitted_at or event["time"]
+        self.submission_id = event.get("submission_id") or self.submission_id
+        self.status, self.error, self.workers = "submitted", None, 0
+
+    def _on_preparing(self, event: Mapping[str, Any]) -> None:
+        self.status = "preparing"
+
+    def _on_waiting(self, event: Mapping[str, Any]) -> None:
+        self.status, self.workers = "waiting", 0
+
+    def _on_leased(self, event: Mapping[str, Any]) -> None:
+        self.status, self.workers = "starting", event["workers"]
+
+    def _on_started(self, event: Mapping[str, Any]) -> None:
+        self.status, self.attempts = "running", event["attempt"]
+        self.workers = event["world_size"]
+        self.world_sizes.append(event["world_size"])
+        self.step = event["step"]
+
+    def _on_checkpointed(self, event: Mapping[str, Any]) -> None:
+        self.step = max(self.step, event["step"])
+
+    def _on_evaluated(self, event: Mapping[str, Any]) -> None:
+        self.evaluation = {key: value for key, value in event.items() if key not in ("time", "kind", "attempt")}
+
+    def _on_failed(self, event: Mapping[str, Any]) -> None:
+        self.status, self.workers = "recovering", 0
+
+    def _on_published(self, event: Mapping[str, Any]) -> None:
+        self.model = event["model"]
+
+    def _on_finished(self, event: Mapping[str, Any]) -> None:
+        self.status, self.step, self.error = event["status"], event["step"], event.get("error")
+        self.workers = 0
+
+
+def summarize(job: str, storage: Storage) -> RunSummary:
+    """The state of a run, from its two logs."""
+    summary = RunSummary(job)
+    for event in read_events(storage):
+        summary.apply(event)
+    metrics = read_metrics(storage)
+    if metrics:
+        summary.metrics = metrics[-1]
+        if not summary.ended:
+            summary.step = max(summary.step, metrics[-1]["step"])
+    return summary
