@@ -1,0 +1,427 @@
+"""Where jobs and models are kept: one directory or bucket, reached through pyarrow.fs.
+
+On a local (or mounted) file system every write is atomic: a temporary file beside the target, flushed to
+the disk, then renamed over it. An object store's put is atomic by itself. Anything else (HDFS) is written
+beside the target and moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+import pyarrow as pa
+from pyarrow import fs
+
+from cluster.errors import RequestError, ShoalError
+
+HIDDEN = "."
+"""Names that start with it (half-written files, leftovers, `.gitignore`) are never listed."""
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
+GCS_RETRY_S = 60
+SCHEMES = "file, s3, gs, hdfs, abfs"
+
+
+class StorageError(ShoalError):
+    """The storage could not be read or written; the message says what, where and why."""
+
+
+class MissingError(StorageError):
+    """There is nothing at that path."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One file or directory of a listing."""
+
+    name: str
+    is_dir: bool
+    size_bytes: int
+
+
+class Storage:
+    """A directory in some file system; all paths are relative to it, with `/` between the parts.
+
+    Nothing is touched until it is used. A local directory is made at the first write, with a `.gitignore`
+    that keeps its content out of git and out of the packages that Ray makes of working directories.
+
+    Example:
+        >>> import tempfile
+        >>> storage = Storage(tempfile.mkdtemp())
+        >>> storage.child("jobs", "demo").write_bytes("note.txt", b"hello")
+        >>> storage.list("jobs"), storage.read_bytes("jobs/demo/note.txt")
+        (['demo'], b'hello')
+
+    Args:
+        location: a path (made absolute), or a URI that pyarrow.fs knows.
+        filesystem: the file system, where `location` is a path inside one that is open already.
+
+    Raises:
+        RequestError: the location is empty or its scheme is unknown.
+    """
+
+    def __init__(self, location: str | os.PathLike[str], *, filesystem: fs.FileSystem | None = None) -> None:
+        text = os.fspath(location)
+        if not text.strip() or "\0" in text:
+            raise RequestError(f"storage: {text!r} is neither a path nor a URI ({SCHEMES})")
+        self._base: Path | None = None
+        """The storage's own directory, on a local file system."""
+        self._inner: str = ""
+        """Where we are below the base (children of a storage)."""
+        self._filesystem = filesystem
+        self._root = text
+        """The storage's directory in the terms of `filesystem`."""
+        self._uri: str | None = None
+        self._query: str = ""
+        """Options of the file system, after the `?` of the URI."""
+        if filesystem is not None:
+            return
+        scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/|(file):", text)
+        if scheme is None:
+            self._base = Path(os.path.abspath(os.path.expanduser(text)))
+            self._root = str(self._base)
+        elif "file" in scheme.groups():
+            self._base = _local_path(text)
+            self._root = str(self._base)
+        else:
+            before, mark, after = text.partition("://")
+            after, _, self._query = after.partition("?")
+            if not mark or not after.strip("/"):
+                raise RequestError(f"storage {text}: :// and a bucket or host must follow the scheme")
+            self._uri = f"{before}://{after.rstrip('/')}"
+
+    @property
+    def location(self) -> str:
+        """The absolute local path, or the URI, of this directory."""
+        base = str(self._base) if self._base is not None else self._uri or self._root
+        inner = f"{base.rstrip('/')}/{self._inner}" if self._inner else base
+        return f"{inner}?{self._query}" if self._query else inner
+
+    @property
+    def appendable(self) -> bool:
+        """Whether `append_lines` works here; where not, files are written whole."""
+        return self._base is not None
+
+    def child(self, *parts: str) -> Storage:
+        """The storage of a directory below this one; nothing is made."""
+        below = Storage.__new__(Storage)
+        below.__dict__.update(self.__dict__)
+        below._inner = self._join("/".join(parts))
+        return below
+
+    def local_path(self, path: str = "") -> Path | None:
+        """The absolute path on this machine, or None where the storage is not a local file system."""
+        return None if self._base is None else self._base / self._join(path)
+
+    def prepare(self) -> None:
+        """Make the directory (a local one with its `.gitignore`), and see that it can be written.
+
+        Raises:
+            StorageError: it cannot be made or written.
+        """
+        probe = f"{HIDDEN}probe-{uuid.uuid4().hex}"
+        self.write_bytes(probe, b"")
+        self.delete(probe)
+
+    def write_bytes(self, path: str, data: bytes) -> None:
+        """Write a whole file: readers see all of the old or all of the new one."""
+        with self._explained("write", path):
+            if self._base is not None:
+                _write_local(self._make_parent(path), data)
+                return
+            filesystem, target = self._open(), self._target(path)
+            if filesystem.type_name in OBJECT_STORES:
+                with filesystem.open_output_stream(target) as stream:
+                    stream.write(data)
+                return
+            parent, name = target.rsplit("/", 1) if "/" in target else ("", target)
+            if parent:
+                filesystem.create_dir(parent, recursive=True)
+            beside = f"{parent}/{_temporary(name)}".lstrip("/" if not parent else "")
+            with filesystem.open_output_stream(beside) as stream:
+                stream.write(data)
+            filesystem.move(beside, target)
+
+    def read_bytes(self, path: str) -> bytes:
+        """The whole file.
+
+        Raises:
+            MissingError: there is no such file.
+        """
+        with self._explained("read", path):
+            if (local := self.local_path(path)) is not None:
+                return local.read_bytes()
+            with self._open().open_input_stream(self._target(path)) as stream:
+                return bytes(stream.read())
+
+    def append_lines(self, path: str, lines: Iterable[str]) -> None:
+        """Add lines at the end of a file, in one write; only where the storage is `appendable`.
+
+        What a writer that was killed left of its last line stays a line of its own.
+        """
+        if self._base is None:
+            raise StorageError(f"{self.location} cannot append to files: write {path!r} whole instead")
+        data = "".join(f"{line}\n" for line in lines).encode()
+        with self._explained("append to", path), open(self._make_parent(path), "ab+") as file:
+            if file.tell() > 0:
+                file.seek(-1, os.SEEK_END)
+                if file.read(1) != b"\n":
+                    data = b"\n" + data
+            file.write(data)
+
+    def entries(self, path: str = "") -> list[Entry]:
+        """What is directly in a directory, by name, without hidden names; empty when it is not there."""
+        with self._explained("list", path):
+            if (local := self.local_path(path)) is not None:
+                found = _list_local(local)
+            else:
+                selector = fs.FileSelector(self._target(path), allow_not_found=True)
+                found = [
+                    Entry(info.base_name, info.type == fs.FileType.Directory, info.size or 0)
+                    for info in self._open().get_file_info(selector)
+                ]
+        return sorted((entry for entry in found if not entry.name.startswith(HIDDEN)), key=lambda e: e.name)
+
+    def list(self, path: str = "") -> list[str]:
+        """The names directly in a directory, sorted; empty when it is not there."""
+        return [entry.name for entry in self.entries(path)]
+
+    def exists(self, path: str = "") -> bool:
+        """Whether there is a file or a directory."""
+        with self._explained("look for", path):
+            if (local := self.local_path(path)) is not None:
+                return local.exists()
+            return bool(self._open().get_file_info(self._target(path)).type != fs.FileType.NotFound)
+
+    def make_dir(self, path: str = "") -> None:
+        """Make a directory and those above it; nothing happens when it is there."""
+        with self._explained("make", path):
+            if (local := self.local_path(path)) is not None:
+                self._make_base()
+                local.mkdir(parents=True, exist_ok=True)
+            elif self._open().type_name not in OBJECT_STORES:
+                self._open().create_dir(self._target(path), recursive=True)
+
+    def delete(self, path: str) -> None:
+        """Delete a file; nothing happens when it is not there."""
+        with self._explained("delete", path):
+            if (local := self.local_path(path)) is not None:
+                local.unlink(missing_ok=True)
+            elif self.exists(path):
+                self._open().delete_file(self._target(path))
+
+    def delete_dir(self, path: str) -> None:
+        """Delete a directory and all in it; on a local file system it is gone at once or whole.
+
+        Raises:
+            RequestError: the path is empty: the storage itself is never deleted.
+        """
+        if not self._join(path):
+            raise RequestError(f"the storage {self.location} itself is not deleted; name a directory in it")
+        with self._explained("delete", path):
+            if (local := self.local_path(path)) is not None:
+                if local.is_dir():
+                    leaving = local.with_name(_temporary(local.name))
+                    os.rename(local, leaving)
+                    shutil.rmtree(leaving)
+            elif self.exists(path):
+                self._open().delete_dir(self._target(path))
+
+    def upload_dir(self, local: str | os.PathLike[str], path: str = "") -> None:
+        """Copy the files of a local directory (links followed) into one of the storage; each file is atomic.
+
+        What is there already stays, or is replaced by a file of the same name. The files come in the order
+        of their paths; whoever needs all or nothing writes a marker afterwards.
+        """
+        source = Path(local)
+        if not source.is_dir():
+            raise MissingError(f"{source} is not a directory, so it cannot be copied to {self.location}")
+        for file in sorted(file for file in source.rglob("*") if file.is_file()):
+            name = (
+                f"{path}/{file.relative_to(source).as_posix()}"
+                if path
+                else file.relative_to(source).as_posix()
+            )
+            with self._explained("write", name):
+                if self._base is not None:
+                    _copy_local(file, self._make_parent(name))
+                    continue
+                if self._open().type_name not in OBJECT_STORES:
+                    self._open().create_dir(self._target(name).rsplit("/", 1)[0], recursive=True)
+                fs.copy_files(str(file), self._target(name), fs.LocalFileSystem(), self._open())
+
+    def download_dir(self, path: str, local: str | os.PathLike[str]) -> None:
+        """Copy a directory of the storage into a local one, which is made.
+
+        Raises:
+            MissingError: there is no such directory.
+        """
+        if not self.exists(path):
+            raise MissingError(f"there is no {path!r} in {self.location}")
+        Path(local).mkdir(parents=True, exist_ok=True)
+        with self._explained("read", path):
+            filesystem = fs.LocalFileSystem() if self._base is not None else self._open()
+            fs.copy_files(self._target(path), str(local), filesystem, fs.LocalFileSystem())
+
+    def claim_dir(self, staged: str, path: str) -> bool:
+        """Rename a directory of a local storage to `path`; False when that is taken: one of many wins."""
+        source, target = self.local_path(staged), self.local_path(path)
+        if source is None or target is None:
+            raise StorageError(f"{self.location} cannot rename directories")
+        with self._explained("write", path):
+            try:
+                os.rename(source, target)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    return False
+                raise
+            flush_dir(target.parent)
+        return True
+
+    def _join(self, path: str) -> str:
+        parts = PurePosixPath(path).parts
+        if path.startswith("/") or ".." in parts or "\0" in path:
+            raise RequestError(
+                f"{path!r} is not a path inside the storage {self.location}: no leading / and no .."
+            )
+        return "/".join((self._inner, *parts)) if self._inner else "/".join(parts)
+
+    def _target(self, path: str) -> str:
+        """The path in the terms of the file system."""
+        self._open()
+        return "/".join(part for part in (self._root.rstrip("/"), self._join(path)) if part)
+
+    def _open(self) -> fs.FileSystem:
+        if self._filesystem is None:
+            try:
+                if self._uri is None:
+                    self._filesystem = fs.LocalFileSystem()
+                else:
+                    self._filesystem, self._root = fs.FileSystem.from_uri(_bounded(self._uri, self._query))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+                raise RequestError(
+                    f"storage {self._uri}: not a location that pyarrow.fs opens (a path, or a URI of"
+                    f" {SCHEMES}): {_reason(error)}"
+                ) from error
+            except OSError as error:
+                raise StorageError(f"storage {self._uri} cannot be reached: {_reason(error)}") from error
+        return self._filesystem
+
+    def _make_base(self) -> None:
+        assert self._base is not None
+        try:
+            empty = not any(os.scandir(self._base))
+        except FileNotFoundError:
+            self._base.mkdir(parents=True, exist_ok=True)
+            empty = True
+        # A directory that holds something already is somebody's: hiding it from git is not ours to do.
+        if empty:
+            _write_local(self._base / ".gitignore", b"*\n")
+
+    def _make_parent(self, path: str) -> Path:
+        self._make_base()
+        local = self.local_path(path)
+        assert local is not None
+        local.parent.mkdir(parents=True, exist_ok=True)
+        return local
+
+    @contextmanager
+    def _explained(self, verb: str, path: str) -> Iterator[None]:
+        """Say what could not be done, where, and why."""
+        place = self.child(path).location if path else self.location
+        try:
+            yield
+        except FileNotFoundError as error:
+            if verb == "read":
+                raise MissingError(f"cannot read {place}: it is not there") from error
+            raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
+
+
+def flush_dir(path: Path) -> None:
+    """Make the names in a directory survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _temporary(name: str) -> str:
+    return f"{HIDDEN}{name[:100]}.{uuid.uuid4().hex}"
+
+
+def _write_local(target: Path, data: bytes) -> None:
+    beside = target.with_name(_temporary(target.name))
+    try:
+        with open(beside, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_dir(target.parent)
+
+
+def _copy_local(source: Path, target: Path) -> None:
+    beside = target.with_name(_temporary(target.name))
+    try:
+        with open(source, "rb") as reader, open(beside, "xb") as writer:
+            shutil.copyfileobj(reader, writer, 1 << 20)
+            writer.flush()
+            os.fsync(writer.fileno())
+        os.replace(beside, target)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    flush_dir(target.parent)
+
+
+def _list_local(directory: Path) -> list[Entry]:
+    entries = []
+    try:
+        with os.scandir(directory) as found:
+            for item in found:
+                try:
+                    entries.append(Entry(item.name, item.is_dir(), item.stat().st_size))
+                except FileNotFoundError:
+                    # Deleted between the listing and the look: it is not there.
+                    continue
+    except FileNotFoundError:
+        return []
+    return entries
+
+
+def _local_path(uri: str) -> Path:
+    try:
+        return Path(fs.FileSystem.from_uri(uri)[1])
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise RequestError(
+            f"storage {uri}: not a file URI (file:///absolute/path): {_reason(error)}"
+        ) from error
+
+
+def _bounded(uri: str, query: str) -> str:
+    """The whole URI; Google's client gets a limit to its retries (it is 15 minutes otherwise)."""
+    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in query:
+        query = f"{query}&retry_limit_seconds={GCS_RETRY_S}".lstrip("&")
+    return f"{uri}?{query}" if query else uri
+
+
+def _reason(error: BaseException) -> str:
+    """The first line of an error, as the end of a sentence."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
