@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -21,9 +21,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from cluster.errors import RequestError, ShoalError
+from cluster.local_files import HIDDEN, copy_whole, flush_dir, temporary_name, write_whole
 
-HIDDEN = "."
-"""Names that start with it (half-written files, leftovers, `.gitignore`) are never listed."""
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
 GCS_RETRY_S = 60
@@ -85,10 +84,10 @@ class Storage:
         if filesystem is not None:
             return
         scheme = re.match(r"([A-Za-z][A-Za-z0-9+.-]+):/|(file):", text)
-        if scheme is None:
+        if scheme is None and "://" not in text:
             self._base = Path(os.path.abspath(os.path.expanduser(text)))
             self._root = str(self._base)
-        elif "file" in scheme.groups():
+        elif scheme is not None and "file" in scheme.groups():
             self._base = _local_path(text)
             self._root = str(self._base)
         else:
@@ -135,7 +134,7 @@ class Storage:
         """Write a whole file: readers see all of the old or all of the new one."""
         with self._explained("write", path):
             if self._base is not None:
-                _write_local(self._make_parent(path), data)
+                write_whole(self._make_parent(path), data)
                 return
             filesystem, target = self._open(), self._target(path)
             if filesystem.type_name in OBJECT_STORES:
@@ -145,7 +144,7 @@ class Storage:
             parent, name = target.rsplit("/", 1) if "/" in target else ("", target)
             if parent:
                 filesystem.create_dir(parent, recursive=True)
-            beside = f"{parent}/{_temporary(name)}".lstrip("/" if not parent else "")
+            beside = f"{parent}/{temporary_name(name)}".lstrip("/" if not parent else "")
             with filesystem.open_output_stream(beside) as stream:
                 stream.write(data)
             filesystem.move(beside, target)
@@ -229,22 +228,27 @@ class Storage:
         with self._explained("delete", path):
             if (local := self.local_path(path)) is not None:
                 if local.is_dir():
-                    leaving = local.with_name(_temporary(local.name))
+                    leaving = local.with_name(temporary_name(local.name))
                     os.rename(local, leaving)
                     shutil.rmtree(leaving)
             elif self.exists(path):
                 self._open().delete_dir(self._target(path))
 
-    def upload_dir(self, local: str | os.PathLike[str], path: str = "") -> None:
+    def upload_dir(
+        self, local: str | os.PathLike[str], path: str = "", *, skip: Collection[str] = ()
+    ) -> None:
         """Copy the files of a local directory (links followed) into one of the storage; each file is atomic.
 
         What is there already stays, or is replaced by a file of the same name. The files come in the order
-        of their paths; whoever needs all or nothing writes a marker afterwards.
+        of their paths; whoever needs all or nothing writes a marker afterwards. `skip` names paths in the
+        local directory that are left out.
         """
         source = Path(local)
         if not source.is_dir():
             raise MissingError(f"{source} is not a directory, so it cannot be copied to {self.location}")
         for file in sorted(file for file in source.rglob("*") if file.is_file()):
+            if file.relative_to(source).as_posix() in skip:
+                continue
             name = (
                 f"{path}/{file.relative_to(source).as_posix()}"
                 if path
@@ -252,7 +256,7 @@ class Storage:
             )
             with self._explained("write", name):
                 if self._base is not None:
-                    _copy_local(file, self._make_parent(name))
+                    copy_whole(file, self._make_parent(name))
                     continue
                 if self._open().type_name not in OBJECT_STORES:
                     self._open().create_dir(self._target(name).rsplit("/", 1)[0], recursive=True)
@@ -324,7 +328,7 @@ class Storage:
             empty = True
         # A directory that holds something already is somebody's: hiding it from git is not ours to do.
         if empty:
-            _write_local(self._base / ".gitignore", b"*\n")
+            write_whole(self._base / ".gitignore", b"*\n")
 
     def _make_parent(self, path: str) -> Path:
         self._make_base()
@@ -345,47 +349,6 @@ class Storage:
             raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
-
-
-def flush_dir(path: Path) -> None:
-    """Make the names in a directory survive a loss of power."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _temporary(name: str) -> str:
-    return f"{HIDDEN}{name[:100]}.{uuid.uuid4().hex}"
-
-
-def _write_local(target: Path, data: bytes) -> None:
-    beside = target.with_name(_temporary(target.name))
-    try:
-        with open(beside, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    flush_dir(target.parent)
-
-
-def _copy_local(source: Path, target: Path) -> None:
-    beside = target.with_name(_temporary(target.name))
-    try:
-        with open(source, "rb") as reader, open(beside, "xb") as writer:
-            shutil.copyfileobj(reader, writer, 1 << 20)
-            writer.flush()
-            os.fsync(writer.fileno())
-        os.replace(beside, target)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    flush_dir(target.parent)
 
 
 def _list_local(directory: Path) -> list[Entry]:

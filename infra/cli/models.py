@@ -1,0 +1,63 @@
+"""The model registry from the command line: `models`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
+
+if TYPE_CHECKING:
+    from cluster.registry import Version
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("models")(models)
+
+
+def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """List the published models and their versions; works without a running cluster."""
+    from cluster.config.loader import resolve_paths
+    from cluster.registry import Registry
+    from cluster.storage import Storage
+
+    loaded = load(file, settings, across=False)
+    storage = Storage(resolve_paths(loaded.config, loaded.path.parent).cluster.storage)
+    versions = Registry(storage).list()
+    if as_json:
+        print_json([_row(version) for version in versions])
+        return
+    if not versions:
+        typer.echo(f"nothing is published in {storage.child('models').location} yet")
+        return
+    _print_table(versions)
+
+
+def _row(version: Version) -> dict[str, object]:
+    return {
+        "name": version.name,
+        "version": version.version,
+        "aliases": list(version.aliases),
+        "path": version.path,
+        "job": version.job,
+        "step": version.step,
+        "created_at": version.created_at,
+    }
+
+
+def _print_table(versions: list[Version]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("model", "version", "aliases", "job", "step", "published"):
+        table.add_column(heading, justify="right" if heading in ("version", "step") else "left")
+    # A path is copied more often than it is read, so it may break over lines but is never cut.
+    table.add_column("path", overflow="fold")
+    for version in versions:
+        row = (version.name, version.version, ", ".join(version.aliases), version.job, version.step)
+        table.add_row(*("" if cell is None else str(cell) for cell in row), version.created_at, version.path)
+    Console().print(table)
