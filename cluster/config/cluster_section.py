@@ -55,7 +55,7 @@ class ClusterConfig(Section):
     """Name of the cluster; clusters of different names run side by side on one machine."""
     provider: Literal["embedded"] = "embedded"
     """Where the nodes come from: `embedded` starts them as processes of this machine."""
-    nodes: Annotated[tuple[NodeConfig, ...], Field(strict=False, min_length=1)] = (
+    nodes: Annotated[tuple[NodeConfig, ...], Field(strict=False, min_length=1, max_length=1000)] = (
         NodeConfig(name="head", cpus=0),
         NodeConfig(name="worker", count=2, cpus=2),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
@@ -13,6 +13,27 @@ Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 
 
 class Section(BaseModel):
-    """A frozen part of the config; an unknown key is an error, and no value changes its type silently."""
+    """A frozen part of the config; an unknown key is an error, and no value changes its type silently.
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    A section that is there but empty (`model:` with nothing under it, which YAML reads as null) means
+    its defaults.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_means_defaults(cls, value: Any) -> Any:
+        if value is None:
+            return {}
+        if isinstance(value, dict):
+            return {key: item for key, item in value.items() if item is not None or not cls._is_table(key)}
+        return value
+
+    @classmethod
+    def _is_table(cls, key: Any) -> bool:
+        """Whether `key` is a section of named entries (train_jobs, serve_apps)."""
+        field = cls.model_fields.get(key) if isinstance(key, str) else None
+        return field is not None and get_origin(field.annotation) is dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from cluster.config.section import Name, Section
 
@@ -154,12 +154,3 @@ class TrainJobConfig(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     publish: Name | None = None
     """Name under which the trained model is published in the registry; null publishes nothing."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_empty_sections(cls, value: object) -> object:
-        # `model:` with nothing under it reads as null in YAML; people mean "the defaults".
-        if isinstance(value, dict):
-            empty = {"model", "data", "parallel", "workers", "batch", "optimizer", "evaluate", "checkpoint", "recovery"}
-            return {key: item for key, item in value.items() if not (item is None and key in empty)}
-        return value

@@ -1,0 +1,137 @@
+"""What is wrong with a serving app once the jobs, the nodes and the registry are seen together."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config.ground import ANY, NODES, STORAGE, Ground, Reporter, local_path, resources
+from cluster.config.model_sizes import (
+    ModelDirectoryError,
+    ModelSizes,
+    is_directory,
+    newest_version,
+    read_sizes,
+    sizes_of_job,
+)
+from cluster.config.root import ShoalConfig
+from cluster.config.section import NAME_PATTERN
+from cluster.config.sentences import nearest
+from cluster.config.serve_section import ServeAppConfig
+from cluster.config.train_section import TrainJobConfig
+from cluster.config.yaml_positions import Path as KeyPath
+
+_NAME = re.compile(NAME_PATTERN)
+_PUBLISHED: KeyPath = ("train_jobs", ANY, "publish")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model that the app may come to serve."""
+
+    words: str
+    """Where it is from, as messages name it."""
+    sizes: ModelSizes
+    uses: tuple[KeyPath, ...] = ()
+    """The parts of the config, beside the app's own, that its sizes follow from."""
+
+
+def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: Reporter) -> None:
+    """Report every mistake of one app; the paths of `config` are absolute."""
+    if app.replicas.most < app.replicas.min:
+        message = f"should be at least replicas.min ({app.replicas.min}), was {app.replicas.most}"
+        report("replicas.max", app.replicas.max, message, "replicas.min")
+    _check_room(app, ground, report)
+    for model in _find_models(app, config, report):
+        _check_tensor(app, model, report)
+        _check_context(app, model, report)
+
+
+def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
+    cpus, gpus = app.tensor * app.cpus, app.tensor * app.gpus
+    room = ground.holds(cpus, gpus)
+    if room is None or room >= app.replicas.min:
+        return
+    uses = ("tensor", "cpus", "gpus", NODES)
+    need, nodes = resources(cpus, gpus), ground.describe()
+    if room == 0:
+        ranks = "1 rank" if app.tensor == 1 else f"{app.tensor} ranks"
+        message = f"a replica of {ranks} needs {need} on one node; none of the nodes {nodes} has that"
+        report("tensor", app.tensor, message, *uses)
+        return
+    message = (
+        f"{app.replicas.min} replicas of {need} each cannot be placed: the nodes {nodes} hold {room},"
+        " one replica wholly on one node"
+    )
+    report("replicas.min", app.replicas.min, message, *uses)
+
+
+def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> list[_Model]:
+    """The models that the app may serve; reports it when there is none."""
+    if is_directory(app.model):
+        return _look_into(Path(app.model), app.model, (), report)
+    name, at, version = app.model.partition("@")
+    if not _NAME.fullmatch(name) or (at and not _NAME.fullmatch(version)):
+        message = (
+            "should be NAME@VERSION or NAME@latest of the registry, or a directory (./… or /…),"
+            f" was `{app.model}`"
+        )
+        report("model", app.model, message)
+        return []
+    published = {key: job for key, job in config.train_jobs.items() if job.publish is not None}
+    sources = {key: job for key, job in published.items() if job.publish == name}
+    if sources:
+        return _models_of_jobs(sources)
+    storage = local_path(config.cluster.storage)
+    if storage is None:
+        return []  # what lies in a storage elsewhere is not looked at
+    directory = newest_version(storage / "models", name)
+    if directory is not None:
+        return _look_into(directory, app.model, (STORAGE, _PUBLISHED), report)
+    names = list(dict.fromkeys(str(job.publish) for job in published.values()))
+    guess = nearest(name, names)
+    hint = f"; did you mean `{guess}`?" if guess is not None else ""
+    message = (
+        f"nothing publishes a model `{name}`: no job of this file does, and there is none in"
+        f" {storage / 'models'}{hint} (published here: {', '.join(names) or 'nothing'})"
+    )
+    report("model", app.model, message, STORAGE, _PUBLISHED)
+    return []
+
+
+def _models_of_jobs(jobs: dict[str, TrainJobConfig]) -> list[_Model]:
+    models: list[_Model] = []
+    for name, job in jobs.items():
+        try:
+            sizes = sizes_of_job(job.model)
+        except ModelDirectoryError:
+            continue  # reported with the job itself
+        models.append(
+            _Model(f"the model of train_jobs.{name}", sizes, (("train_jobs", name, "model"), _PUBLISHED))
+        )
+    return models
+
+
+def _look_into(directory: Path, model: str, uses: tuple[KeyPath, ...], report: Reporter) -> list[_Model]:
+    try:
+        return [_Model(f"`{directory}`", read_sizes(directory), uses)]
+    except ModelDirectoryError as error:
+        report("model", model, f"`{directory}` {error}", *uses)
+        return []
+
+
+def _check_tensor(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+    heads = ((model.sizes.heads, "attention heads"), (model.sizes.kv_heads, "key and value heads"))
+    for number, noun in heads:
+        if number is not None and number % app.tensor:
+            message = f"should divide the {number} {noun} of {model.words}, was {app.tensor}"
+            report("tensor", app.tensor, message, "model", *model.uses)
+            return
+
+
+def _check_context(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+    wanted, longest = app.limits.context_length, model.sizes.context_length
+    if wanted is not None and longest is not None and wanted > longest:
+        message = f"should be at most {longest}, the max_position_embeddings of {model.words}, was {wanted}"
+        report("limits.context_length", wanted, message, "model", *model.uses)

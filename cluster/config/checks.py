@@ -1,0 +1,93 @@
+"""What is wrong across sections: whether jobs and apps fit the nodes, whether sizes and paths agree."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from cluster.config.app_checks import check_app
+from cluster.config.cluster_section import ClusterConfig, EndpointConfig
+from cluster.config.ground import Ground, Reporter, local_path
+from cluster.config.job_checks import check_job
+from cluster.config.root import ShoalConfig
+from cluster.config.yaml_positions import Document
+from cluster.config.yaml_positions import Path as KeyPath
+from cluster.errors import Mistake
+
+_ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
+
+
+def find_mistakes(config: ShoalConfig, document: Document, broken: Collection[KeyPath] = ()) -> list[Mistake]:
+    """Every mistake that only shows when sections are seen together, with its place in the file.
+
+    `config` has its paths made absolute (see `resolve_paths`). `broken` are the key paths whose values were
+    wrong in themselves, with defaults in their stead: nothing is said that follows from one of those.
+    """
+    mistakes: list[Mistake] = []
+    report = Reporter(document, broken, mistakes)
+    ground = Ground(config.cluster.nodes)
+    cluster = report.inside("cluster")
+    _check_nodes(config.cluster, cluster)
+    _check_storage(config.cluster, cluster)
+    _check_endpoints(config.cluster, cluster)
+    for name, job in config.train_jobs.items():
+        check_job(job, ground, report.inside("train_jobs", name))
+    for name, app in config.serve_apps.items():
+        check_app(app, config, ground, report.inside("serve_apps", name))
+    return mistakes
+
+
+def _check_nodes(cluster: ClusterConfig, report: Reporter) -> None:
+    owners: dict[str, int] = {}
+    for index, kind in enumerate(cluster.nodes):
+        clashes = [name for name in kind.names() if name in owners]
+        if clashes:
+            first = owners[clashes[0]]
+            message = (
+                f"two nodes are called `{clashes[0]}`: entries {first} and {index} of the list"
+                " (an entry with `count` above 1 makes NAME-1, NAME-2, …)"
+            )
+            report(f"nodes.{index}.name", kind.name, message)
+        for name in kind.names():
+            owners.setdefault(name, index)
+
+
+def _check_endpoints(cluster: ClusterConfig, report: Reporter) -> None:
+    gateway, dashboard = cluster.gateway, cluster.dashboard
+    if gateway.port is None or gateway.port != dashboard.port:
+        return
+    hosts = {_host(gateway), _host(dashboard)}
+    if len(hosts) == 1 or hosts & _ANY_HOST:
+        message = f"the gateway and the dashboard cannot both listen on port {gateway.port} of one address"
+        report("dashboard.port", dashboard.port, message, "gateway", "dashboard")
+
+
+def _host(endpoint: EndpointConfig) -> str | None:
+    return "127.0.0.1" if endpoint.host == "localhost" else endpoint.host
+
+
+def _check_storage(cluster: ClusterConfig, report: Reporter) -> None:
+    directory = local_path(cluster.storage)
+    problem = None if directory is None else storage_problem(directory)
+    if problem is not None:
+        report("storage", cluster.storage, f"`{directory}` cannot be written: {problem}")
+
+
+def storage_problem(directory: Path) -> str | None:
+    """Why nothing can be written at or under `directory`, or None; nothing is left behind."""
+    nearest = directory
+    try:
+        while not os.path.lexists(nearest) and nearest != nearest.parent:
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            return f"`{nearest}` is not a directory"
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            return f"no permission to write in `{nearest}`"
+        # For root, permissions say nothing of read-only mounts and of /proc: only a real file does. It has
+        # no name where the file system can do that, and is gone when it is closed where it cannot.
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return f"no file can be made in `{nearest}` ({error.strerror or error})"

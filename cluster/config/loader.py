@@ -1,0 +1,265 @@
+"""Finds the config file, reads it, and says every mistake in it at once."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from cluster.config import schema
+from cluster.config.checks import find_mistakes
+from cluster.config.ground import PYTHON_STDLIB
+from cluster.config.model_sizes import is_directory
+from cluster.config.overrides import SETTING_FILE, apply_overrides, no_such_entry
+from cluster.config.root import ShoalConfig
+from cluster.config.sentences import intended, mistake_at, translate
+from cluster.config.train_section import TrainJobConfig
+from cluster.config.yaml_positions import Document, Place, shorten
+from cluster.config.yaml_positions import Path as KeyPath
+from cluster.config.yaml_reader import read_yaml
+from cluster.errors import ConfigError, Mistake
+
+FILE_NAME = "shoal.yaml"
+FILE_VARIABLE = "SHOAL_CONFIG"
+MAX_BYTES = 1024 * 1024
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A config without mistakes, and the file it came from (absolute)."""
+
+    config: ShoalConfig
+    path: Path
+
+    @property
+    def base(self) -> Path:
+        """The directory that relative paths of the config start from."""
+        return self.path.parent
+
+    @property
+    def resolved(self) -> ShoalConfig:
+        """The config with its paths made absolute."""
+        return resolve_paths(self.config, self.base)
+
+
+def find_config(file: str | None = None) -> Path:
+    """The config file: `file`, else $SHOAL_CONFIG, else shoal.yaml here or in a parent directory.
+
+    Raises:
+        ConfigError: no file was named and there is none.
+    """
+    named = file if file is not None else os.environ.get(FILE_VARIABLE) or None
+    if named is not None:
+        return Path(named)
+    if os.path.lexists(FILE_NAME):
+        return Path(FILE_NAME)
+    try:
+        here = Path.cwd()
+    except OSError as error:
+        raise _whole_file(FILE_NAME, f"the current directory cannot be read ({error.strerror})") from error
+    for directory in here.parents:
+        if os.path.lexists(directory / FILE_NAME):
+            return directory / FILE_NAME
+    raise _whole_file(
+        FILE_NAME,
+        "there is no such file here or in a parent directory; `shoal init` writes one, -f names another",
+    )
+
+
+def load_config(
+    path: Path, overrides: Sequence[str] = (), scope: str | None = None, *, across: bool = True
+) -> LoadedConfig:
+    """Read and check the config file with the `--set` overrides laid over it.
+
+    `scope` (`train_jobs.NAME`, `serve_apps.NAME`) is where the keys of overrides start that do not start
+    with a section of the file. `across=False` leaves out what is checked across sections and against this
+    machine's files: whether jobs and apps fit the nodes, whether paths and models are there.
+
+    Raises:
+        ConfigError: with every mistake, in the order of the file, those of `overrides` last.
+    """
+    file = str(path)
+    document = _read(path, file)
+    scope_path: KeyPath = ()
+    if scope is not None:
+        scope_path = _scope(document, scope)
+    document = apply_overrides(document, overrides, scope_path)
+    absolute = Path(os.path.abspath(path))
+    config, mistakes = _validate(document, absolute.parent, across)
+    if mistakes or config is None:
+        raise ConfigError(sorted(mistakes, key=_file_order))
+    return LoadedConfig(config, absolute)
+
+
+def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
+    """The config with its relative paths made absolute from `base`; URIs with a scheme stay as they are."""
+    jobs = {name: _resolve_job(job, base) for name, job in config.train_jobs.items()}
+    apps = {
+        name: app.model_copy(update={"model": _absolute(app.model, base)}) if is_directory(app.model) else app
+        for name, app in config.serve_apps.items()
+    }
+    cluster = config.cluster.model_copy(update={"storage": _absolute(config.cluster.storage, base)})
+    return config.model_copy(update={"cluster": cluster, "train_jobs": jobs, "serve_apps": apps})
+
+
+def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:
+    source = job.data.source
+    data: dict[str, Any] = {"source": source if source == PYTHON_STDLIB else _absolute(source, base)}
+    if job.data.tokenizer is not None:
+        data["tokenizer"] = _absolute(job.data.tokenizer, base)
+    update: dict[str, Any] = {"data": job.data.model_copy(update=data)}
+    if job.model.directory is not None:
+        update["model"] = job.model.model_copy(update={"directory": _absolute(job.model.directory, base)})
+    return job.model_copy(update=update)
+
+
+def _absolute(path: str, base: Path) -> str:
+    if _SCHEME.match(path):
+        return path
+    return os.path.abspath(os.path.join(os.path.abspath(base), os.path.expanduser(path)))
+
+
+def _whole_file(file: str, message: str) -> ConfigError:
+    return ConfigError([Mistake(file, None, None, "", None, message)])
+
+
+def _read(path: Path, file: str) -> Document:
+    """The file as a tree with positions; its top is a section.
+
+    Raises:
+        ConfigError: it cannot be read, or it is not one YAML document with sections.
+    """
+    try:
+        text = _decode(_read_bytes(path, file), file)
+    except OSError as error:
+        raise _whole_file(file, f"cannot be read ({error.strerror or error})") from error
+    document = read_yaml(text, Place(file))
+    top = document.root.value
+    if top is None:
+        raise _whole_file(file, "is empty; `shoal init` writes a file that works as it is")
+    if not isinstance(top, Mapping):
+        kind = "a list" if isinstance(top, tuple) else "one value"
+        place = document.root.place
+        message = f"holds {kind} at its top; it should hold the sections {', '.join(schema.keys_at(()))}"
+        raise ConfigError([*document.mistakes, Mistake(file, place.line, place.column, "", None, message)])
+    return document
+
+
+def _read_bytes(path: Path, file: str) -> bytes:
+    try:
+        status = path.stat()
+    except FileNotFoundError as error:
+        raise _whole_file(file, "there is no such file; `shoal init` writes one") from error
+    except ValueError as error:
+        raise _whole_file(shorten(file), "is no name a file can have") from error
+    if stat.S_ISDIR(status.st_mode):
+        inside = path / FILE_NAME
+        hint = f"; did you mean {inside}?" if inside.is_file() else "; name a file"
+        raise _whole_file(file, "is a directory" + hint)
+    if not stat.S_ISREG(status.st_mode):
+        raise _whole_file(file, "is not a regular file")
+    with path.open("rb") as stream:
+        data = stream.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise _whole_file(file, f"is larger than {MAX_BYTES} bytes (1 MiB); a config is smaller")
+    return data
+
+
+def _decode(data: bytes, file: str) -> str:
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        before = data[: error.start]
+        line = before.count(b"\n") + 1
+        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
+        message = f"is not UTF-8 text (the byte 0x{data[error.start]:02x} does not belong there)"
+        raise ConfigError([Mistake(file, line, column, "", None, message)]) from error
+
+
+def _scope(document: Document, scope: str) -> KeyPath:
+    """The path of the job or app that `scope` names.
+
+    Raises:
+        ConfigError: the file has no such job or app.
+    """
+    table, _, name = scope.partition(".")
+    if not schema.is_named_table((table,)) or not name:
+        raise ValueError(f"a scope is train_jobs.NAME or serve_apps.NAME, not {scope!r}")
+    _, item, there = document.find((table, name))
+    if there:
+        return (table, name)
+    place, item, _ = document.find((table,))
+    names = list(item.value) if isinstance(item.value, Mapping) and document.find((table,))[2] else []
+    message = no_such_entry((table,), name, names)
+    raise ConfigError([mistake_at(place, (table, name), name, message)])
+
+
+def _validate(document: Document, base: Path, across: bool) -> tuple[ShoalConfig | None, list[Mistake]]:
+    """The config if its values are right by themselves, and every mistake."""
+    mistakes = list(document.mistakes)
+    noted = {(mistake.file, mistake.line, mistake.column) for mistake in mistakes if mistake.line is not None}
+    config: ShoalConfig | None = None
+    broken: set[KeyPath] = set()
+    data = document.root.plain()
+    try:
+        config = sound = ShoalConfig.model_validate(data)
+    except ValidationError as error:
+        for path, mistake in translate(error, document):
+            if (mistake.file, mistake.line, mistake.column) not in noted:
+                mistakes.append(mistake)
+            broken.add(path)
+            meant = intended(path)
+            if meant is not None:
+                broken.add(meant)
+        sound = _sound_part(data)
+    if across:
+        mistakes += find_mistakes(resolve_paths(sound, base), document, broken)
+    return config, mistakes
+
+
+def _sound_part(data: dict[str, Any]) -> ShoalConfig:
+    """The config with defaults where values are wrong, so that what can be checked beyond them is checked."""
+    while True:
+        try:
+            return ShoalConfig.model_validate(data)
+        except ValidationError as error:
+            wrong = [_replaceable(entry) for entry in error.errors(include_url=False, include_input=False)]
+        before = data
+        for keys in wrong:
+            data = _without(data, keys)
+        if data == before:
+            # The keys are written otherwise than pydantic names them (`global_size`): the sections go whole.
+            data = {key: value for key, value in data.items() if key not in {keys[0] for keys in wrong}}
+
+
+def _replaceable(entry: ErrorDetails) -> list[str]:
+    """The keys to what must be left out for an error: a list goes whole, and so does what misses a key."""
+    loc = entry["loc"][:-1] if entry["loc"][-1] == "[key]" else entry["loc"]
+    keys = [step for step in itertools.takewhile(lambda step: isinstance(step, str), loc)]
+    whole = entry["type"] == "missing" and len(keys) == len(loc)
+    return [str(key) for key in (keys[:-1] if whole else keys)]
+
+
+def _without(data: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The data without what `keys` lead to."""
+    first, rest = keys[0], keys[1:]
+    if first not in data:
+        return data
+    inner = data[first]
+    if rest and isinstance(inner, dict):
+        return {**data, first: _without(inner, rest)}
+    return {key: value for key, value in data.items() if key != first}
+
+
+def _file_order(mistake: Mistake) -> tuple[bool, int, int]:
+    return (mistake.file == SETTING_FILE, mistake.line or 0, mistake.column or 0)

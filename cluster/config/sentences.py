@@ -1,0 +1,123 @@
+"""What pydantic found wrong, as sentences with a place in the file."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from cluster.config import schema
+from cluster.config.yaml_positions import Document, Path, Place, shorten, show_path
+from cluster.errors import Mistake
+
+
+def mistake_at(place: Place, path: Path, given: Any, message: str) -> Mistake:
+    """A mistake at a place; one that came from `--set` repeats the text that was given there."""
+    if place.setting is not None:
+        message += f" (given: --set {shorten(place.setting, 100)})"
+    return Mistake(place.file, place.line, place.column, show_path(path), presentable(given), message)
+
+
+def presentable(given: Any) -> Any:
+    """The value as JSON can hold it; NaN and infinity become text, long text is shortened."""
+    if isinstance(given, float) and not math.isfinite(given):
+        return "nan" if math.isnan(given) else "inf" if given > 0 else "-inf"
+    if isinstance(given, str):
+        return shorten(given, 200)
+    if isinstance(given, dict):
+        return {shorten(str(key)): presentable(item) for key, item in list(given.items())[:20]}
+    if isinstance(given, list | tuple):
+        return [presentable(item) for item in given[:20]]
+    return given
+
+
+def show_value(given: Any) -> str:
+    """The value as people write it, in a few words."""
+    if given is None:
+        return "nothing"
+    if isinstance(given, bool):
+        return "true" if given else "false"
+    if isinstance(given, str):
+        return f'"{shorten(given)}"'
+    if isinstance(given, dict):
+        return "a section" if given else "an empty section"
+    if isinstance(given, list | tuple):
+        return f"a list of {len(given)}" if given else "an empty list"
+    return shorten(str(presentable(given)))
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` was most likely meant to be."""
+    found = difflib.get_close_matches(word[:100].lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
+    return found[0] if found else None
+
+
+def translate(error: ValidationError, document: Document) -> list[tuple[Path, Mistake]]:
+    """Every error of pydantic as a mistake with a place, and the path it is about."""
+    found: dict[tuple[Place, Path], Mistake] = {}
+    for entry in error.errors(include_url=False):
+        kind = str(entry["type"])
+        # "[key]" is pydantic's own mark for an error in a key; it is no key of the file.
+        in_key = bool(entry["loc"]) and entry["loc"][-1] == "[key]"
+        path: Path = tuple(entry["loc"][:-1] if in_key else entry["loc"])
+        if in_key:
+            place, given, message = (
+                document.key_place(path),
+                path[-1],
+                f"should be {schema.NAME_RULE}, was {show_value(path[-1])}",
+            )
+        elif kind == "extra_forbidden":
+            place, given, message = document.key_place(path), path[-1], unknown_key(path)
+        elif kind == "missing":
+            place, given, message = document.key_place(path[:-1]), None, _missing(path)
+        else:
+            place, given = document.value_place(path), entry["input"]
+            message = _wrong_value(path, given, entry)
+        found.setdefault((place, path), mistake_at(place, path, given, message))
+    return [(path, mistake) for (_, path), mistake in found.items()]
+
+
+def unknown_key(path: Path) -> str:
+    """What is wrong with the last key of `path`, and which one was most likely meant."""
+    section, word = path[:-1], str(path[-1])
+    known = schema.keys_at(section)
+    meant = intended(path)
+    hint = "" if meant is None else f"; did you mean `{show_path(meant[len(section) :])}`?"
+    return f"unknown key `{shorten(word)}`{hint} (known here: {', '.join(known)})"
+
+
+def intended(path: Path) -> Path | None:
+    """The path that an unknown key was most likely meant to be: a near name, here or one section deeper."""
+    section, word = path[:-1], path[-1]
+    known = schema.keys_at(section)
+    if not isinstance(word, str) or word in known:
+        return None
+    guess = nearest(word, known)
+    if guess is not None:
+        return (*section, guess)
+    inner = {name: way for way, name in schema.keys_below(section)}
+    close = word if word in inner else nearest(word, inner)
+    return None if close is None else (*section, *inner[close])
+
+
+def _missing(path: Path) -> str:
+    meaning = schema.describe(path)
+    return f"`{path[-1]}` is missing; it should be {schema.allowed(path)}" + (
+        f" ({meaning})" if meaning else ""
+    )
+
+
+def _wrong_value(path: Path, given: Any, entry: Any) -> str:
+    if entry["type"] in ("value_error", "assertion_error"):
+        return str(entry["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    message = f"should be {schema.allowed(path)}, was {show_value(given)}"
+    if isinstance(given, str):
+        guess = nearest(given, schema.choices(path))
+        if guess is not None:
+            message += f"; did you mean `{guess}`?"
+    if given is None and len(path) > 0:
+        message += "; leave the key out for its default"
+    return message

@@ -1,0 +1,94 @@
+"""What the commands share: their common options, how they load the config, print results and fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cluster.errors import ShoalError
+
+if TYPE_CHECKING:
+    from cluster.config.loader import LoadedConfig
+
+FileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="The config file. Default: $SHOAL_CONFIG, else shoal.yaml here or in a parent directory.",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change a value of the config before it is checked; may be given several times.",
+        show_default=False,
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on standard output instead of text.")
+]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it."""
+
+
+def load(
+    file: str | None, overrides: Sequence[str] | None = None, scope: str | None = None, *, across: bool = True
+) -> LoadedConfig:
+    """Find and load the config, as every command does.
+
+    `scope` is `train_jobs.NAME` or `serve_apps.NAME` for commands about one of them; `across=False` is for
+    commands that must work although jobs or apps of the file do not fit (status, down, …).
+
+    Raises:
+        ConfigError: with every mistake of the file and the overrides.
+    """
+    from cluster.config.loader import find_config, load_config
+
+    return load_config(find_config(file), overrides or (), scope, across=across)
+
+
+def print_json(document: Any) -> None:
+    """Print the command's result, the one JSON document on standard output."""
+    sys.stdout.write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str = "") -> None:
+    """Tell the person something on standard error: progress, hints, warnings."""
+    typer.echo(text, err=True)
+
+
+def run(command: Callable[[], Any]) -> int:
+    """Run the command line and return its exit code; errors of the user's become sentences on stderr.
+
+    0: it worked; 1: it failed; 2: the request was wrong; 130: interrupted. What is not a ShoalError is a
+    mistake of ours and keeps its traceback.
+    """
+    try:
+        command()
+        sys.stdout.flush()
+    except ShoalError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`shoal schema | head`); Python would complain again on
+        # its own last flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except SystemExit as leaving:
+        return leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+    return 0

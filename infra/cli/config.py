@@ -1,0 +1,78 @@
+"""The config file from the command line: `init`, `validate`, `schema`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cluster.errors import ConfigError
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
+
+if TYPE_CHECKING:
+    from cluster.config.loader import LoadedConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("init")(init)
+    app.command("validate")(validate)
+    app.command("schema")(schema)
+
+
+def init(
+    directory: Annotated[
+        Path,
+        typer.Argument(metavar="[DIR]", help="Where to write. Default: here.", show_default=False),
+    ] = Path(),
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are already there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a commented shoal.yaml that trains and serves as it is, and its schema for editors."""
+    from cluster.config.template import write_template
+
+    files = write_template(directory, force=force)
+    if as_json:
+        print_json({"files": [os.path.abspath(path) for path in files]})
+        return
+    for path in files:
+        typer.echo(f"wrote {path}")
+
+
+def validate(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """List every mistake of the config file, with its place."""
+    try:
+        loaded = load(file, settings)
+    except ConfigError as error:
+        if not as_json:
+            raise
+        print_json({"ok": False, "errors": [mistake.as_json() for mistake in error.mistakes]})
+        raise typer.Exit(error.exit_code) from error
+    if as_json:
+        print_json({"ok": True, "errors": []})
+        return
+    typer.echo(_summary(loaded))
+
+
+def schema() -> None:
+    """Print the JSON Schema of the config file, for editors."""
+    from cluster.config.template import schema_text
+
+    typer.echo(schema_text(), nl=False)
+
+
+def _summary(loaded: LoadedConfig) -> str:
+    config = loaded.config
+    nodes = config.cluster.nodes
+    counts = (
+        _count(sum(kind.count for kind in nodes), "node"),
+        _count(len(config.train_jobs), "job"),
+        _count(len(config.serve_apps), "app"),
+    )
+    return f"{os.path.relpath(loaded.path)} is valid: {', '.join(counts)}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
