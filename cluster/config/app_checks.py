@@ -17,7 +17,7 @@ from cluster.config.model_sizes import (
 )
 from cluster.config.root import ShoalConfig
 from cluster.config.section import NAME_PATTERN
-from cluster.config.sentences import nearest
+from cluster.config.sentences import listed, nearest
 from cluster.config.serve_section import ServeAppConfig
 from cluster.config.train_section import TrainJobConfig
 from cluster.config.yaml_positions import Path as KeyPath
@@ -94,7 +94,7 @@ def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> 
     hint = f"; did you mean `{guess}`?" if guess is not None else ""
     message = (
         f"nothing publishes a model `{name}`: no job of this file does, and there is none in"
-        f" {storage / 'models'}{hint} (published here: {', '.join(names) or 'nothing'})"
+        f" {storage / 'models'}{hint} (published here: {listed(names)})"
     )
     report("model", app.model, message, STORAGE, _PUBLISHED)
     return []

@@ -212,7 +212,7 @@ def _validate(document: Document, base: Path, across: bool) -> tuple[ShoalConfig
     broken: set[KeyPath] = set()
     data = document.root.plain()
     try:
-        config = sound = ShoalConfig.model_validate(data)
+        config = sound = ShoalConfig.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         for path, mistake in translate(error, document):
             if (mistake.file, mistake.line, mistake.column) not in noted:
@@ -231,7 +231,7 @@ def _sound_part(data: dict[str, Any]) -> ShoalConfig:
     """The config with defaults where values are wrong, so that what can be checked beyond them is checked."""
     while True:
         try:
-            return ShoalConfig.model_validate(data)
+            return ShoalConfig.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
             wrong = [_replaceable(entry) for entry in error.errors(include_url=False, include_input=False)]
         before = data
@@ -245,7 +245,7 @@ def _sound_part(data: dict[str, Any]) -> ShoalConfig:
 def _replaceable(entry: ErrorDetails) -> list[str]:
     """The keys to what must be left out for an error: a list goes whole, and so does what misses a key."""
     loc = entry["loc"][:-1] if entry["loc"][-1] == "[key]" else entry["loc"]
-    keys = [step for step in itertools.takewhile(lambda step: isinstance(step, str), loc)]
+    keys = list(itertools.takewhile(lambda step: isinstance(step, str), loc))
     whole = entry["type"] == "missing" and len(keys) == len(loc)
     return [str(key) for key in (keys[:-1] if whole else keys)]
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.config import schema
-from cluster.config.sentences import mistake_at, nearest
+from cluster.config.sentences import listed, mistake_at, nearest
 from cluster.config.yaml_positions import (
     Document,
     Entry,
@@ -134,8 +134,7 @@ def no_such_entry(path: Path, name: str, known: list[str]) -> str:
     noun = {"train_jobs": "job", "serve_apps": "app"}.get(str(path[-1]), "entry")
     guess = nearest(name, known)
     hint = f"; did you mean `{guess}`?" if guess is not None else ""
-    there = ", ".join(map(shorten, known)) if known else "none"
-    return f"there is no {noun} `{shorten(name)}`{hint} (the file has: {there})"
+    return f"there is no {noun} `{shorten(name)}`{hint} (the file has: {listed(known)})"
 
 
 def _default_list(path: Path) -> Sequence[Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -12,6 +13,13 @@ from pydantic import ValidationError
 from cluster.config import schema
 from cluster.config.yaml_positions import Document, Path, Place, shorten, show_path
 from cluster.errors import Mistake
+
+MAX_MISTAKES = 300
+"""More than these are not put in words; nobody reads on, and a file of rubbish should be answered at once."""
+
+
+_MOST_COMPARED = 100
+_LONGEST_COMPARED = 100
 
 
 def mistake_at(place: Place, path: Path, given: Any, message: str) -> Mistake:
@@ -49,16 +57,25 @@ def show_value(given: Any) -> str:
     return shorten(str(presentable(given)))
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` was most likely meant to be."""
-    found = difflib.get_close_matches(word[:100].lower().replace("-", "_"), list(known), n=1, cutoff=0.6)
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The known word that `word` was most likely meant to be (difflib's ratio of at least `cutoff`)."""
+    words = list(itertools.islice(known, _MOST_COMPARED))
+    if "-" in word and not any("-" in other for other in words):
+        word = word.replace("-", "_")  # `warmup-steps`
+    found = difflib.get_close_matches(word[:_LONGEST_COMPARED].lower(), words, n=1, cutoff=cutoff)
     return found[0] if found else None
+
+
+def listed(names: Iterable[str], most: int = 20) -> str:
+    """The names joined by commas, the first of them where they are many."""
+    shown = [shorten(name) for name in itertools.islice(names, most + 1)]
+    return ", ".join(shown[:most]) + (", …" if len(shown) > most else "") if shown else "none"
 
 
 def translate(error: ValidationError, document: Document) -> list[tuple[Path, Mistake]]:
     """Every error of pydantic as a mistake with a place, and the path it is about."""
     found: dict[tuple[Place, Path], Mistake] = {}
-    for entry in error.errors(include_url=False):
+    for entry in error.errors(include_url=False)[:MAX_MISTAKES]:
         kind = str(entry["type"])
         # "[key]" is pydantic's own mark for an error in a key; it is no key of the file.
         in_key = bool(entry["loc"]) and entry["loc"][-1] == "[key]"
@@ -86,7 +103,7 @@ def unknown_key(path: Path) -> str:
     known = schema.keys_at(section)
     meant = intended(path)
     hint = "" if meant is None else f"; did you mean `{show_path(meant[len(section) :])}`?"
-    return f"unknown key `{shorten(word)}`{hint} (known here: {', '.join(known)})"
+    return f"unknown key `{shorten(word)}`{hint} (known here: {listed(known)})"
 
 
 def intended(path: Path) -> Path | None:
@@ -99,7 +116,7 @@ def intended(path: Path) -> Path | None:
     if guess is not None:
         return (*section, guess)
     inner = {name: way for way, name in schema.keys_below(section)}
-    close = word if word in inner else nearest(word, inner)
+    close = word if word in inner else nearest(word, inner, cutoff=0.8)
     return None if close is None else (*section, *inner[close])
 
 

@@ -30,10 +30,23 @@ from cluster.errors import ConfigError, Mistake
 
 MAX_DEPTH = 50
 MAX_LINE_LENGTH = 100_000
-MAX_EVENTS = 50_000
+MAX_LINES = 20_000
+MAX_EVENTS = 20_000
 MAX_INTEGER_BITS = 1024
-MAX_ITEMS = 50_000
+MAX_ITEMS = 20_000
 """Values in a file after its aliases are followed."""
+MAX_MISTAKES = 1000
+
+_PARSER_FAILURES = (
+    YAMLError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RuntimeError,
+)
 
 _CORE = "tag:yaml.org,2002:"
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -108,7 +121,10 @@ class _Composer:
             raise _StopReadingError(
                 self._at(line, column), f"is not text: it holds the control character U+{ord(bad[0]):04X}"
             )
-        for line, content in enumerate(self.text.split("\n"), 1):
+        lines = self.text.split("\n")
+        if len(lines) > MAX_LINES:
+            raise _StopReadingError(self.start, f"has {len(lines)} lines; a config has at most {MAX_LINES}")
+        for line, content in enumerate(lines, 1):
             if len(content) > MAX_LINE_LENGTH:
                 raise _StopReadingError(
                     self._at(line, 1),
@@ -138,7 +154,7 @@ class _Composer:
             mark = error.problem_mark or error.context_mark
             place = self.start if mark is None else self._at(mark.line + 1, mark.column + 1)
             raise _StopReadingError(place, self._syntax_sentence(error, place)) from error
-        except (YAMLError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        except _PARSER_FAILURES as error:
             # The parser gives up with these on some malformed escapes, tags and directives.
             raise _StopReadingError(
                 self.start, "is not YAML (a malformed escape, tag or directive)"
@@ -160,6 +176,8 @@ class _Composer:
         return next(self._events)
 
     def _note(self, place: Place, path: Path, given: Any, message: str) -> None:
+        if len(self.mistakes) >= MAX_MISTAKES:
+            raise _StopReadingError(place, f"has more than {MAX_MISTAKES} mistakes; the rest is not shown")
         self.mistakes.append(Mistake(place.file, place.line, place.column, show_path(path), given, message))
 
     def _count(self, number: int, place: Place, path: Path) -> None:
