@@ -1,0 +1,62 @@
+"""What one request has gained so far, as its reader sees it: text, log probabilities, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from serve_apps.engine.protocol import Delta, FinishReason, SamplingParams, TokenLogprob
+from serve_apps.engine.torch_engine.detokenize import Detokenizer, StopMatcher
+from serve_apps.engine.torch_engine.sampling import Logprobs
+
+
+class Answer:
+    """Turns the tokens of one request into deltas.
+
+    Args:
+        decode: from token ids to text, special tokens left out.
+        prompt_ids: the tokens before the answer.
+        sampling: what the request asked for.
+        eos_ids: tokens that end the answer and are not part of its text.
+    """
+
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        eos_ids: frozenset[int],
+    ) -> None:
+        self._decode = decode
+        self._detokenizer = Detokenizer(decode, prompt_ids)
+        self._matcher = StopMatcher(sampling.stop)
+        self._eos_ids = eos_ids
+
+    def add(self, token_id: int, finish_reason: FinishReason | None, logprobs: Logprobs | None) -> Delta:
+        """The delta of one token; `finish_reason` becomes "stop" when a stop string is complete."""
+        text = "" if token_id in self._eos_ids else self._detokenizer.add(token_id)
+        text = self._matcher.add(text)
+        if finish_reason is not None and not self._matcher.matched:
+            text += self._matcher.add(self._detokenizer.finish())
+        if self._matcher.matched:
+            finish_reason = "stop"
+        elif finish_reason is not None:
+            text += self._matcher.flush()
+        return Delta(
+            text=text,
+            token_ids=(token_id,),
+            logprobs=() if logprobs is None else (self._describe(token_id, logprobs),),
+            finish_reason=finish_reason,
+        )
+
+    def abort(self) -> Delta:
+        """The last delta of an answer that is ended from outside."""
+        text = self._matcher.add(self._detokenizer.finish())
+        return Delta(text=text + self._matcher.flush(), finish_reason="abort")
+
+    def _describe(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
+        return TokenLogprob(
+            token=self._decode([token_id]),
+            token_id=token_id,
+            logprob=logprobs.chosen,
+            top=tuple((self._decode([other]), other, logprob) for other, logprob in logprobs.top),
+        )

@@ -1,0 +1,105 @@
+"""Text out of token ids, as it comes: no half characters, and nothing of a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "�"
+"""What a decoder writes for bytes that are no character (yet)."""
+
+_CONTEXT = 8
+"""Tokens of the prompt that open the first window."""
+
+_PATIENCE = 8
+"""Tokens without a whole character at their end after which what is there is given out. A character has at
+most four bytes and a token at least one, so text that is text never waits that long."""
+
+_UNFINISHED = 4
+"""Tokens that surely hold the bytes of an unfinished character."""
+
+
+class Detokenizer:
+    """Turns the tokens of one answer into text, a token at a time.
+
+    Decoding one token alone is wrong (a character may span tokens, and some tokenizers drop the blank before
+    the first word), so each token is decoded behind those of the last piece of text, and what that adds is
+    the new text; the method of Hugging Face's text-generation-inference.
+
+    Args:
+        decode: from token ids to text, special tokens left out.
+        prompt_ids: the tokens before the answer.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._context = list(prompt_ids[-_CONTEXT:])
+        self._pending: list[int] = []
+        self._shown = len(decode(self._context).rstrip(REPLACEMENT)) if self._context else 0
+
+    def add(self, token_id: int) -> str:
+        """The text that is certain now and was not before; what may be half a character is held back."""
+        self._pending.append(token_id)
+        text = self._decode(self._context + self._pending)
+        unfinished = text.endswith(REPLACEMENT)
+        overdue = len(self._pending) >= _PATIENCE
+        if unfinished and not overdue:
+            return ""
+        new = (text[:-1] if unfinished else text)[self._shown :]
+        if new:
+            self._context = self._pending[-_UNFINISHED:] if unfinished else self._pending
+            text = self._decode(self._context)
+            self._shown = len(text) - unfinished
+            self._pending = []
+        elif overdue and not unfinished:
+            self._pending = []  # tokens without text; forget them, or a run of them costs its square
+        return new
+
+    def finish(self) -> str:
+        """The whole characters that were held back, once no more tokens will come; half a one is dropped."""
+        if not self._pending:
+            return ""
+        new = self._decode(self._context + self._pending)[self._shown :]
+        self._pending = []
+        return new.rstrip(REPLACEMENT)
+
+
+class StopMatcher:
+    """Passes text through until a stop string appears; what could be the start of one is held back.
+
+    Where several match, the one that is complete first ends the text, so that the result does not depend on
+    how the text was cut into pieces.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(string for string in stop if string)
+        self._held = ""
+        self.matched = False
+
+    def add(self, text: str) -> str:
+        """The part of the text so far that is certain to belong to the answer and was not returned yet."""
+        if not self._stop or self.matched:
+            return "" if self.matched else text
+        text = self._held + text
+        # The earliest end; where two end together, the longer one.
+        ends = [(at + len(string), at) for string in self._stop if (at := text.find(string)) >= 0]
+        if ends:
+            self.matched = True
+            self._held = ""
+            return text[: min(ends)[1]]
+        keep = max(self._overlap(text, string) for string in self._stop)
+        certain = len(text) - keep
+        self._held = text[certain:]
+        return text[:certain]
+
+    def flush(self) -> str:
+        """What was held back, once no more text will come."""
+        held, self._held = self._held, ""
+        return held
+
+    @staticmethod
+    def _overlap(text: str, string: str) -> int:
+        """Length of the longest end of `text` that starts `string`."""
+        for length in range(min(len(text), len(string) - 1), 0, -1):
+            if text.endswith(string[:length]):
+                return length
+        return 0

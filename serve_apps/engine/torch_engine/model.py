@@ -1,0 +1,120 @@
+"""The model of a Hugging Face directory, whole or this rank's shard of it, ready for inference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers.distributed import DistributedConfig
+from transformers.utils import logging
+
+from serve_apps.engine.protocol import EngineConfig, EngineError
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+_KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the engine must know of a model before and beside its weights."""
+
+    context_length: int
+    vocab_size: int
+    num_layers: int
+    layer_types: frozenset[str]
+    """Kinds of attention in the model, in transformers' words."""
+    sliding_window: int | None
+
+
+def read_facts(config: EngineConfig) -> ModelFacts:
+    """Read the model's own config, and check that this engine can run it as asked.
+
+    Raises:
+        EngineError: it cannot; the message says why.
+    """
+    try:
+        whole = AutoConfig.from_pretrained(config.model_path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{config.model_path} is no model that transformers reads: {error}") from error
+    text = whole.get_text_config(decoder=True)
+    layer_types = _layer_types(text)
+    if unknown := layer_types - _KNOWN_LAYERS:
+        raise EngineError(
+            f"the model {config.model_path} has layers of type {', '.join(sorted(unknown))}; "
+            f"the torch engine runs {', '.join(sorted(_KNOWN_LAYERS))}"
+        )
+    if config.tensor > 1:
+        _check_heads(text, config)
+    return ModelFacts(
+        context_length=_context_length(text, config),
+        vocab_size=text.vocab_size,
+        num_layers=text.num_hidden_layers,
+        layer_types=layer_types,
+        sliding_window=getattr(text, "sliding_window", None),
+    )
+
+
+def load_model(config: EngineConfig, device: torch.device) -> Any:
+    """Load the model onto `device`; with tensor > 1, this rank's shard by the model's own plan.
+
+    The process group must exist where tensor > 1.
+    """
+    # A replica's log is no terminal.
+    logging.disable_progress_bar()
+    arguments: dict[str, Any] = {
+        "dtype": PRECISIONS[config.precision],
+        "attn_implementation": "sdpa",
+        "local_files_only": True,
+    }
+    if config.tensor > 1:
+        arguments["distributed_config"] = DistributedConfig(tp_size=config.tensor, tp_plan="auto")
+    model: Any = AutoModelForCausalLM.from_pretrained(config.model_path, **arguments)
+    if config.tensor == 1:
+        model = model.to(device)
+    elif not model.supports_tp_plan:
+        raise EngineError(
+            f"the model {config.model_path} has no tensor-parallel plan; serve it with tensor: 1"
+        )
+    return model.eval()
+
+
+def eos_ids(model: Any) -> frozenset[int]:
+    """The tokens that end an answer, as the model's generation config (or else its config) names them."""
+    named = model.generation_config.eos_token_id if model.generation_config is not None else None
+    if named is None:
+        named = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
+    if named is None:
+        return frozenset()
+    return frozenset([named] if isinstance(named, int) else named)
+
+
+def _context_length(text: PreTrainedConfig, config: EngineConfig) -> int:
+    most = getattr(text, "max_position_embeddings", None)
+    wanted = config.context_length
+    if wanted is None:
+        if most is None:
+            raise EngineError(f"the model {config.model_path} does not say its context; set context_length")
+        return int(most)
+    if most is not None and wanted > most:
+        raise EngineError(f"context_length is {wanted}, but the model {config.model_path} takes {most}")
+    return wanted
+
+
+def _layer_types(text: PreTrainedConfig) -> frozenset[str]:
+    types = getattr(text, "layer_types", None)
+    if types is not None:
+        return frozenset(types)
+    window = getattr(text, "sliding_window", None)
+    return frozenset({"full_attention" if window is None else "sliding_attention"})
+
+
+def _check_heads(text: PreTrainedConfig, config: EngineConfig) -> None:
+    for name in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(text, name, None)
+        if heads is not None and heads % config.tensor:
+            raise EngineError(
+                f"tensor is {config.tensor}, which does not divide the {heads} {name} of {config.model_path}"
+            )

@@ -1,0 +1,122 @@
+"""The ranks of one replica: how they find, keep in step with, and leave one another."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from serve_apps.engine.protocol import EngineError
+from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.step import Kind, Step, decode, encode, frame_size
+
+
+def device_of(rank: int) -> torch.device:
+    """The accelerator of this rank: its own where it sees several, the only one where Ray shows it one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count())
+
+
+class Ranks:
+    """The process group of a tensor-parallel replica, as one of its ranks sees it.
+
+    Raises:
+        EngineError: from any method, when another rank died or did not answer in time.
+    """
+
+    def __init__(self, rank: int, world_size: int, max_batch: int, options: TorchOptions) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._frame = torch.zeros(frame_size(max_batch), dtype=torch.long)
+        self._options = options
+        self._store: dist.TCPStore | None = None
+
+    def join(self, master_addr: str, master_port: int, device: torch.device) -> None:
+        """Meet the other ranks at the address of rank 0."""
+        if ipaddress.ip_address(socket.gethostbyname(master_addr)).is_loopback:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+            # transformers binds the rank to its device by this name.
+            os.environ["LOCAL_RANK"] = str(device.index)
+        try:
+            self._store = self._open_store(master_addr, master_port)
+            dist.init_process_group(
+                backend="gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=self._store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=timedelta(seconds=self._options.step_timeout_s),
+            )
+        except (OSError, RuntimeError) as error:
+            raise EngineError(
+                f"the {self.world_size} ranks did not meet at {master_addr}:{master_port}: {error}"
+            ) from error
+
+    def ready(self) -> None:
+        """Say that this rank has loaded its shard, and wait until all have."""
+        if self._store is None:
+            raise EngineError(f"rank {self.rank} has not joined the others")
+        try:
+            self._store.set(f"ready/{self.rank}", "")
+            self._store.wait(
+                [f"ready/{rank}" for rank in range(self.world_size)],
+                timedelta(seconds=self._options.start_timeout_s),
+            )
+        except RuntimeError as error:
+            raise EngineError(f"a rank of the replica did not load the model: {error}") from error
+
+    def send(self, kind: Kind, step: Step | None = None) -> None:
+        """Tell all ranks what comes next; only rank 0 does."""
+        message = torch.tensor(encode(kind, step))
+        head = message[: len(self._frame)]
+        self._frame[: len(head)] = head
+        self._broadcast(self._frame)
+        if len(message) > len(self._frame):
+            self._broadcast(message[len(self._frame) :])
+
+    def receive(self) -> tuple[Kind, Step | None]:
+        """Wait for what rank 0 says."""
+        self._broadcast(self._frame)
+        message = self._frame.tolist()
+        if (missing := message[0] - len(message)) > 0:
+            rest = torch.empty(missing, dtype=torch.long)
+            self._broadcast(rest)
+            message += rest.tolist()
+        return decode(message)
+
+    def leave(self) -> None:
+        """Close the connections to the other ranks."""
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._store = None
+
+    def _broadcast(self, tensor: torch.Tensor) -> None:
+        try:
+            dist.broadcast(tensor, src=0)
+        except RuntimeError as error:
+            raise EngineError(f"a rank of the replica died or hangs: {error}") from error
+
+    def _open_store(self, master_addr: str, master_port: int) -> dist.TCPStore:
+        listener = None
+        if self.rank == 0:
+            # Left to itself the store listens on every interface of the machine.
+            family = socket.AF_INET6 if ":" in master_addr else socket.AF_INET
+            with socket.socket(family, socket.SOCK_STREAM) as bound:
+                bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                bound.bind((master_addr, master_port))
+                bound.listen(self.world_size)
+                listener = bound.detach()
+        return dist.TCPStore(
+            master_addr,
+            master_port,
+            self.world_size,
+            is_master=self.rank == 0,
+            timeout=timedelta(seconds=self._options.start_timeout_s),
+            master_listen_fd=listener,
+        )

@@ -1,0 +1,145 @@
+"""The next token of every row, chosen from the logits as each request asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from serve_apps.engine.protocol import SamplingParams
+
+_GREEDY_BELOW = 1e-5
+"""Temperatures below this are greedy: dividing by them overflows and changes nothing."""
+
+_CANDIDATES = 256
+"""How many of the likeliest tokens are sorted at first; all are only where these do not cover top_p."""
+
+
+@dataclass(eq=False)
+class Sampler:
+    """How one request chooses, with its own source of chance, so that no other request changes its tokens."""
+
+    params: SamplingParams
+    generator: torch.Generator = field(default_factory=torch.Generator)
+
+    def __post_init__(self) -> None:
+        if self.params.seed is None:
+            self.generator.seed()
+        else:
+            # The generator takes 64 bits; requests may name any integer.
+            self.generator.manual_seed(self.params.seed % 2**63)
+
+    @property
+    def greedy(self) -> bool:
+        return self.params.temperature < _GREEDY_BELOW
+
+    @property
+    def filtered(self) -> bool:
+        return self.params.top_k > 0 or self.params.top_p < 1.0
+
+    def draw(self) -> float:
+        """The next random number in [0, 1) of this request."""
+        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural-log probabilities under the model itself, before temperature and filters."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob), likeliest first."""
+
+
+def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """Choose one token a row.
+
+    Args:
+        logits: [rows, vocabulary]
+        samplers: one a row.
+    """
+    if all(sampler.greedy for sampler in samplers):
+        return logits.argmax(dim=-1).tolist()
+    chosen = torch.empty(len(samplers), dtype=torch.long)
+    # Apart, because the two draw from differently ordered tokens, and a request's tokens must not depend on
+    # what else is in the batch.
+    greedy = [row for row, sampler in enumerate(samplers) if sampler.greedy]
+    plain = [row for row, sampler in enumerate(samplers) if not sampler.greedy and not sampler.filtered]
+    filtered = [row for row, sampler in enumerate(samplers) if not sampler.greedy and sampler.filtered]
+    if greedy:
+        chosen[greedy] = logits[greedy].argmax(dim=-1).cpu()
+    if plain:
+        chosen[plain] = _sample_plain(logits[plain], [samplers[row] for row in plain]).cpu()
+    if filtered:
+        chosen[filtered] = _sample_filtered(logits[filtered], [samplers[row] for row in filtered]).cpu()
+    return chosen.tolist()
+
+
+def logprobs_of(logits: torch.Tensor, token_ids: Sequence[int], num_top: Sequence[int]) -> list[Logprobs]:
+    """The log probability of each row's token and of its likeliest alternatives.
+
+    Args:
+        logits: [rows, vocabulary]
+        token_ids: the chosen token of each row.
+        num_top: how many alternatives each row reports.
+    """
+    logprobs = logits.float().log_softmax(dim=-1)
+    rows = torch.arange(len(token_ids), device=logits.device)
+    chosen = logprobs[rows, torch.tensor(token_ids, device=logits.device)].tolist()
+    most = min(max(num_top), logits.shape[-1])
+    values, ids = logprobs.topk(most, dim=-1)
+    result = []
+    for own, count, row_ids, row_values in zip(chosen, num_top, ids.tolist(), values.tolist(), strict=True):
+        result.append(Logprobs(own, tuple(zip(row_ids[:count], row_values[:count], strict=True))))
+    return result
+
+
+def _column(values: Sequence[float], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(values, device=like.device)[:, None]
+
+
+def _scaled(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    return logits.float() / _column([sampler.params.temperature for sampler in samplers], logits)
+
+
+def _sample_plain(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    """From all tokens."""
+    return _invert(_scaled(logits, samplers).softmax(dim=-1), samplers)
+
+
+def _sample_filtered(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    """From the `top_k` likeliest tokens, and of those from the fewest that hold `top_p`."""
+    vocab_size = logits.shape[-1]
+    scaled = _scaled(logits, samplers)
+    top_k = _column([min(sampler.params.top_k or vocab_size, vocab_size) for sampler in samplers], logits)
+    top_p = _column([sampler.params.top_p for sampler in samplers], logits)
+    limits = [sampler.params.top_k for sampler in samplers]
+    for num_candidates in (min(vocab_size, max(_CANDIDATES, *limits)), vocab_size):
+        values, ids = scaled.topk(num_candidates, dim=-1)
+        beyond = torch.arange(num_candidates, device=logits.device) >= top_k
+        # Relative to all that a row may choose from: everything, or its top_k.
+        total = torch.where(
+            top_k < vocab_size,
+            values.masked_fill(beyond, float("-inf")).logsumexp(dim=-1, keepdim=True),
+            scaled.logsumexp(dim=-1, keepdim=True),
+        )
+        probabilities = (values - total).exp().masked_fill(beyond, 0.0)
+        cumulative = probabilities.cumsum(dim=-1, dtype=torch.float64)
+        if bool(((top_k < num_candidates) | (cumulative[:, -1:] >= top_p)).all()):
+            break
+    # A token stays when those before it hold less than top_p; the first always stays.
+    outside = cumulative - probabilities >= top_p
+    outside[:, 0] = False
+    chosen = _invert(probabilities.masked_fill(outside, 0.0), samplers)
+    return ids.gather(-1, chosen[:, None])[:, 0]
+
+
+def _invert(weights: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
+    """Draw an index of each row in proportion to its weights, by the inverse of their cumulative sum."""
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:]
+    draws = torch.tensor([sampler.draw() for sampler in samplers], dtype=torch.float64, device=weights.device)
+    # Rounding must not carry the target to the total itself, beyond the last index that has any weight.
+    target = torch.minimum(draws[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, target, right=True)[:, 0]
