@@ -1,0 +1,107 @@
+"""Joining a cluster that is up, from this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from cluster.errors import ShoalError
+from cluster.health import silent
+from cluster.record import ClusterRecord, NodeRecord, read_record
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
+__all__ = [
+    "ClusterRecord",
+    "NodeRecord",
+    "connect",
+    "disconnect",
+    "environment",
+    "read_record",
+    "require_record",
+]
+
+NAMESPACE = "shoal"
+
+
+def require_record(name: str) -> ClusterRecord:
+    """The record of a cluster that was started.
+
+    Raises:
+        ShoalError: it was not, or was taken down.
+    """
+    record = read_record(name)
+    if record is None:
+        raise _not_up(name)
+    return record
+
+
+def environment(record: ClusterRecord) -> dict[str, str]:
+    """The variables under which Ray's own tools (`ray`, `serve`, `ray.init()`) work against the cluster."""
+    return {
+        "RAY_ADDRESS": record.gcs_address,
+        "RAY_API_SERVER_ADDRESS": record.dashboard_url,
+        "RAY_DASHBOARD_ADDRESS": record.dashboard_url,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": record.token_path,
+    }
+
+
+def head_is_silent(record: ClusterRecord) -> str | None:
+    """Which part of the head does not answer, in words; None when a connection would work."""
+    parts = {"Ray's control store (GCS)": record.gcs_address}
+    if record.nodes:
+        parts["the head's raylet"] = record.nodes[0].raylet_address
+    return ", ".join(f"{part} at {parts[part]}" for part in silent(parts)) or None
+
+
+def connect(record: ClusterRecord) -> None:
+    """Make this process a driver of the cluster, in the namespace `shoal`; nothing is done when it is one.
+
+    Sets Ray's variables in `os.environ`, so that what this process starts finds the cluster too. Ray reads
+    the token once in the life of a process: one process cannot connect to two clusters.
+
+    Raises:
+        ShoalError: the cluster is down, half dead, does not take our token, or this process belongs to
+            another one.
+    """
+    missing = head_is_silent(record)
+    if missing is not None:
+        raise _not_up(record.name, f"{missing} does not answer")
+    _drop_token(os.environ)
+    os.environ.update(environment(record))  # before Ray is imported: it reads them then
+
+    import ray
+
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if joined == record.gcs_address:
+            return
+        raise ShoalError(f"this process is connected to another Ray cluster ({joined}); disconnect it first")
+    try:
+        ray.init(
+            address=record.gcs_address,
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ShoalError(f"cluster {record.name} could not be joined: {reason}") from error
+
+
+def disconnect() -> None:
+    """Leave the cluster; nothing happens when this process is in none."""
+    import ray
+
+    ray.shutdown()
+
+
+def _drop_token(environ: MutableMapping[str, str]) -> None:
+    environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the path
+
+
+def _not_up(name: str, why: str = "") -> ShoalError:
+    return ShoalError(f"cluster {name} is not up{': ' + why if why else ''}: run `shoal up`")

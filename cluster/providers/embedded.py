@@ -1,0 +1,318 @@
+"""The embedded provider: every node of the cluster is a raylet of its own on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from cluster import connection
+from cluster.config.cluster_section import ClusterConfig
+from cluster.errors import RequestError, ShoalError
+from cluster.health import answers, silent, wait_until
+from cluster.providers import processes
+from cluster.providers.addresses import choose_subnet, node_addresses, subnets_of
+from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port
+from cluster.providers.node_command import (
+    NODE_LABEL,
+    HeadPorts,
+    NodeStart,
+    node_command,
+    node_environment,
+    store_bytes,
+)
+from cluster.providers.provider import Started, Tell
+from cluster.record import (
+    TOKEN_FILE,
+    ClusterRecord,
+    Identity,
+    NodeRecord,
+    http_url,
+    other_identities,
+    read_identity,
+    read_record,
+    write_identity,
+    write_record,
+)
+from cluster.state_directory import locked, require_private, state_directory, write_private
+
+DASHBOARD_PORT = 8265
+GATEWAY_PORT = 8000
+START_TIMEOUT_S = 90.0
+"""Longest that the nodes may take to start."""
+TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A `ray start` that was begun; it ends when its node is up."""
+
+    node: NodeStart
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class EmbeddedProvider:
+    """Raylets on loopback addresses of this machine; see Provider for the contract."""
+
+    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+        config_path = config_path.absolute()
+        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+            record = self._found_up(cluster, config_path, tell)
+            if record is not None:
+                return Started(record, was_up=True)
+            return Started(_start(cluster, config_path, tell), was_up=False)
+
+    def down(self, name: str, tell: Tell) -> bool:
+        with locked(name, lambda: tell(_waiting(name))):
+            return _clean(name)
+
+    def silent(self, record: ClusterRecord) -> list[str]:
+        head = record.nodes[0].name
+        found = silent({node.name: node.raylet_address for node in record.nodes})
+        if head not in found and not answers(record.gcs_address):
+            found.insert(0, head)
+        return found
+
+    def _found_up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> ClusterRecord | None:
+        """The record when the cluster is up; what is left of a dead one is cleaned away."""
+        record, identity = read_record(cluster.name), read_identity(cluster.name)
+        gone = self.silent(record) if record is not None else []
+        if record is None or identity is None or record.nodes[0].name in gone:
+            if _clean(cluster.name):
+                tell(f"cleaned up what was left of cluster {cluster.name}, whose head was gone")
+            return None
+        if record.config_path != str(config_path):
+            raise RequestError(
+                f"cluster {cluster.name} is up already, from {record.config_path}: give this one"
+                " another cluster.name, or take that one down first (`shoal down`)"
+            )
+        if gone:
+            tell(f"not answering: {', '.join(gone)}; `shoal down` and `shoal up` bring all nodes back")
+        if dict(identity.cluster) != cluster.model_dump(mode="json"):
+            tell("the cluster section of the config has changed since; `shoal down` and `shoal up` apply it")
+        return record
+
+
+def _start(cluster: ClusterConfig, config_path: Path, tell: Tell) -> ClusterRecord:
+    shapes = cluster.node_shapes()
+    gpus = _divide_gpus([shape.gpus for _, shape in shapes])
+    directory = state_directory(cluster.name)
+    try:
+        identity = _claim(cluster, config_path)
+        ips = node_addresses(identity.subnet, len(shapes))
+        nodes = [
+            NodeStart(name, ip, shape, directory / f"n{index}", gpus[index])
+            for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
+        ]
+        tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
+        gcs_address = _start_nodes(nodes, identity, directory)
+        record = ClusterRecord(
+            name=cluster.name,
+            cluster_id=identity.cluster_id,
+            config_path=str(config_path),
+            base_dir=str(config_path.parent),
+            storage=cluster.storage,
+            head_ip=ips[0],
+            gcs_address=gcs_address,
+            dashboard_url=http_url(identity.dashboard_host, identity.dashboard_port, ips[0]),
+            gateway_host=identity.gateway_host,
+            gateway_port=identity.gateway_port,
+            token_path=str(directory / TOKEN_FILE),
+        )
+        record = _found(cluster, record, nodes)
+        write_record(record)
+    except BaseException:  # an interruption too must not leave a half cluster behind
+        _clean(cluster.name)
+        raise
+    return record
+
+
+def _claim(cluster: ClusterConfig, config_path: Path) -> Identity:
+    """Choose addresses and ports that no other cluster has, and write them down before anything starts."""
+    directory = state_directory(cluster.name)
+    # One at a time, since a choice counts for others only once it is written.
+    with locked(".addresses"):
+        others = other_identities(cluster.name)
+        taken = {other.subnet for other in others} | subnets_of(addresses_in_use())
+        subnet = choose_subnet(cluster.name, taken)
+        head_ip = node_addresses(subnet, len(cluster.node_shapes()))[0]
+        reserved = {(other.gateway_host, other.gateway_port) for other in others}
+        reserved |= {(other.dashboard_host, other.dashboard_port) for other in others}
+        dashboard = choose_endpoint("dashboard", cluster.dashboard, head_ip, DASHBOARD_PORT, reserved)
+        gateway = choose_endpoint("gateway", cluster.gateway, head_ip, GATEWAY_PORT, reserved | {dashboard})
+        require_private(directory)
+        identity = Identity(
+            name=cluster.name,
+            cluster_id=str(uuid.uuid4()),
+            config_path=str(config_path),
+            subnet=subnet,
+            dashboard_host=dashboard[0],
+            dashboard_port=dashboard[1],
+            gateway_host=gateway[0],
+            gateway_port=gateway[1],
+            cluster=cluster.model_dump(mode="json"),
+        )
+        write_identity(identity)
+    write_private(directory / TOKEN_FILE, secrets.token_hex(32))
+    for name in ("t", "logs"):
+        (directory / name).mkdir()
+    return identity
+
+
+def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, directory: Path) -> str:
+    """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
+    head_ip = nodes[0].ip
+    ports = HeadPorts(gcs=free_port("0.0.0.0"), client=free_port(head_ip))
+    gcs_address = f"{head_ip}:{ports.gcs}"
+    store = store_bytes(psutil.virtual_memory().total, len(nodes))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    launched: list[_Launched] = []
+
+    def launch(node: NodeStart, head: HeadPorts | None) -> None:
+        command = node_command(sys.executable, node, identity, gcs_address, store, head)
+        variables = node_environment(os.environ, node, identity, directory)
+        log = directory / "logs" / f"{node.name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we then end these by their mark
+            )
+        launched.append(_Launched(node, process, log))
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        def reached() -> bool:
+            _raise_failures(launched)
+            return condition()
+
+        if not wait_until(reached, deadline - time.monotonic()):
+            late = [item for item in launched if item.process.poll() is None]
+            raise _failed(late[-1] if late else launched[0], f"{what} within {START_TIMEOUT_S:.0f} s")
+
+    with _reaped(launched):
+        launch(nodes[0], ports)
+        wait(lambda: answers(gcs_address, timeout_s=1.0), "did not begin to answer")
+        for node in nodes[1:]:
+            launch(node, None)
+        wait(lambda: all(item.process.poll() == 0 for item in launched), "did not start")
+    return gcs_address
+
+
+def _raise_failures(launched: Sequence[_Launched]) -> None:
+    for item in launched:
+        code = item.process.poll()
+        if code not in (None, 0):
+            raise _failed(item, f"did not start (exit code {code})")
+
+
+@contextmanager
+def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
+    """Leave no `ray start` behind as a child of ours when starting fails."""
+    try:
+        yield
+    except BaseException:
+        for item in launched:
+            item.process.kill()
+            item.process.wait()
+        raise
+
+
+def _failed(item: _Launched, what: str) -> ShoalError:
+    lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
+    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; the last lines of its log:\n{tail}")
+
+
+def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:
+    """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids."""
+    connection.connect(record)
+    try:
+        import ray
+
+        from cluster.sharing.broker import start_broker
+
+        found: dict[str, NodeRecord] = {}
+
+        def all_registered() -> bool:
+            for row in ray.nodes():
+                name = row["Labels"].get(NODE_LABEL)
+                if row["Alive"] and name is not None:
+                    raylet = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
+                    found[name] = NodeRecord(name, row["NodeManagerAddress"], row["NodeID"], raylet)
+            return all(node.name in found for node in nodes)
+
+        if not wait_until(all_registered, START_TIMEOUT_S):
+            missing = ", ".join(node.name for node in nodes if node.name not in found)
+            raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
+        start_broker(
+            {
+                "name": record.name,
+                "storage": record.storage,
+                "gateway_host": record.gateway_host,
+                "gateway_port": record.gateway_port,
+                "dashboard_url": record.dashboard_url,
+                "priority": cluster.sharing.priority,
+                "reclaim_grace_s": cluster.sharing.reclaim_grace_s,
+            }
+        )
+    finally:
+        connection.disconnect()
+    return replace(record, nodes=tuple(found[node.name] for node in nodes))
+
+
+def _clean(name: str) -> bool:
+    """End every process of the cluster and remove its state; False when there was neither."""
+    directory = state_directory(name)
+    # Also without the identity file: whatever removes old files from /tmp knows nothing of clusters.
+    ids = processes.cluster_ids(str(directory))
+    identity = read_identity(name)
+    if identity is not None:
+        ids.add(identity.cluster_id)
+    for cluster_id in sorted(ids):
+        processes.end_cluster(cluster_id)
+    had_state = directory.exists()
+    if had_state:
+        require_private(directory)
+        shutil.rmtree(directory)
+    return had_state or bool(ids)
+
+
+def _divide_gpus(wanted: Sequence[int]) -> list[tuple[str, ...]]:
+    """Which of the machine's GPUs each node gets, none of them twice.
+
+    Raises:
+        RequestError: the nodes want more than there are.
+    """
+    total = sum(wanted)
+    if total == 0:
+        return [() for _ in wanted]
+    import torch
+
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    count = torch.cuda.device_count()
+    names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
+    if total > len(names):
+        raise RequestError(
+            f"cluster.nodes: the nodes have {total} GPUs together; this machine has {len(names)}"
+        )
+    ends = [sum(wanted[: index + 1]) for index in range(len(wanted))]
+    return [tuple(names[end - share : end]) for share, end in zip(wanted, ends, strict=True)]
+
+
+def _waiting(name: str) -> str:
+    return f"another command is starting or stopping cluster {name}; waiting for it"

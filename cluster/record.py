@@ -1,0 +1,142 @@
+"""What is known on this machine about a cluster that was started: two small JSON files.
+
+`identity.json` is written before the first process starts and is what a clean-up needs; `record.json` is
+written when everything is up and is what a connection needs. A directory with the first and without the
+second is a start that did not end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ShoalError
+from cluster.state_directory import require_private, state_directory, state_root, write_private
+
+IDENTITY_FILE = "identity.json"
+RECORD_FILE = "record.json"
+TOKEN_FILE = "token"
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node as it was started."""
+
+    name: str
+    ip: str
+    node_id: str
+    """Ray's id of the node (hexadecimal)."""
+    raylet_address: str
+    """HOST:PORT of its raylet, which answers gRPC health checks."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a cluster is, from before its first process starts."""
+
+    name: str
+    cluster_id: str
+    """Value of SHOAL_CLUSTER_ID in the environment of every process of the cluster."""
+    config_path: str
+    subnet: str
+    """First three bytes of its addresses: `127.A.B`."""
+    dashboard_host: str
+    dashboard_port: int
+    gateway_host: str
+    gateway_port: int
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    """The config's cluster section as it was started."""
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """A cluster that was up, with all that is needed to connect to it."""
+
+    name: str
+    cluster_id: str
+    config_path: str
+    base_dir: str
+    """Directory of the config file, from which its relative paths count."""
+    storage: str
+    """Absolute path or URI."""
+    head_ip: str
+    gcs_address: str
+    """HOST:PORT of Ray's control store: what Ray calls the cluster's address."""
+    dashboard_url: str
+    gateway_host: str
+    gateway_port: int
+    token_path: str
+    nodes: tuple[NodeRecord, ...] = ()
+    """The head first."""
+
+    @property
+    def gateway_url(self) -> str:
+        """The OpenAI base URL."""
+        return f"{http_url(self.gateway_host, self.gateway_port, self.head_ip)}/v1"
+
+
+def http_url(host: str, port: int, instead_of_all: str) -> str:
+    """The URL under which a server that binds `host` is reached; all interfaces have no URL of their own."""
+    if host in ("0.0.0.0", "::", ""):
+        host = instead_of_all
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_record(name: str) -> ClusterRecord | None:
+    """The record of a cluster that was started and not taken down; it may have died since.
+
+    Raises:
+        ShoalError: the state directory is not ours alone, or the record cannot be read.
+    """
+    found = _read(state_directory(name) / RECORD_FILE)
+    if found is None:
+        return None
+    return ClusterRecord(**{**found, "nodes": tuple(NodeRecord(**node) for node in found["nodes"])})
+
+
+def write_record(record: ClusterRecord) -> None:
+    """Say that the cluster is up."""
+    _write(state_directory(record.name) / RECORD_FILE, asdict(record))
+
+
+def read_identity(name: str) -> Identity | None:
+    """The identity of a cluster that was started or half started and not taken down."""
+    found = _read(state_directory(name) / IDENTITY_FILE)
+    return None if found is None else Identity(**found)
+
+
+def write_identity(identity: Identity) -> None:
+    """Say that a cluster is about to be started."""
+    _write(state_directory(identity.name) / IDENTITY_FILE, asdict(identity))
+
+
+def other_identities(name: str) -> list[Identity]:
+    """The identities of this user's other clusters on this machine."""
+    found = [_read(path) for path in sorted(state_root().glob(f"*/{IDENTITY_FILE}"))]
+    identities = [Identity(**item) for item in found if item is not None]
+    return [identity for identity in identities if identity.name != name]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.parent.is_dir():
+        return None
+    require_private(path.parent.parent)
+    require_private(path.parent)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ShoalError(
+            f"{path} is damaged ({error}); remove the directory {path.parent} once no process of it runs"
+        ) from error
+    return dict(found)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_private(path, json.dumps(content, indent=2) + "\n")

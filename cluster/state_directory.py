@@ -1,0 +1,144 @@
+"""Where a cluster of this machine keeps what it needs while it is up: one private directory each.
+
+    /tmp/shoal-<uid>/<name>/        0700, ours: token, record, logs, Ray's own temp dirs
+    /tmp/shoal-<uid>/.<name>.lock   held while one command starts or stops the cluster
+
+The path is short because Ray puts unix sockets under it, whose paths the kernel limits to 107 bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cluster.errors import ShoalError
+
+SOCKET_PATH_BYTES = 107
+"""Longest path of a unix socket on Linux."""
+RAY_SOCKET_BYTES = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead")
+"""What Ray appends to a node's temp dir for its longest socket, with the longest process id."""
+NODE_BYTES = len("/n999")
+"""What we append to the state directory for a node's temp dir."""
+LOCK_TIMEOUT_S = 180.0
+POLL_S = 0.05
+
+
+def state_root() -> Path:
+    """The directory of all clusters of this user on this machine."""
+    return Path(f"/tmp/shoal-{os.getuid()}")
+
+
+def state_directory(name: str, root: Path | None = None) -> Path:
+    """The directory of one cluster; a name that would make socket paths too long is shortened by its hash.
+
+    Raises:
+        ShoalError: not even the shortened name fits under this root.
+    """
+    root = root or state_root()
+    room = SOCKET_PATH_BYTES - NODE_BYTES - RAY_SOCKET_BYTES - len(os.fsencode(root)) - len("/")
+    if len(name) <= room:
+        return root / name
+    digest = "~" + hashlib.sha256(name.encode()).hexdigest()[:8]  # `~` is in no name, so it meets none
+    if len(digest) > room:
+        raise ShoalError(
+            f"the directory {root} is too long: Ray's unix sockets below it would need more than"
+            f" {SOCKET_PATH_BYTES} bytes of path, which is all the kernel allows"
+        )
+    return root / (name[: room - len(digest)] + digest)
+
+
+def require_private(directory: Path) -> None:
+    """Make sure that a directory is ours alone, and create it where it is not there.
+
+    Raises:
+        ShoalError: it is something else, or others can read or change it; whoever can do that could start
+            programs as us, so nothing is read from it.
+    """
+    with contextlib.suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise ShoalError(f"{directory} is not a directory; remove it, or whoever put it there should")
+    if found.st_uid != os.getuid():
+        raise ShoalError(f"{directory} belongs to user {found.st_uid}, not to us ({os.getuid()})")
+    if found.st_mode & 0o077:
+        raise ShoalError(
+            f"{directory} is open to others (mode {stat.S_IMODE(found.st_mode):o}); it must be 700."
+            f" If you trust what is in it: chmod 700 {directory}"
+        )
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only we can read; it is whole or absent (a temporary name, then a move)."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def locked(
+    name: str, on_wait: Callable[[], None] | None = None, timeout_s: float = LOCK_TIMEOUT_S
+) -> Iterator[None]:
+    """Hold the lock of a cluster; `on_wait` is called once when another process has it.
+
+    The lock goes with the process that holds it, however that ends. The file is removed at the end when
+    the cluster has no state, so that nothing stays behind.
+
+    Raises:
+        ShoalError: another process held it for all of `timeout_s`.
+    """
+    directory = state_directory(name)
+    path = directory.with_name(f".{directory.name}.lock")
+    deadline = time.monotonic() + timeout_s
+    pause = threading.Event()
+    descriptor = _try_lock(path)
+    if descriptor is None and on_wait is not None:
+        on_wait()
+    while descriptor is None:
+        if time.monotonic() >= deadline:
+            raise ShoalError(
+                f"another command has been starting or stopping cluster {name} for {timeout_s:.0f} s"
+                f" (it holds {path}); wait for it or end it"
+            )
+        pause.wait(POLL_S)
+        descriptor = _try_lock(path)
+    try:
+        yield
+    finally:
+        if not directory.exists():
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+        with contextlib.suppress(OSError):  # other clusters are there, or will be in a moment
+            path.parent.rmdir()
+
+
+def _try_lock(path: Path) -> int | None:
+    """The locked file's descriptor, or None when another process has the lock now."""
+    require_private(path.parent)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    except FileNotFoundError:  # the last cluster's end removed the root between the two lines
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # Whoever held it may have removed the file: then this lock is on a file that no one else sees.
+        if os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+    except FileNotFoundError:
+        pass  # as above: the file is gone, try again with a new one
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(descriptor)
+            raise
+    os.close(descriptor)
+    return None

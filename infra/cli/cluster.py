@@ -1,0 +1,147 @@
+"""The cluster from the command line: `up`, `down`, `status`, `env`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from cluster.record import ClusterRecord
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("up")(up)
+    app.command("down")(down)
+    app.command("status")(status)
+    app.command("env")(env)
+
+
+def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """Start the cluster; when it is up already, say so."""
+    from cluster.providers import PROVIDERS
+
+    loaded = load(file, settings)
+    cluster = loaded.resolved.cluster
+    started = PROVIDERS[cluster.provider]().up(cluster, loaded.path, say)
+    if started.was_up:
+        say(f"cluster {cluster.name} is up already")
+    _show(started.record, as_json)
+
+
+def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """Stop every process of the cluster."""
+    from cluster.providers import PROVIDERS
+
+    cluster = load(file, settings, across=False).config.cluster
+    stopped = PROVIDERS[cluster.provider]().down(cluster.name, say)
+    if as_json:
+        print_json({"name": cluster.name, "stopped": stopped})
+    else:
+        typer.echo(f"cluster {cluster.name} {'is down' if stopped else 'was not up'}")
+
+
+def status(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+    """Show the nodes with what they have and use, the leases, the jobs, the apps and the URLs."""
+    _show(_record(file, settings), as_json)
+
+
+def env(file: FileOption = None, settings: SetOption = None) -> None:
+    """Print the exports under which Ray's own tools work against the cluster: eval "$(shoal env)"."""
+    from cluster.connection import environment
+
+    for key, value in environment(_record(file, settings)).items():
+        typer.echo(f"export {key}={shlex.quote(value)}")
+
+
+def status_document(record: ClusterRecord) -> dict[str, Any]:
+    """What `status --json` prints.
+
+    Raises:
+        ShoalError: the cluster cannot be reached.
+    """
+    from cluster.connection import connect, disconnect
+
+    connect(record)
+    try:
+        from cluster.nodes import node_states
+        from cluster.sharing.client import BrokerClient
+        from cluster.storage import Storage
+        from serve_apps.status import app_statuses
+        from train_jobs.listing import list_jobs
+
+        return {
+            "name": record.name,
+            "address": record.gcs_address,
+            "dashboard_url": record.dashboard_url,
+            "nodes": [state.as_json() for state in node_states()],
+            "leases": BrokerClient().leases(),
+            "jobs": list_jobs(Storage(record.storage)),
+            "apps": app_statuses(),
+        }
+    finally:
+        disconnect()
+
+
+def _record(file: str | None, settings: list[str] | None) -> ClusterRecord:
+    from cluster.connection import require_record
+
+    return require_record(load(file, settings, across=False).config.cluster.name)
+
+
+def _show(record: ClusterRecord, as_json: bool) -> None:
+    document = status_document(record)
+    if as_json:
+        print_json(document)
+        return
+    from rich.console import Console
+
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(f"cluster [bold]{record.name}[/bold] at {record.gcs_address}")
+    console.print(_nodes_table(document["nodes"]))
+    for title, columns in (
+        ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
+        ("jobs", ("job", "name", "status", "step", "steps", "workers", "attempts")),
+        ("apps", ("name", "model", "status", "replicas", "tensor")),
+    ):
+        rows = document[title]
+        console.print(_table(title, columns, rows) if rows else f"no {title}")
+    console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
+    if document["apps"]:
+        console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
+    console.print(f"storage    {record.storage}", soft_wrap=True)
+
+
+def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
+    kinds = [kind for kind in ("CPU", "GPU") if any(kind in node["resources"] for node in nodes)]
+    rows = []
+    for node in nodes:
+        row = {"node": node["name"] + (" (head)" if node["head"] else "")}
+        row["state"] = "alive" if node["alive"] else "dead"
+        for kind in kinds:
+            total = node["resources"].get(kind, 0)
+            row[f"{kind}s in use"] = f"{node['used'].get(kind, 0):g} of {total:g}"
+        used, total = (node[what].get("object_store_memory", 0) / 2**20 for what in ("used", "resources"))
+        row["object store"] = f"{used:.0f} of {total:.0f} MiB"
+        row["id"] = node["node_id"][:12]
+        rows.append(row)
+    return _table("nodes", tuple(rows[0]), rows)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for column in columns:
+        table.add_column(column)
+    for row in rows:
+        table.add_row(*(Text("" if row.get(column) is None else str(row[column])) for column in columns))
+    return table
