@@ -1,0 +1,77 @@
+"""Serving from the command line: `serve` and `unserve`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("serve")(serve)
+    app.command("unserve")(unserve)
+
+
+def serve(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Apps of the config. Default: all.")
+    ] = None,
+    file: FileOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Serve apps until they are ready; one that runs takes on what changed."""
+    scope = f"serve_apps.{names[0]}" if names and len(names) == 1 else None
+    loaded = load(file, settings, scope)
+
+    from cluster.connection import connect, require_record
+
+    connect(require_record(loaded.config.cluster.name))
+
+    from serve_apps.app import deploy
+
+    result = deploy(loaded.resolved, names or (), say=say)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def unserve(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The app to take down.")],
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take an app down; requests that run are finished first."""
+    loaded = load(file, across=False)
+
+    from cluster.connection import connect, require_record
+
+    connect(require_record(loaded.config.cluster.name))
+
+    from serve_apps.app import remove
+    from serve_apps.status import app_statuses
+
+    remove([name])
+    if as_json:
+        print_json({"removed": name, "apps": app_statuses()})
+    else:
+        typer.echo(f"{name} is not served any more")
+
+
+def _print(result: dict[str, Any]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("app", "model", "status", "replicas", "ranks each"):
+        table.add_column(heading)
+    for row in result["apps"]:
+        table.add_row(row["name"], row["model"], row["status"], str(row["replicas"]), str(row["tensor"]))
+    console = Console()
+    console.print(table)
+    console.print(f"OpenAI base URL: {result['base_url']}", highlight=False)

@@ -1,0 +1,176 @@
+"""One request of a client as one or more choices, each a stream of its own from some replica."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from serve_apps.openai_errors import ApiError, replica_lost, timed_out
+from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
+
+RETRIES = 3
+"""Times a request is sent again after its replica was lost."""
+
+Item = Mapping[str, Any]
+"""What a replica yields, see Replica.generate."""
+
+
+class ReplicaLostError(Exception):
+    """The replica ended while it had the request."""
+
+
+class Backend(Protocol):
+    """Where choices are generated."""
+
+    def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
+        """Send one request to a replica of the application; closing the iterator ends it there.
+
+        Raises:
+            ReplicaLostError: the replica ended before the last item.
+            ApiError: it cannot be sent.
+        """
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one choice gained; `restarted` says that what came before counts no more."""
+
+    index: int
+    item: Item
+    restarted: bool = False
+
+
+def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
+    """The requests to replicas that answer a client's request, in the order of its choices."""
+    prompts: list[dict[str, Any]]
+    if isinstance(request, ChatRequest):
+        prompts = [{"messages": [{"role": m.role, "content": m.content} for m in request.messages]}]
+    else:
+        assert isinstance(request, CompletionRequest)
+        prompts = [{"prompt": prompt} for prompt in request.prompt]
+    sampling = request.sampling()
+    requests: list[dict[str, Any]] = []
+    for prompt in prompts:
+        for number in range(request.choices_each):
+            seed = None if request.seed is None else (request.seed + number + 2**63) % 2**64 - 2**63
+            requests.append(
+                {
+                    "request_id": f"{request_id}-{len(requests)}",
+                    **prompt,
+                    "max_tokens": request.most_tokens,
+                    # The same seed for all would make all choices of a prompt the same.
+                    "sampling": {**sampling, "seed": seed},
+                }
+            )
+    return requests
+
+
+class Run:
+    """The choices of one request while they are generated; leaving the context ends those that still run.
+
+    Args:
+        restartable: nothing reaches the client before the end, so a choice may start again at any time;
+            else only while it has no tokens.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        application: str,
+        requests: Sequence[Mapping[str, Any]],
+        *,
+        restartable: bool,
+        timeout_s: float,
+    ) -> None:
+        self._backend = backend
+        self._application = application
+        self._requests = requests
+        self._restartable = restartable
+        self._timeout_s = timeout_s
+        self._queue: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
+        self._tasks: list[asyncio.Task[None]] = []
+        self.replicas: list[str] = []
+        """The replicas that took a choice, in the order they did."""
+        self.model_version: str | None = None
+        self.prompt_tokens: dict[int, int] = {}
+        """By choice."""
+
+    async def __aenter__(self) -> Run:
+        self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        self._tasks = [asyncio.create_task(self._choice(i, r)) for i, r in enumerate(self._requests)]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """What the choices gain, until each has its last.
+
+        Raises:
+            ApiError: a choice failed (which ends all of them), or the time is over.
+        """
+        running = len(self._tasks)
+        while running:
+            try:
+                async with asyncio.timeout_at(self._deadline):
+                    event = await self._queue.get()
+            except TimeoutError:
+                raise timed_out(self._timeout_s) from None
+            if isinstance(event, ApiError):
+                raise event
+            if event is None:
+                running -= 1
+            else:
+                yield event
+
+    async def _choice(self, index: int, request: Mapping[str, Any]) -> None:
+        try:
+            for retries_left in range(RETRIES, -1, -1):
+                if await self._attempt(index, request, retries_left, restarted=retries_left < RETRIES):
+                    break
+            self._queue.put_nowait(None)
+        except ApiError as error:
+            self._queue.put_nowait(error)
+
+    async def _attempt(
+        self, index: int, request: Mapping[str, Any], retries_left: int, *, restarted: bool
+    ) -> bool:
+        """Whether the choice is complete; False asks for another attempt."""
+        has_tokens = False
+        try:
+            async with aclosing(self._backend.generate(self._application, request)) as items:  # type: ignore[type-var]
+                async for item in items:
+                    if "start" in item:
+                        self._started(index, item["start"])
+                    if "error" in item:
+                        raise ApiError.from_item(item)
+                    if item.get("finish_reason") == "abort":
+                        raise replica_lost()
+                    self._queue.put_nowait(Event(index, item, restarted=restarted))
+                    restarted = False
+                    has_tokens = True
+                    if item.get("finish_reason") is not None:
+                        return True
+            raise replica_lost()
+        except ReplicaLostError:
+            error = replica_lost()
+        except ApiError as refused:
+            error = refused
+        if error.retry_elsewhere and retries_left and (self._restartable or not has_tokens):
+            return False
+        raise error
+
+    def _started(self, index: int, start: Mapping[str, Any]) -> None:
+        if start["replica"] not in self.replicas:
+            self.replicas.append(start["replica"])
+        self.model_version = start["model_version"]
+        if "prompt_tokens" in start:
+            self.prompt_tokens[index] = start["prompt_tokens"]

@@ -1,0 +1,152 @@
+"""The gateway as a Ray Serve deployment: it finds the apps through Serve and calls their replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ReplicaState
+
+from serve_apps.app_table import AppTable, AppVersion
+from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.gateway_api import build_api
+from serve_apps.gateway_service import GatewayService
+from serve_apps.openai_errors import ApiError, unavailable
+from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often the gateway looks which apps there are."""
+DESCRIBE_TIMEOUT_S = 5.0
+
+
+class ServeApps:
+    """The apps that Serve runs, with a handle to each; the truth is Serve's, nothing is kept elsewhere."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, DeploymentHandle] = {}
+        self._known: dict[str, tuple[tuple[float, bool], AppVersion]] = {}
+        """By Serve application: what it was when it was described, and the description."""
+        self._lock = asyncio.Lock()
+
+    async def look_up(self) -> AppTable:
+        """The table as it is now."""
+        async with self._lock:
+            overviews = (await asyncio.to_thread(serve.status)).applications
+            apps = {
+                name: overview
+                for name, overview in overviews.items()
+                # One that is being deleted takes no new request; those in it finish.
+                if name != GATEWAY
+                and DEPLOYMENT in overview.deployments
+                and overview.status != ApplicationStatus.DELETING
+            }
+            for gone in self._handles.keys() - apps.keys():
+                del self._handles[gone]
+                self._known.pop(gone, None)
+            described = await asyncio.gather(*(self._version(n, o) for n, o in apps.items()))
+            versions = {v.spec.name: (v,) for v in described if v is not None}
+            return AppTable(MappingProxyType(versions), frozenset(apps.keys() - versions.keys()))
+
+    async def _version(self, application: str, overview: ApplicationStatusOverview) -> AppVersion | None:
+        states = overview.deployments[DEPLOYMENT].replica_states
+        replicas = states.get(ReplicaState.RUNNING, 0)
+        running = overview.status == ApplicationStatus.RUNNING
+        if application not in self._handles:
+            self._handles[application] = await asyncio.to_thread(
+                serve.get_deployment_handle, DEPLOYMENT, app_name=application
+            )
+        # An update is complete when the application runs again; until then an old replica may answer.
+        seen = (overview.last_deployed_time_s, running)
+        known = self._known.get(application)
+        if (known is None or known[0] != seen) and replicas:
+            try:
+                facts = await asyncio.wait_for(
+                    self._handles[application].describe.remote(), DESCRIBE_TIMEOUT_S
+                )
+            except (TimeoutError, RayServeException, ray.exceptions.RayError) as error:
+                logger.warning("%s did not say what it serves, asking again: %r", application, error)
+            else:
+                spec = AppSpec.from_json(facts["spec"])
+                created = int(overview.last_deployed_time_s)
+                version = AppVersion(application, spec, facts["context_length"], created, replicas, running)
+                known = self._known[application] = (seen, version)
+        if known is None:
+            return None
+        version = known[1]
+        return AppVersion(
+            version.application, version.spec, version.context_length, version.created, replicas, replicas > 0
+        )
+
+    async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
+        """Stream one request from a replica, see Backend.generate."""
+        handle = self._handles.get(application)
+        if handle is None:
+            raise unavailable(f"The model '{application}' is being taken down.")
+        items = handle.options(method_name="generate", stream=True).remote(dict(request))
+        done = False
+        try:
+            async for item in items:
+                yield item
+            done = True
+        except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+            raise ReplicaLostError(str(error)) from error
+        except (RequestCancelledError, ray.exceptions.TaskCancelledError) as error:
+            # Nobody here cancels what it still reads: the replica was shut down under the request.
+            raise ReplicaLostError(str(error)) from error
+        except DeploymentUnavailableError as error:
+            raise unavailable(f"The model '{application}' cannot be started: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            logger.exception("a replica of %s failed", application)
+            raise ApiError(
+                500, "The replica failed; see its log.", kind="server_error", code="internal_error"
+            ) from error
+        finally:
+            if not done:
+                items.cancel()
+
+
+@serve.ingress()
+class Gateway:
+    """The Serve deployment's class. One replica serves all apps."""
+
+    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+        self._apps = ServeApps()
+        self._service = GatewayService(self._apps, self._apps.look_up)
+        self._poll = asyncio.create_task(self._follow())
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        # Serve's proxy gives requests their ids and puts them into the answers.
+        return build_api(self._service, add_request_id=False)
+
+    async def refresh(self) -> dict[str, dict[str, Any]]:
+        """Look the apps up now; what each was deployed with, by app."""
+        table = self._service.table = await self._apps.look_up()
+        return {
+            app: {**versions[0].spec.as_json(), "ready": versions[0].ready}
+            for app, versions in table.versions.items()
+        }
+
+    async def check_health(self) -> None:
+        """Raise when the gateway no longer follows what Serve runs."""
+        if self._poll.done():
+            self._poll.result()
+            raise RuntimeError("the gateway does not follow the apps any more")
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                self._service.table = await self._apps.look_up()
+            except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:
+                # Without the controller the last table stays right: it is the one that changes things.
+                logger.warning("the list of apps could not be read, keeping the last one: %r", error)
+            await asyncio.sleep(POLL_S)

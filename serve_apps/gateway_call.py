@@ -1,0 +1,169 @@
+"""One generating request of the gateway, from its body to the end of its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from serve_apps.app_table import AppVersion
+from serve_apps.choices import Event, Run, plan
+from serve_apps.event_stream import CLIENT_CLOSED, EventStream, sse_event, unless_gone
+from serve_apps.gateway_service import GatewayService
+from serve_apps.openai_errors import ApiError, bad_request, body_too_large
+from serve_apps.openai_format import Format, Gathered, usage
+from serve_apps.openai_schema import Request as ModelRequest
+from serve_apps.openai_schema import parse
+from serve_apps.request_body import read_body, read_json
+
+BODY_BYTES_WITHOUT_APPS = 64 * 1024
+
+
+class Call:
+    """One POST that generates, from its body to the end of its answer."""
+
+    def __init__(
+        self, service: GatewayService, http: Request, kind: type[ModelRequest], format_class: type[Format]
+    ) -> None:
+        self._service = service
+        self._http = http
+        self._kind = kind
+        self._format_class = format_class
+        self._endpoint = http.url.path
+        self._began = time.monotonic()
+        self._app = ""
+        self._first_seen = False
+
+    async def answer(self) -> Response:
+        try:
+            return await self._answer()
+        except ApiError as error:
+            self._count(error.status, error)
+            raise
+        except (ClientDisconnect, asyncio.CancelledError):
+            self._count(CLIENT_CLOSED)
+            raise
+
+    async def _answer(self) -> Response:
+        table = self._service.table
+        limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
+        body = await read_body(self._http, limit)
+        request = parse(self._kind, read_json(body))
+        version = await self._service.find(request.model)
+        self._app = request.model
+        self._check(request, version, len(body))
+        self._id = f"{self._format_class.prefix}-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._choices_each = request.choices_each
+        requests = plan(request, self._id)
+        self._format: Format = self._format_class(len(requests), request.alternatives is not None)
+        self._gathered = Gathered(len(requests))
+        self._run = Run(
+            self._service.backend,
+            version.application,
+            requests,
+            restartable=not request.streamed,
+            timeout_s=version.spec.request_timeout_s,
+        )
+        async with AsyncExitStack() as stack:
+            stack.enter_context(self._service.places(version, len(requests)))
+            await stack.enter_async_context(self._run)
+            events = self._run.events()
+            try:
+                if not request.streamed:
+                    await unless_gone(self._http.receive, self._gather(events))
+                    document = self._document(request.model)
+                    self._count(200)
+                    return JSONResponse(document, headers=self._headers())
+                # Nothing is sent before the first tokens: until then another replica can take over.
+                first = await unless_gone(self._http.receive, anext(events))
+            except ApiError as error:
+                error.headers.update(self._headers())
+                raise
+            parts = self._stream(request, first, events)
+            return EventStream(parts, self._headers(), stack.pop_all(), self._count)
+
+    def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
+        spec = version.spec
+        if body_bytes > spec.body_bytes:
+            raise body_too_large(spec.body_bytes)
+        if request.most_tokens is not None and request.most_tokens > spec.max_tokens:
+            raise bad_request(
+                f"{request.most_tokens} tokens are asked for; '{spec.name}' gives at most {spec.max_tokens}.",
+                param="max_tokens",
+                code="max_tokens_exceeded",
+            )
+
+    async def _gather(self, events: AsyncIterator[Event]) -> None:
+        async for event in events:
+            self._seen(event)
+
+    def _seen(self, event: Event) -> None:
+        if not self._first_seen:
+            self._first_seen = True
+            seconds = time.monotonic() - self._began
+            self._service.metrics.first_token.labels(self._app, self._endpoint).observe(seconds)
+        self._gathered.add(event)
+
+    def _document(self, model: str) -> dict[str, Any]:
+        choices = [self._format.choice(i, self._gathered) for i in range(len(self._gathered.text))]
+        return {**self._head(self._format.whole, model), "choices": choices, "usage": self._usage()}
+
+    async def _stream(
+        self, request: ModelRequest, first: Event, events: AsyncIterator[Event]
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events; the last is [DONE], or an error."""
+        head = self._head(self._format.part, request.model)
+        if request.include_usage:
+            head["usage"] = None
+        opened: set[int] = set()
+
+        def parts(event: Event) -> bytes:
+            self._seen(event)
+            entries = self._format.chunks(event)
+            if event.index not in opened:
+                opened.add(event.index)
+                opening = self._format.opening(event.index)
+                entries = [opening, *entries] if opening else entries
+            return b"".join(sse_event({**head, "choices": [entry]}) for entry in entries)
+
+        yield parts(first)
+        async for event in events:
+            yield parts(event)
+        if request.include_usage:
+            yield sse_event({**head, "choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _head(self, kind: str, model: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": model}
+
+    def _usage(self) -> dict[str, int]:
+        # The choices of one prompt read it once; they stand side by side in the order of the prompts.
+        run = self._run
+        prompts = (n for i, n in run.prompt_tokens.items() if i % self._choices_each == 0)
+        return usage(prompts, sum(self._gathered.tokens))
+
+    def _headers(self) -> dict[str, str]:
+        run = self._run
+        if run.model_version is None:
+            return {}
+        return {"x-shoal-replica": ",".join(run.replicas), "x-shoal-model-version": run.model_version}
+
+    def _count(self, status: int, error: ApiError | None = None) -> None:
+        """Count the end of the request; `error` also when it came in the stream, after a 200."""
+        metrics, app = self._service.metrics, self._app
+        metrics.requests.labels(app, self._endpoint, str(status)).inc()
+        metrics.latency.labels(app, self._endpoint).observe(time.monotonic() - self._began)
+        if status == CLIENT_CLOSED:
+            metrics.cancelled.labels(app).inc()
+        if error is not None:
+            metrics.errors.labels(app, error.code or str(error.status)).inc()
+        if self._first_seen:
+            metrics.tokens.labels(app, "prompt").inc(self._usage()["prompt_tokens"])
+            metrics.tokens.labels(app, "completion").inc(sum(self._gathered.tokens))

@@ -1,0 +1,70 @@
+"""What the gateway does with a request, apart from HTTP and from Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from serve_apps.app_table import AppTable, AppVersion
+from serve_apps.choices import Backend
+from serve_apps.gateway_metrics import GatewayMetrics
+from serve_apps.openai_errors import bad_request, queue_full, unavailable, unknown_model
+
+
+class GatewayService:
+    """The table of apps, the places in them, and the backend that generates.
+
+    Args:
+        refresh: looks the apps up again now and returns the new table; for a name that is not in the table.
+    """
+
+    def __init__(self, backend: Backend, refresh: Callable[[], Awaitable[AppTable]]) -> None:
+        self.backend = backend
+        self.metrics = GatewayMetrics()
+        self.table: AppTable | None = None
+        """None until the apps were looked up for the first time."""
+        self._refresh = refresh
+        self._in_flight: dict[str, int] = {}
+
+    async def find(self, app: str) -> AppVersion:
+        """The version of an app that takes the next request.
+
+        Raises:
+            ApiError: 404 when there is no such app, 503 while it has never been ready.
+        """
+        version = self.table.find(app) if self.table else None
+        if version is None:
+            table = self.table = await self._refresh()
+            version = table.find(app)
+            if version is None and app in table.starting:
+                raise unavailable(f"The model '{app}' is starting; try again in a moment.")
+            if version is None:
+                raise unknown_model(app, table.names)
+        return version
+
+    @contextmanager
+    def places(self, version: AppVersion, num_choices: int) -> Iterator[None]:
+        """Places for the choices of one request while they run or wait.
+
+        Raises:
+            ApiError: 400 when the app could never take so many at once, 429 when it cannot now.
+        """
+        app = version.spec.name
+        most = version.spec.min_replicas * version.spec.batch + version.spec.queue
+        if num_choices > most:
+            raise bad_request(
+                f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",
+                param="n",
+            )
+        taken = self._in_flight.get(app, 0)
+        if taken + num_choices > version.capacity:
+            raise queue_full(app)
+        self._move(app, num_choices)
+        try:
+            yield
+        finally:
+            self._move(app, -num_choices)
+
+    def _move(self, app: str, change: int) -> None:
+        self._in_flight[app] = self._in_flight.get(app, 0) + change
+        self.metrics.in_flight.labels(app).set(self._in_flight[app])

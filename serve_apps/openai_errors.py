@@ -1,0 +1,114 @@
+"""Errors as the OpenAI API gives them: {"error": {"message", "type", "param", "code"}} and a status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class ApiError(Exception):
+    """An answer that is an error; `param` names the request's field at fault, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        retry_elsewhere: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+        self.retry_elsewhere = retry_elsewhere
+        """Whether another replica may do better (this one is broken or leaving)."""
+
+    def body(self) -> dict[str, Any]:
+        """The document that the client sees."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def as_item(self) -> dict[str, Any]:
+        """What a replica sends to the gateway in place of tokens; `from_item` reads it."""
+        return {**self.body(), "status": self.status, "retry_elsewhere": self.retry_elsewhere}
+
+    @classmethod
+    def from_item(cls, item: Mapping[str, Any]) -> ApiError:
+        error = item["error"]
+        return cls(
+            item["status"],
+            error["message"],
+            kind=error["type"],
+            param=error["param"],
+            code=error["code"],
+            headers={"Retry-After": "1"} if item["status"] in (429, 503) else None,
+            retry_elsewhere=item["retry_elsewhere"],
+        )
+
+
+def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+def too_long(prompt_tokens: int, context_length: int, max_tokens: int | None, param: str) -> ApiError:
+    """The prompt, with the answer asked for, does not fit in the model's context."""
+    asked = f" and the answer may have {max_tokens}" if max_tokens else ""
+    return bad_request(
+        f"This model's maximum context length is {context_length} tokens, but the prompt has "
+        f"{prompt_tokens}{asked}. Shorten the prompt{' or ask for fewer tokens' if max_tokens else ''}.",
+        param=param,
+        code="context_length_exceeded",
+    )
+
+
+def unknown_model(model: str, known: list[str]) -> ApiError:
+    served = f"This gateway serves: {', '.join(known)}." if known else "No model is served now."
+    return ApiError(
+        404, f"The model '{model}' does not exist. {served}", param="model", code="model_not_found"
+    )
+
+
+def body_too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        f"The request body is larger than {limit} bytes, the most this gateway takes.",
+        code="request_too_large",
+        headers={"Connection": "close"},
+    )
+
+
+def queue_full(app: str) -> ApiError:
+    return ApiError(
+        429,
+        f"As many requests wait for '{app}' as may wait; try again in a moment.",
+        kind="rate_limit_error",
+        code="queue_full",
+        headers={"Retry-After": "1"},
+    )
+
+
+def unavailable(message: str) -> ApiError:
+    return ApiError(503, message, kind="server_error", code="unavailable", headers={"Retry-After": "1"})
+
+
+def replica_lost() -> ApiError:
+    return ApiError(
+        503,
+        "The replica that answered this request ended; send the request again.",
+        kind="server_error",
+        code="replica_lost",
+        headers={"Retry-After": "1"},
+        retry_elsewhere=True,
+    )
+
+
+def timed_out(seconds: float) -> ApiError:
+    return ApiError(
+        504, f"The request was not done after {seconds:g} s.", kind="server_error", code="timeout"
+    )

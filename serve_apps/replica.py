@@ -1,0 +1,178 @@
+"""One replica of an app: a tensor-parallel group of ranks that lives, serves and ends as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from serve_apps.coalescing import Coalescer
+from serve_apps.engine.protocol import (
+    Delta,
+    EngineConfig,
+    EngineError,
+    PromptError,
+    QueueFullError,
+    SamplingParams,
+)
+from serve_apps.engine_table import find_engine
+from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost, too_long
+from serve_apps.prompts import Prompts
+from serve_apps.rank_group import RankGroup, free_port
+from serve_apps.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+MESSAGES_PER_S = 500.0
+"""About how many messages with tokens a replica sends in a second, over all its requests."""
+LONGEST_INTERVAL_S = 0.1
+SHORTEST_INTERVAL_S = 0.005
+LONG_TEXT = 8192
+"""Characters from which tokenizing happens beside the event loop, so that the others go on."""
+
+
+class Replica:
+    """The Serve deployment's class; rank 0 runs in its process, the other ranks in actors beside it.
+
+    Args:
+        spec: an `AppSpec` as JSON.
+    """
+
+    async def __init__(self, spec: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+        import ray
+        from ray import serve
+
+        self.spec = AppSpec.from_json(spec)
+        self.id = serve.get_replica_context().replica_tag
+        self._streams: set[Coalescer] = set()
+        model_path = await asyncio.to_thread(_model_directory, self.spec)
+        config = EngineConfig(
+            model_path=model_path,
+            tensor=self.spec.tensor,
+            precision=self.spec.precision,
+            max_batch=self.spec.batch,
+            max_waiting=self.spec.batch,
+            context_length=self.spec.context_length,
+            threads=max(1, self.spec.cpus),
+        )
+        self._group = RankGroup(self.spec, config)
+        host = ray.util.get_node_ip_address()
+        port = free_port(host)
+        self._group.start(host, port, self._lost)
+        self._engine = find_engine(self.spec.engine).load_engine()(config, host, port)
+        self._prompts = await asyncio.to_thread(Prompts, model_path)
+        await self._engine.start()
+
+    def _lost(self, why: str) -> None:
+        # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
+        # gateway sends its requests elsewhere; the placement group goes and a whole new group comes.
+        logger.error("replica %s ends: %s", self.id, why)
+        logging.shutdown()
+        os._exit(1)
+
+    def describe(self) -> dict[str, Any]:
+        """What this replica serves: its spec, and the context length of its model."""
+        return {"spec": self.spec.as_json(), "context_length": self._engine.context_length}
+
+    def statistics(self) -> dict[str, Any]:
+        """The engine's statistics and this replica's id and process."""
+        return {"replica": self.id, "pid": os.getpid(), **asdict(self._engine.statistics())}
+
+    async def check_health(self) -> None:
+        """Raise when the engine cannot go on; Serve then replaces the replica."""
+        self._engine.check()
+        if self._group.lost is not None:
+            raise EngineError(self._group.lost)
+
+    async def generate(self, request: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Run one request of the gateway.
+
+        Args:
+            request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
+                the app allows and the context has room for); `sampling` (the other SamplingParams).
+
+        Yields:
+            The first item has `start`: {replica, model_version, prompt_tokens}. Every item with tokens has
+            the fields of Delta; the last has `finish_reason`. A request that cannot be run gives one item
+            with `error`, see ApiError.as_item.
+        """
+        start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
+        try:
+            prompt_ids = await self._encode(request)
+            start["prompt_tokens"] = len(prompt_ids)
+            sampling = self._sampling(request, len(prompt_ids))
+            stream = Coalescer(
+                self._engine.generate(request["request_id"], prompt_ids, sampling), self._interval_s
+            )
+            self._streams.add(stream)
+            bundles = stream.__aiter__()
+            try:
+                first: dict[str, Any] | None = start
+                async for delta in bundles:
+                    yield _item(delta) if first is None else {"start": first, **_item(delta)}
+                    first = None
+            finally:
+                self._streams.discard(stream)
+                # Also when the client went away: this is what frees the place in the batch.
+                await bundles.aclose()  # type: ignore[attr-defined]
+        except ApiError as error:
+            yield {"start": start, **error.as_item()}
+        except PromptError as error:
+            param = "messages" if "messages" in request else "prompt"
+            refused = bad_request(f"{error}", param=param, code="context_length_exceeded")
+            yield {"start": start, **refused.as_item()}
+        except QueueFullError:
+            yield {"start": start, **queue_full(self.spec.name).as_item()}
+        except EngineError as error:
+            logger.error("replica %s: %s", self.id, error)
+            yield {"start": start, **replica_lost().as_item()}
+
+    async def _encode(self, request: Mapping[str, Any]) -> list[int]:
+        size = sum(len(m["content"]) for m in request.get("messages", ())) + len(request.get("prompt", ""))
+        if size < LONG_TEXT:
+            return self._prompts.encode(request)
+        return await asyncio.to_thread(self._prompts.encode, request)
+
+    def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
+        """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""
+        room = self._engine.context_length - prompt_tokens
+        asked: int | None = request["max_tokens"]
+        if room < (asked or 1):
+            param = "messages" if "messages" in request else "prompt"
+            raise too_long(prompt_tokens, self._engine.context_length, asked, param)
+        return SamplingParams(max_tokens=asked or min(self.spec.max_tokens, room), **request["sampling"])
+
+    def _interval_s(self) -> float:
+        """Time between two messages of one request, so that all together stay below MESSAGES_PER_S."""
+        return min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, len(self._streams) / MESSAGES_PER_S))
+
+    async def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            with contextlib.suppress(EngineError):
+                await engine.stop()
+            self._group.stop()
+
+
+def _model_directory(spec: AppSpec) -> str:
+    """A local directory with the model; all ranks of a replica are on one node, so one copy is enough."""
+    if spec.storage is None:
+        return spec.model_path
+    from cluster.registry import Registry
+    from cluster.storage import Storage
+
+    registry = Registry(Storage(spec.storage))
+    return str(registry.fetch(registry.resolve(spec.model_version)))
+
+
+def _item(delta: Delta) -> dict[str, Any]:
+    item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
+    if delta.logprobs:
+        item["logprobs"] = [(entry.token, entry.logprob, entry.top) for entry in delta.logprobs]
+    if delta.finish_reason is not None:
+        item["finish_reason"] = delta.finish_reason
+    return item

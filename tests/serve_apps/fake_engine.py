@@ -1,0 +1,90 @@
+"""An engine that costs nothing: it continues a prompt by counting up, one token a step.
+
+What it generates depends on the prompt and the sampling alone, so any replica gives the same answer. A prompt
+can ask for things to happen: see `FakeEngine.generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+
+from serve_apps.engine.protocol import (
+    Delta,
+    EngineConfig,
+    EngineError,
+    PromptError,
+    QueueFullError,
+    SamplingParams,
+    Statistics,
+    TokenLogprob,
+)
+
+STEP_S = float(os.environ.get("FAKE_ENGINE_STEP_S", "0.01"))
+
+
+class FakeEngine:
+    """Implements serve_apps.engine.protocol.Engine without a model."""
+
+    def __init__(self, config: EngineConfig, master_addr: str, master_port: int) -> None:
+        self.config = config
+        self.context_length = config.context_length or 2048
+        self._running: set[str] = set()
+        self._generated = 0
+
+    async def start(self) -> None:
+        pass
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams
+    ) -> AsyncIterator[Delta]:
+        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; `seed` is added to all.
+
+        A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused.
+        """
+        if list(prompt_ids) == [3]:
+            raise EngineError("broken on request")
+        if list(prompt_ids) == [4] or len(self._running) >= self.config.max_batch + self.config.max_waiting:
+            raise QueueFullError("full")
+        if list(prompt_ids) == [5]:
+            raise PromptError("this prompt is refused")
+        self._running.add(request_id)
+        try:
+            for step in range(sampling.max_tokens):
+                await asyncio.sleep(STEP_S)
+                token = prompt_ids[-1] + 1 + step + (sampling.seed or 0)
+                text = f" {token}"
+                if text in sampling.stop:
+                    yield Delta(finish_reason="stop")
+                    return
+                self._generated += 1
+                last = step == sampling.max_tokens - 1
+                logprobs: tuple[TokenLogprob, ...] = ()
+                if sampling.logprobs is not None:
+                    top = tuple(
+                        (f" {token + i}", token + i, -0.5 * (i + 1)) for i in range(sampling.logprobs)
+                    )
+                    logprobs = (TokenLogprob(text, token, -0.5, top),)
+                yield Delta(text, (token,), logprobs, "length" if last else None)
+        finally:
+            self._running.discard(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        self._running.discard(request_id)
+
+    def statistics(self) -> Statistics:
+        return Statistics(running=len(self._running), generated_tokens=self._generated)
+
+    def check(self) -> None:
+        pass
+
+    async def stop(self) -> None:
+        self._running.clear()
+
+
+def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) -> None:
+    """A rank beside rank 0 that does nothing until its process is ended."""
+    while True:
+        time.sleep(3600)
