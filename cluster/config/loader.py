@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -234,12 +234,7 @@ def _sound_part(data: dict[str, Any]) -> ShoalConfig:
             return ShoalConfig.model_validate(data, by_alias=True, by_name=False)
         except ValidationError as error:
             wrong = [_replaceable(entry) for entry in error.errors(include_url=False, include_input=False)]
-        before = data
-        for keys in wrong:
-            data = _without(data, keys)
-        if data == before:
-            # The keys are written otherwise than pydantic names them (`global_size`): the sections go whole.
-            data = {key: value for key, value in data.items() if key not in {keys[0] for keys in wrong}}
+        data = _without(data, wrong)
 
 
 def _replaceable(entry: ErrorDetails) -> list[str]:
@@ -250,15 +245,20 @@ def _replaceable(entry: ErrorDetails) -> list[str]:
     return [str(key) for key in (keys[:-1] if whole else keys)]
 
 
-def _without(data: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The data without what `keys` lead to."""
-    first, rest = keys[0], keys[1:]
-    if first not in data:
-        return data
-    inner = data[first]
-    if rest and isinstance(inner, dict):
-        return {**data, first: _without(inner, rest)}
-    return {key: value for key, value in data.items() if key != first}
+def _without(data: dict[str, Any], wrong: Iterable[Sequence[str]]) -> dict[str, Any]:
+    """The data without what the keys of `wrong` lead to."""
+    deeper: dict[str, list[Sequence[str]]] = {}
+    gone: set[str] = set()
+    for first, *rest in wrong:
+        if rest and isinstance(data.get(first), dict):
+            deeper.setdefault(first, []).append(rest)
+        else:
+            gone.add(first)
+    return {
+        key: _without(value, deeper[key]) if key in deeper else value
+        for key, value in data.items()
+        if key not in gone
+    }
 
 
 def _file_order(mistake: Mistake) -> tuple[bool, int, int]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from cluster.config import schema
 from cluster.config.yaml_positions import Document, Path, Place, shorten, show_path
@@ -74,27 +75,31 @@ def listed(names: Iterable[str], most: int = 20) -> str:
 
 def translate(error: ValidationError, document: Document) -> list[tuple[Path, Mistake]]:
     """Every error of pydantic as a mistake with a place, and the path it is about."""
+    entries = error.errors(include_url=False)
     found: dict[tuple[Place, Path], Mistake] = {}
-    for entry in error.errors(include_url=False)[:MAX_MISTAKES]:
-        kind = str(entry["type"])
-        # "[key]" is pydantic's own mark for an error in a key; it is no key of the file.
-        in_key = bool(entry["loc"]) and entry["loc"][-1] == "[key]"
-        path: Path = tuple(entry["loc"][:-1] if in_key else entry["loc"])
-        if in_key:
-            place, given, message = (
-                document.key_place(path),
-                path[-1],
-                f"should be {schema.NAME_RULE}, was {show_value(path[-1])}",
-            )
-        elif kind == "extra_forbidden":
-            place, given, message = document.key_place(path), path[-1], unknown_key(path)
-        elif kind == "missing":
-            place, given, message = document.key_place(path[:-1]), None, _missing(path)
-        else:
-            place, given = document.value_place(path), entry["input"]
-            message = _wrong_value(path, given, entry)
+    for entry in entries[:MAX_MISTAKES]:
+        path, place, given, message = _explain(entry, document)
         found.setdefault((place, path), mistake_at(place, path, given, message))
-    return [(path, mistake) for (_, path), mistake in found.items()]
+    mistakes = [(path, mistake) for (_, path), mistake in found.items()]
+    if len(entries) > MAX_MISTAKES:
+        path, place, _, _ = _explain(entries[MAX_MISTAKES], document)
+        rest = f"and {len(entries) - MAX_MISTAKES} more mistakes, not listed"
+        mistakes.append((path, mistake_at(place, path, None, rest)))
+    return mistakes
+
+
+def _explain(entry: ErrorDetails, document: Document) -> tuple[Path, Place, Any, str]:
+    """The path that one error is about, its place, what was given there, and what is wrong with it."""
+    loc, kind = entry["loc"], entry["type"]
+    if loc and loc[-1] == "[key]":  # pydantic's own mark for an error in a key; it is no key of the file
+        path: Path = loc[:-1]
+        message = f"should be {schema.NAME_RULE}, was {show_value(path[-1])}"
+        return path, document.key_place(path), path[-1], message
+    if kind == "extra_forbidden":
+        return loc, document.key_place(loc), loc[-1], unknown_key(loc)
+    if kind == "missing":
+        return loc, document.key_place(loc[:-1]), None, _missing(loc)
+    return loc, document.value_place(loc), entry["input"], _wrong_value(loc, entry)
 
 
 def unknown_key(path: Path) -> str:
@@ -127,7 +132,8 @@ def _missing(path: Path) -> str:
     )
 
 
-def _wrong_value(path: Path, given: Any, entry: Any) -> str:
+def _wrong_value(path: Path, entry: ErrorDetails) -> str:
+    given = entry["input"]
     if entry["type"] in ("value_error", "assertion_error"):
         return str(entry["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     message = f"should be {schema.allowed(path)}, was {show_value(given)}"
