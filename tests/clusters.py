@@ -1,0 +1,148 @@
+"""Real clusters for tests: started and stopped by the command line, as people do it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.record import ClusterRecord, read_record
+from cluster.state_directory import state_directory
+
+REPOSITORY = Path(__file__).parent.parent
+COMMAND_TIMEOUT_S = 120.0
+
+HEAD_AND_TWO = (
+    "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
+    "storage: ./storage",
+)
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """A cluster that is up.
+
+    `environment` is a whole environment for subprocesses, in which Ray's own tools work against it.
+    """
+
+    record: ClusterRecord
+    config_path: Path
+    environment: dict[str, str] = field(repr=False)
+
+    def shoal(
+        self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command of `shoal` against it; the result is not checked."""
+        return shoal(*arguments, "-f", str(self.config_path), timeout_s=timeout_s)
+
+    def python(self, source: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        """Run a program under its environment; the result is not checked."""
+        return subprocess.run(
+            [sys.executable, "-c", source],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            cwd=self.config_path.parent,
+        )
+
+
+def unique_name() -> str:
+    """A cluster name that no other run of the tests has."""
+    return f"t{uuid.uuid4().hex[:8]}"
+
+
+def write_config(directory: Path, name: str, *cluster_lines: str) -> Path:
+    """A shoal.yaml with the lines under `cluster:`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "shoal.yaml"
+    path.write_text("\n  ".join(["cluster:", f"name: {name}", *(cluster_lines or HEAD_AND_TWO)]) + "\n")
+    return path
+
+
+def caller_environment() -> dict[str, str]:
+    """The environment of a person who has Shoal installed and whose shell points at no cluster."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SHOAL_"))}
+    paths = [str(REPOSITORY), variables.get("PYTHONPATH", "")]
+    return {**variables, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+
+def shoal_command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "infra.cli.main", *arguments]
+
+
+def shoal(*arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+    """Run a command of `shoal`; the result is not checked."""
+    return subprocess.run(
+        shoal_command(*arguments),
+        env=caller_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=REPOSITORY,
+    )
+
+
+def up(config_path: Path, name: str) -> LiveCluster:
+    """Start the cluster of a config file."""
+    done = shoal("up", "-f", str(config_path))
+    assert done.returncode == 0, done.stderr
+    record = read_record(name)
+    assert record is not None
+    from cluster.connection import environment
+
+    return LiveCluster(record, config_path, {**caller_environment(), **environment(record)})
+
+
+@contextmanager
+def started(directory: Path, *cluster_lines: str) -> Iterator[LiveCluster]:
+    """A cluster of its own, down at the end; nothing of it may be left then."""
+    name = unique_name()
+    config_path = write_config(directory, name, *cluster_lines)
+    try:
+        live = up(config_path, name)
+        yield live
+    finally:
+        done = shoal("down", "-f", str(config_path))
+    assert done.returncode == 0, done.stderr
+    assert leftovers(live.record) == {}
+
+
+def leftovers(record: ClusterRecord) -> dict[str, Any]:
+    """What is there of a cluster: processes, sockets, files; empty when it is gone."""
+    subnet = record.head_ip.rpartition(".")[0] + "."
+    directory = state_directory(record.name)
+    found = {
+        "processes": [process.info for process in marked_processes(record.cluster_id)],
+        "sockets": sorted(
+            f"{connection.laddr.ip}:{connection.laddr.port}"
+            for connection in psutil.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+            and connection.laddr.ip.removeprefix("::ffff:").startswith(subnet)
+        ),
+        "files": [
+            str(path) for path in (directory, directory.with_name(f".{directory.name}.lock")) if path.exists()
+        ],
+    }
+    return {what: items for what, items in found.items() if items}
+
+
+def marked_processes(cluster_id: str) -> list[psutil.Process]:
+    """The processes that carry a cluster's mark or name its directory, read from /proc without our code."""
+    found = []
+    for process in psutil.process_iter(["pid", "name", "cmdline", "status"]):
+        try:
+            block = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if f"SHOAL_CLUSTER_ID={cluster_id}".encode() in block.split(b"\0"):
+            found.append(process)
+    return [process for process in found if process.info["status"] != psutil.STATUS_ZOMBIE]

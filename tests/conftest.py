@@ -1,0 +1,19 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import clusters
+
+
+@pytest.fixture(scope="session")
+def running_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.LiveCluster]:
+    """One cluster for all tests that need one: a head without CPUs and two nodes of two, a storage of its own.
+
+    It is down at the end, and nothing of it may be left. Tests leave it as they found it.
+    """
+    with clusters.started(tmp_path_factory.mktemp("cluster")) as live:
+        yield live
