@@ -37,7 +37,8 @@ class RankAssembly:
         self.run = run
         self.streams = TokenStreams(run / TOKENS)
         self.task = TASKS[config.task](config, self.streams.vocab_size)
-        plain = self.task.build().to(device)
+        plain = self.task.build()
+        plain.to(device=device)  # type: ignore[call-arg]  # transformers wraps it without a signature
         self.architecture = plain.config
         mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
         strategy = STRATEGIES[config.parallel.strategy](mesh, config.precision)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
 from cluster.storage import Storage
-from train_jobs.run_log import RunLog
+from train_jobs.run_log import RunLog, now
 
 NAMESPACE = "shoal"
-
-
-def now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def control_name(job: str) -> str:
@@ -30,8 +25,8 @@ class JobControl:
     It is owned by the driver and ends with it.
     """
 
-    def __init__(self, run_uri: str) -> None:
-        self.log = RunLog(Storage(run_uri))
+    def __init__(self, run_location: str) -> None:
+        self.log = RunLog(Storage(run_location))
         self.stopping = False
         self.step = 0
 

@@ -37,28 +37,24 @@ class Driver:
 
     Args:
         job: the job's id, unique in the storage.
-        name: its name in the config.
         storage: the cluster's storage.
-        submission_id: Ray's id of the submitted job, where there is one.
     """
 
-    def __init__(
-        self, job: str, name: str, config: TrainJobConfig, storage: Storage, submission_id: str | None
-    ) -> None:
+    def __init__(self, job: str, config: TrainJobConfig, storage: Storage) -> None:
         self.job = job
-        self.name = name
         self.config = config
         self.storage = storage
-        self.submission_id = submission_id
         self.run_storage = storage.child("jobs", job)
         directory = self.run_storage.local_path("")
         if directory is None:
-            raise RequestError(f"training needs storage that every node mounts; {storage.uri} is an object store")
+            raise RequestError(
+                f"training needs storage that every node mounts; {storage.location} is an object store"
+            )
         self.run_directory = directory
         self.broker = BrokerClient()
         self.control = JobControl.options(  # type: ignore[attr-defined]
             name=control_name(job), namespace=NAMESPACE
-        ).remote(self.run_storage.uri)
+        ).remote(self.run_storage.location)
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
 
@@ -66,15 +62,8 @@ class Driver:
         """The exit code: 0 when the job succeeded."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
-        self._event(
-            "submitted",
-            name=self.name,
-            steps=self.config.steps,
-            submission_id=self.submission_id,
-            pid=os.getpid(),
-        )
         try:
-            self._event("preparing", source=self.config.data.source)
+            self._event("preparing", source=self.config.data.source, pid=os.getpid())
             TokenStreams.prepare(self.config, self.run_directory / TOKENS)
             self._train()
             model = self._publish()
@@ -139,14 +128,21 @@ class Driver:
                 outcome = group.wait(_HEARTBEAT_S)
                 if outcome is not None:
                     return outcome
-                self.broker.request(held)
+                self._renew(held)
                 if self.stop_asked.is_set():
                     self.control.stop.remote()
                 if not self._node_names().keys() >= set(spec.nodes):
-                    # A node is gone: Ray Train would find out too, later, and nothing of this group is left to save.
+                    # Ray Train would find out too, but later; nothing of this group is left to save.
                     return GroupOutcome("failed")
         finally:
             group.kill()
+
+    def _renew(self, held: Demand) -> None:
+        """Keep the lease. A broker that is away is no reason to stop: it is rebuilt from what holders say."""
+        try:
+            self.broker.request(held)
+        except ShoalError as error:
+            print(f"the lease could not be renewed: {error}", flush=True)
 
     def _judge(self, spec: GroupSpec, outcome: GroupOutcome, budget: FailureBudget) -> Failure:
         """Log the failure; return when the job may go on, raise when it may not."""

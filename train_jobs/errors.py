@@ -10,7 +10,7 @@ class LossError(ShoalError):
 
 
 class RankError(Exception):
-    """An exception in one rank, with what the driver needs to judge it; made of strings, so it always travels.
+    """An exception in one rank, as the driver judges it; made of strings, so that it always travels.
 
     Attributes:
         rank: global rank.

@@ -59,7 +59,10 @@ class Failure:
 
 
 def classify(
-    failures: Sequence[RankFailure], rank_nodes: Sequence[str], alive: Collection[str], names: Mapping[str, str]
+    failures: Sequence[RankFailure],
+    rank_nodes: Sequence[str],
+    alive: Collection[str],
+    names: Mapping[str, str],
 ) -> Failure:
     """Find the cause among what the ranks of one group reported.
 
@@ -92,13 +95,21 @@ def classify(
             return found(failure, FailureClass.CODE, f"{failure.kind}: {failure.message}")
     for failure in failures:
         if failure.died:
-            return found(failure, FailureClass.WORKER, f"the process of rank {failure.rank} ended: {failure.message}")
+            return found(
+                failure, FailureClass.WORKER, f"the process of rank {failure.rank} ended: {failure.message}"
+            )
     for failure in failures:
         if failure.collective:
             if "timed out" in failure.message.lower() or "timeout" in failure.message.lower():
                 return found(failure, FailureClass.HANG, f"a collective did not return: {failure.message}")
-            return found(failure, FailureClass.WORKER, f"rank {failure.rank} lost another rank: {failure.message}")
-    first = failures[0] if failures else RankFailure(None, None, "Unknown", "the group ended without a reason", "")
+            return found(
+                failure, FailureClass.WORKER, f"rank {failure.rank} lost another rank: {failure.message}"
+            )
+    first = (
+        failures[0]
+        if failures
+        else RankFailure(None, None, "Unknown", "the group ended without a reason", "")
+    )
     return Failure(FailureClass.START, f"{first.kind}: {first.message}", trace=first.trace)
 
 
@@ -136,8 +147,9 @@ class FailureBudget:
         self._spent += 1
         if self._spent > self.worker_failures:
             return Decision(
-                False, reason=f"{self._spent} failures in a row at step {step}; recovery.worker_failures "
-                f"allows {self.worker_failures}"
+                False,
+                reason=f"{self._spent} failures in a row at step {step}; recovery.worker_failures "
+                f"allows {self.worker_failures}",
             )
         # The first failure is most likely a lost process: nothing is gained by waiting.
         backoff = 0.0 if self._spent == 1 else min(_BACKOFF_MOST_S, _BACKOFF_START_S * 2 ** (self._spent - 2))

@@ -54,7 +54,9 @@ class GroupRunner:
         try:
             return GroupOutcome(trainer.fit().return_value)
         except WorkerGroupError as error:
-            return GroupOutcome("failed", [_rank_failure(rank, e) for rank, e in error.worker_failures.items()])
+            return GroupOutcome(
+                "failed", [_rank_failure(rank, e) for rank, e in error.worker_failures.items()]
+            )
         except TrainingFailedError as error:
             trace = traceback.format_exc()
             return GroupOutcome("failed", [RankFailure(None, None, type(error).__name__, str(error), trace)])
@@ -100,7 +102,8 @@ class Group:
             return ray.get(done[0])
         except ray.exceptions.RayError as error:
             return GroupOutcome(
-                "failed", [RankFailure(None, None, type(error).__name__, _first_line(error), str(error), died=True)]
+                "failed",
+                [RankFailure(None, None, type(error).__name__, _first_line(error), str(error), died=True)],
             )
 
     def kill(self) -> None:

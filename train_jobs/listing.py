@@ -9,6 +9,9 @@ from cluster.errors import RequestError
 from cluster.storage import Storage
 from train_jobs.run_log import RunSummary, summarize
 
+RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+"""Ray's statuses of a submission that has ended."""
+
 
 def run_of(storage: Storage, job: str) -> Storage:
     """The directory of a job's files."""
@@ -28,13 +31,13 @@ def find_job(storage: Storage, job: str) -> str:
     if of_name:
         return max(of_name, key=lambda summary: summary.submitted_at).job
     known = f"; there are {', '.join(jobs[-10:])}" if jobs else "; there are none yet"
-    raise RequestError(f"no job {job!r} under {storage.uri}{known}")
+    raise RequestError(f"no job {job!r} under {storage.location}{known}")
 
 
 def job_ids(storage: Storage) -> list[str]:
     if not storage.exists("jobs"):
         return []
-    return sorted(entry.name for entry in storage.list("jobs") if entry.is_dir)
+    return sorted(entry.name for entry in storage.entries("jobs") if entry.is_dir)
 
 
 def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
@@ -57,7 +60,7 @@ def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None
                 "workers": 0 if not is_running(summary, driver_statuses) else summary.workers,
                 "attempts": summary.attempts,
                 "submitted_at": summary.submitted_at,
-                "path": run_of(storage, job).uri,
+                "path": run_of(storage, job).location,
             }
         )
     return sorted(rows, key=lambda row: row["submitted_at"])
@@ -76,7 +79,9 @@ def status_of(summary: RunSummary, driver_statuses: Mapping[str, str] | None) ->
     return "failed"
 
 
-def result_of(storage: Storage, job: str, status: str | None = None, error: str | None = None) -> dict[str, Any]:
+def result_of(
+    storage: Storage, job: str, status: str | None = None, error: str | None = None
+) -> dict[str, Any]:
     """The document that `shoal train` returns when a job has ended.
 
     Args:
@@ -94,6 +99,6 @@ def result_of(storage: Storage, job: str, status: str | None = None, error: str 
         "metrics": summary.metrics,
         "evaluation": summary.evaluation,
         "model": summary.model,
-        "path": run.uri,
+        "path": run.location,
         "error": summary.error if summary.ended else error,
     }

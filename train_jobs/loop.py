@@ -120,14 +120,16 @@ class StepLoop:
                 (loss * (self.place.size / num_tokens)).backward()
             summed += loss.detach()
         norm = clip_gradients(self.model.parameters(), self.config.optimizer.max_grad_norm)
-        learning_rate = self.schedule.get_last_lr()[0]
+        learning_rate = float(self.schedule.get_last_lr()[0])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.schedule.step()
         self.state.step = step + 1
         return self._share(summed, num_tokens, norm, learning_rate, began)
 
-    def _share(self, summed: Tensor, num_tokens: int, norm: float, learning_rate: float, began: float) -> bool:
+    def _share(
+        self, summed: Tensor, num_tokens: int, norm: float, learning_rate: float, began: float
+    ) -> bool:
         """Sum the loss over the ranks, log the step, and agree on whether to stop."""
         totals = torch.stack([summed, summed.new_tensor(float(self._asked_to_stop))])
         dist.all_reduce(totals)
@@ -153,7 +155,7 @@ class StepLoop:
 
     @torch.no_grad()
     def evaluate(self) -> Evaluation:
-        """Evaluate every held-out token once, each rank its own samples; the result is the same on all ranks."""
+        """Evaluate every held-out token once, each rank its share; all ranks get the same result."""
         if self.evaluated_at == self.state.step:
             raise RuntimeError("evaluated twice at one step")
         self.evaluated_at = self.state.step
@@ -173,8 +175,8 @@ class StepLoop:
                 loss, count = self.task.loss(self.model, inputs, targets)
             totals += torch.stack([loss.double(), loss.new_tensor(count, dtype=torch.float64)])
         dist.all_reduce(totals)
-        loss = (totals[0] / totals[1]).item()
-        result = Evaluation(self.state.step, loss, math.exp(min(loss, 700.0)), int(totals[1].item()))
+        mean = float(totals[0] / totals[1])
+        result = Evaluation(self.state.step, mean, math.exp(min(mean, 700.0)), int(totals[1]))
         self.reporter.event(
             "evaluated",
             attempt=self.attempt,

@@ -28,7 +28,7 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 
 
 def learning_rate_factor(config: OptimizerConfig, step: int, steps: int) -> float:
-    """What the learning rate is multiplied by at a step (from 0): linear warm-up, then the schedule's shape."""
+    """Factor on the learning rate at a step (from 0): linear warm-up, then the schedule's shape."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
     if config.schedule == "constant":

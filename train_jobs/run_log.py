@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from cluster.storage import Storage
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
-CONFIG = "config.yaml"
 
 FINAL_STATUSES = ("succeeded", "failed", "stopped")
+
+
+def now() -> str:
+    """The time as events carry it: ISO 8601 in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class RunLog:
@@ -122,7 +127,9 @@ class RunSummary:
         self.step = max(self.step, event["step"])
 
     def _on_evaluated(self, event: Mapping[str, Any]) -> None:
-        self.evaluation = {key: value for key, value in event.items() if key not in ("time", "kind", "attempt")}
+        self.evaluation = {
+            key: value for key, value in event.items() if key not in ("time", "kind", "attempt")
+        }
 
     def _on_failed(self, event: Mapping[str, Any]) -> None:
         self.status, self.workers = "recovering", 0

@@ -10,13 +10,34 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from cluster.config import TrainJobConfig
 from cluster.connection import ClusterRecord, environment
 from cluster.errors import ShoalError
+from cluster.storage import Storage
+from train_jobs.run_config import write_run_config
+from train_jobs.run_log import RunLog, now
 
 
 def new_job_id(name: str) -> str:
     """A job's id: its name, the time (UTC) and a few random digits."""
     return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def record_submission(
+    storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str | None
+) -> None:
+    """Make the job's directory, or open it again: its config, and the event that it was submitted."""
+    write_run_config(storage, job, name, config)
+    log = RunLog(storage.child("jobs", job))
+    log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
+    log.flush()
+
+
+def record_end(storage: Storage, job: str, status: str, error: str) -> None:
+    """Say how a job ended whose driver cannot say it."""
+    log = RunLog(storage.child("jobs", job))
+    log.event(now(), "finished", status=status, step=0, error=error)
+    log.flush()
 
 
 class Submissions:
@@ -37,28 +58,38 @@ class Submissions:
         except (ConnectionError, RuntimeError) as error:
             raise ShoalError(f"the job API of cluster {record.name} does not answer: {error}") from error
 
-    def submit(self, job: str, name: str, attempt_of: int, working_dir: Path, leave_out: list[str]) -> str:
-        """Package the working directory and start the job's driver; returns Ray's submission id.
+    def submit(
+        self, storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str, base: Path
+    ) -> None:
+        """Record the job, package the working directory and start the job's driver.
 
         Args:
-            attempt_of: how many times this job was submitted before.
-            leave_out: paths under the working directory that are not packaged.
+            storage: the cluster's storage.
+            submission_id: Ray's id; a job that is submitted again needs a new one.
+            base: the working directory, which the config file is in.
         """
-        submission_id = job if attempt_of == 0 else f"{job}-r{attempt_of}"
-        command = [sys.executable, "-m", "train_jobs", name, "--job", job, "--submission-id", submission_id]
+        record_submission(storage, job, name, config, submission_id)
+        local = storage.local_path()
+        inside = local is not None and local.is_relative_to(base)
         try:
-            return self.client.submit_job(
-                entrypoint=shlex.join(command),
+            self.client.submit_job(
+                entrypoint=shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
                 submission_id=submission_id,
-                runtime_env={"working_dir": str(working_dir), "excludes": leave_out},
+                runtime_env={
+                    "working_dir": str(base),
+                    "excludes": [str(local.relative_to(base))] if local is not None and inside else [],
+                },
                 metadata={"shoal_job": job, "shoal_name": name},
             )
-        except (RuntimeError, ValueError, ConnectionError) as error:
+        except (RuntimeError, ValueError, OSError) as error:
+            record_end(storage, job, "failed", f"it could not be submitted: {error}")
             raise ShoalError(f"{name} could not be submitted: {error}") from error
 
     def statuses(self) -> dict[str, str]:
         """Ray's status (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED) by submission id."""
-        return {job.submission_id: str(job.status.value) for job in self.client.list_jobs() if job.submission_id}
+        return {
+            job.submission_id: str(job.status.value) for job in self.client.list_jobs() if job.submission_id
+        }
 
     def status(self, submission_id: str) -> str | None:
         return self.statuses().get(submission_id)

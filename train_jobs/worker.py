@@ -49,16 +49,14 @@ def run_rank(spec: GroupSpec) -> str:
     reporter = ControlReporter(spec.job, rank)
     assembly: RankAssembly | None = None
     try:
-        assembly = RankAssembly(
-            spec.config, spec.run, spec.attempt, reporter, ray.train.torch.get_device()
-        )
+        assembly = RankAssembly(spec.config, spec.run, spec.attempt, reporter, ray.train.torch.get_device())
         step = assembly.restore()
         _say_started(spec, reporter, step)
         outcome = assembly.loop.run()
         if outcome == "finished":
             assembly.export()
         return outcome
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
         raise RankError(
             rank,
             0 if assembly is None else assembly.state.step,
@@ -70,7 +68,7 @@ def run_rank(spec: GroupSpec) -> str:
 
 
 def is_collective(error: BaseException) -> bool:
-    """Whether an exception came out of torch.distributed: a rank that lost its peer, not a mistake of its own."""
+    """Whether an exception came out of torch.distributed: this rank lost a peer and made no mistake."""
     if isinstance(error, dist.DistError):
         return True
     text = str(error)

@@ -56,8 +56,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[subprocess.Popen[str]]:
-    """Start all ranks of a run; each appends what rank 0 reports to `reports.jsonl` in the run's directory."""
+def start_ranks(
+    config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1
+) -> list[subprocess.Popen[str]]:
+    """Start all ranks of a run; what rank 0 reports goes to `reports.jsonl` in the run's directory."""
     from train_jobs.data.tokens import TokenStreams
 
     TokenStreams.prepare(config, run / TOKENS)
@@ -67,7 +69,11 @@ def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int
     command = [sys.executable, __file__, config.model_dump_json(), str(run), str(attempt)]
     return [
         subprocess.Popen(
-            command, env=dict(environment, RANK=str(rank)), text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            command,
+            env=dict(environment, RANK=str(rank)),
+            text=True,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
         )
         for rank in range(world_size)
     ]
@@ -79,7 +85,11 @@ def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int =
     errors = [process.communicate(timeout=120)[1] for process in processes]
     for process, error in zip(processes, errors, strict=True):
         assert process.returncode == 0, error
-    return [line for line in reports(run) if "loss" in line and line.get("attempt") == attempt and "kind" not in line]
+    return [
+        line
+        for line in reports(run)
+        if "loss" in line and line.get("attempt") == attempt and "kind" not in line
+    ]
 
 
 def reports(run: Path) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class TrainingState:
         dcp.save(self._collect(), storage_writer=self._writer(directory), process_group=self.group)
 
     def save_in_background(self, directory: Path) -> Future[Any]:
-        """Copy the state, and write it while training goes on; on rank 0 the future ends when all ranks wrote."""
+        """Copy the state and write it while training goes on; rank 0's future ends when all ranks wrote."""
         saved = dcp.async_save(
             self._collect(), storage_writer=self._writer(directory), process_group=self.group
         )
@@ -53,7 +53,7 @@ class TrainingState:
         reader = dcp.FileSystemReader(directory)
         wanted = self._collect()
         present = reader.read_metadata().state_dict_metadata
-        # Another number of workers may have saved: a rank without a random state of its own keeps the one it has.
+        # Another number of workers may have saved: a rank that was not among them keeps its own.
         mine = self._random_key()
         has_random = any(key == mine or key.startswith(f"{mine}.") for key in present)
         if not has_random:
@@ -72,9 +72,9 @@ class TrainingState:
 
     def full_model(self) -> dict[str, Tensor]:
         """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
-        return get_model_state_dict(
-            self.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
-        )
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(self.model, options=options)
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
     def _collect(self) -> dict[str, Any]:
         model, optimizer = get_state_dict(self.model, self.optimizer)
@@ -94,7 +94,7 @@ class TrainingState:
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
-            "numpy": np.random.get_state(),  # noqa: NPY002  (the global one is what libraries use)
+            "numpy": np.random.get_state(),
         }
         if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
@@ -104,7 +104,7 @@ class TrainingState:
     def _restore_random(state: dict[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
         random.setstate(state["python"])
-        np.random.set_state(state["numpy"])  # noqa: NPY002
+        np.random.set_state(state["numpy"])
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
 

@@ -83,7 +83,9 @@ class CheckpointStore:
     def _all_steps(self) -> list[int]:
         if not self.directory.is_dir():
             return []
-        return [int(found.group(1)) for path in self.directory.iterdir() if (found := _NAME.fullmatch(path.name))]
+        return [
+            int(found.group(1)) for path in self.directory.iterdir() if (found := _NAME.fullmatch(path.name))
+        ]
 
 
 def _sync_directory(directory: Path) -> None:

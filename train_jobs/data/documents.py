@@ -73,7 +73,8 @@ def _parquet_texts(source: str, column: str) -> Iterator[tuple[str, str]]:
         raise RequestError(f"data.source {source!r} cannot be read as Parquet: {error}") from error
     if column not in schema.names:
         raise RequestError(
-            f"data.source {source!r} has no column {column!r} (data.text_column); it has {', '.join(schema.names)}"
+            f"data.source {source!r} has no column {column!r} (data.text_column); "
+            f"it has {', '.join(schema.names)}"
         )
     kind = schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):

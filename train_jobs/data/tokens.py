@@ -37,7 +37,10 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     )
     tokenizer.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=END_OF_TEXT, bos_token=END_OF_TEXT, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        eos_token=END_OF_TEXT,
+        bos_token=END_OF_TEXT,
+        clean_up_tokenization_spaces=False,
     )
 
 
@@ -48,7 +51,9 @@ def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:
     try:
         return AutoTokenizer.from_pretrained(directory, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise RequestError(f"{key} {directory!r} holds no tokenizer that transformers can load: {error}") from error
+        raise RequestError(
+            f"{key} {directory!r} holds no tokenizer that transformers can load: {error}"
+        ) from error
 
 
 def tokenizer_for(config: TrainJobConfig) -> PreTrainedTokenizerBase:
@@ -58,7 +63,8 @@ def tokenizer_for(config: TrainJobConfig) -> PreTrainedTokenizerBase:
     if config.model.directory is not None:
         return load_tokenizer(config.model.directory, "model.directory")
     return train_tokenizer(
-        (document.text for document in read_documents(config.data) if not document.held_out), config.model.vocab_size
+        (document.text for document in read_documents(config.data) if not document.held_out),
+        config.model.vocab_size,
     )
 
 
@@ -123,7 +129,8 @@ def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:
     if train < needed:
         raise RequestError(
             f"data.source {config.data.source!r} gives {train} training tokens; one step takes {needed} "
-            f"(batch.global {config.batch.global_size} × data.sequence_length {config.data.sequence_length} + 1)"
+            f"(batch.global {config.batch.global_size} × data.sequence_length "
+            f"{config.data.sequence_length} + 1)"
         )
     if held_out < 2:
         raise RequestError(

@@ -1,8 +1,8 @@
 """Fully sharded data parallelism: FSDP2's `fully_shard`, one unit a transformer block.
 
 Parameters, gradients and optimizer state are sharded; a block's parameters are all-gathered just before its
-forward and backward, its gradients reduce-scattered after backward (ZeRO stage 3; Rajbhandari et al., SC 2020;
-Zhao et al., PyTorch FSDP, VLDB 2023).
+forward and backward, its gradients reduce-scattered after backward (ZeRO stage 3; Rajbhandari et al.,
+SC 2020; Zhao et al., PyTorch FSDP, VLDB 2023).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class FSDP:
     def parallelize(self, model: nn.Module, blocks: Sequence[nn.Module]) -> nn.Module:
         for block in blocks:
             fully_shard(block, mesh=self.mesh, mp_policy=self.policy)
-        return fully_shard(model, mesh=self.mesh, mp_policy=self.policy)
+        fully_shard(model, mesh=self.mesh, mp_policy=self.policy)
+        return model
 
     @contextmanager
     def synchronize(self, model: nn.Module, last: bool) -> Iterator[None]:

@@ -1,0 +1,191 @@
+"""Follows a running job from its two logs, wherever they lie, until it has ended."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from cluster.storage import Storage
+from train_jobs.listing import RAY_ENDED
+from train_jobs.run_log import EVENTS, METRICS, RunSummary
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+_POLL_S = 0.2
+_DRIVER_POLL_S = 2.0
+_PLAIN_EVERY_S = 5.0
+
+
+class Tail:
+    """The lines that a log gains, each once."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.name = name
+        self._read = 0
+
+    def new_lines(self) -> Iterator[dict[str, Any]]:
+        local = self.storage.local_path(self.name)
+        if local is not None:
+            if not local.exists():
+                return
+            with local.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        elif self.storage.exists(self.name):
+            data = self.storage.read_bytes(self.name)[self._read :]
+        else:
+            return
+        whole = data[: data.rfind(b"\n") + 1]  # a line that is being written has no end yet
+        self._read += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def follow(
+    storage: Storage,
+    summary: RunSummary,
+    driver_status: Callable[[], str | None],
+    view: View,
+) -> str | None:
+    """Feed `summary` and `view` until the job has ended.
+
+    Args:
+        storage: the run's directory.
+        driver_status: Ray's status of the submission.
+
+    Returns:
+        None, or Ray's final status when the driver died without saying how the job ended.
+    """
+    events, metrics = Tail(storage, EVENTS), Tail(storage, METRICS)
+    pause = threading.Event()
+    next_look = time.monotonic() + _DRIVER_POLL_S
+    while True:
+        for event in events.new_lines():
+            summary.apply(event)
+            view.event(event, summary)
+        for line in metrics.new_lines():
+            summary.step, summary.metrics = line["step"], line
+            view.metric(line, summary)
+        if summary.ended:
+            return None
+        if time.monotonic() >= next_look:
+            status = driver_status()
+            if status in RAY_ENDED:
+                # What the driver wrote last may have come after our last look.
+                for event in events.new_lines():
+                    summary.apply(event)
+                    view.event(event, summary)
+                return None if summary.ended else status
+            next_look = time.monotonic() + _DRIVER_POLL_S
+        pause.wait(_POLL_S)
+
+
+def sentence(event: dict[str, Any]) -> str | None:
+    """What an event says to a person; None for those that say nothing new."""
+    kind = event["kind"]
+    if kind == "preparing":
+        return f"reading and tokenizing {event['source']}"
+    if kind == "waiting":
+        return f"waiting for a lease of {event['min']} to {event['max']} workers"
+    if kind == "leased":
+        return f"leased {event['workers']} workers on {', '.join(event['nodes'])}; starting them"
+    if kind == "started":
+        return f"attempt {event['attempt']}: {event['world_size']} workers step from step {event['step']}"
+    if kind == "checkpointed":
+        return f"checkpoint at step {event['step']}"
+    if kind == "evaluated":
+        return (
+            f"evaluation at step {event['step']}: loss {event['loss']:.4f}, perplexity "
+            f"{event['perplexity']:.2f} over {event['tokens']} held-out tokens"
+        )
+    if kind == "failed":
+        where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
+        reason = event["reason"].splitlines()[0]
+        return f"attempt {event['attempt']} failed: {event['failure_class']}{where}: {reason}"
+    if kind == "recovered":
+        return f"going on with {event['workers']} workers after a {event['after']} failure"
+    if kind == "published":
+        return f"published {event['model']}"
+    if kind == "finished":
+        return f"{event['status']} at step {event['step']}"
+    return None
+
+
+class View:
+    """Shows a job on standard error: a progress bar on a terminal, plain lines elsewhere."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        self.title = title
+        self.steps = steps
+        self._shown = 0.0
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def event(self, event: dict[str, Any], summary: RunSummary) -> None:
+        text = sentence(event)
+        if text is not None:
+            self.line(text)
+
+    def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
+        if time.monotonic() - self._shown >= _PLAIN_EVERY_S:
+            self._shown = time.monotonic()
+            self.line(f"step {line['step']}/{self.steps}  {figures(line)}")
+
+    def line(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class BarView(View):
+    """The view on a terminal."""
+
+    def __init__(self, title: str, steps: int) -> None:
+        super().__init__(title, steps)
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.progress = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[doing]}"),
+            TimeElapsedColumn(),
+            console=Console(stderr=True, highlight=False),
+        )
+        self.task: TaskID = self.progress.add_task(title, total=steps, doing="submitted")
+
+    def __enter__(self) -> View:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def event(self, event: dict[str, Any], summary: RunSummary) -> None:
+        super().event(event, summary)
+        self.progress.update(self.task, doing=summary.status, completed=summary.step)
+
+    def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
+        doing = f"{figures(line)}  {summary.workers} workers"
+        self.progress.update(self.task, completed=line["step"], doing=doing)
+
+    def line(self, text: str) -> None:
+        self.progress.console.print(text, markup=False)
+
+
+def figures(line: dict[str, Any]) -> str:
+    """Loss and speed of one step."""
+    return f"loss {line['loss']:.4f}  {line['tokens'] / line['step_s']:,.0f} tokens/s"
+
+
+def view_for(title: str, steps: int) -> View:
+    return BarView(title, steps) if sys.stderr.isatty() else View(title, steps)

@@ -1,0 +1,256 @@
+"""Training from the command line: `train`, `jobs`, `logs`, `stop`, `resume`."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+
+if TYPE_CHECKING:
+    from cluster.config.loader import LoadedConfig
+    from cluster.connection import ClusterRecord
+    from cluster.storage import Storage
+    from train_jobs.submission import Submissions
+
+STOP_TIMEOUT_S = 90.0
+
+DetachOption = Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    for name, command in (
+        ("train", train),
+        ("jobs", jobs),
+        ("logs", logs),
+        ("stop", stop),
+        ("resume", resume),
+    ):
+        app.command(name)(command)
+
+
+def train(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A job of the config.")],
+    file: FileOption = None,
+    settings: SetOption = None,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a training job and follow it to its end."""
+    loaded = load(file, settings, f"train_jobs.{name}")
+
+    from cluster.connection import require_record
+    from cluster.storage import Storage
+    from train_jobs.submission import Submissions, new_job_id
+
+    record = require_record(loaded.config.cluster.name)
+    storage = Storage(record.storage)
+    submissions = Submissions(record)
+    job = new_job_id(name)
+    config = loaded.resolved.train_jobs[name]
+    submissions.submit(storage, job, name, config, job, loaded.base)
+    _after_submission(submissions, storage, job, job, detach, as_json)
+
+
+def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
+    """List all jobs of the cluster's storage, oldest first; works without a running cluster."""
+    loaded = load(file, across=False)
+
+    from train_jobs.listing import list_jobs
+
+    rows = list_jobs(_storage(loaded), _driver_statuses(loaded))
+    if as_json:
+        print_json(rows)
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("job", "status", "step", "workers", "attempts", "submitted"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        steps = f"{row['step']}/{row['steps']}"
+        workers, attempts = str(row["workers"]), str(row["attempts"])
+        table.add_row(row["job"], row["status"], steps, workers, attempts, row["submitted_at"])
+    Console().print(table if rows else "no jobs yet")
+
+
+def logs(
+    job: JobArgument,
+    file: FileOption = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
+) -> None:
+    """Print what a job's driver and workers printed."""
+    loaded = load(file, across=False)
+
+    from cluster.errors import RequestError
+    from train_jobs.listing import find_job, run_of
+    from train_jobs.run_log import summarize
+
+    storage = _storage(loaded)
+    found = find_job(storage, job)
+    submission_id = summarize(found, run_of(storage, found)).submission_id
+    if submission_id is None:
+        raise RequestError(
+            f"{found} was not submitted through Ray's job API; its events are in its directory"
+        )
+    submissions = _submissions(loaded)
+    if not follow:
+        sys.stdout.write(submissions.logs(submission_id))
+        return
+    for lines in submissions.follow_logs(submission_id):
+        sys.stdout.write(lines)
+        sys.stdout.flush()
+
+
+def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
+    """Stop a job: its workers save at the next step boundary and leave."""
+    loaded = load(file, across=False)
+
+    from cluster.errors import RequestError, ShoalError
+    from train_jobs.listing import find_job, is_running, result_of, run_of
+    from train_jobs.run_log import summarize
+
+    storage = _storage(loaded)
+    found = find_job(storage, job)
+    summary = summarize(found, run_of(storage, found))
+    submissions = _submissions(loaded)
+    if not is_running(summary, submissions.statuses()) or summary.submission_id is None:
+        raise RequestError(f"{found} does not run: it {_ended(summary.status)}")
+    submissions.stop(summary.submission_id)
+    deadline, pause = time.monotonic() + STOP_TIMEOUT_S, threading.Event()
+    while not (summary := summarize(found, run_of(storage, found))).ended:
+        if time.monotonic() > deadline:
+            raise ShoalError(f"{found} did not stop within {STOP_TIMEOUT_S:.0f} s")
+        pause.wait(0.3)
+    if as_json:
+        print_json(result_of(storage, found))
+    else:
+        typer.echo(f"{found} {_ended(summary.status)} at step {summary.step}")
+
+
+def resume(
+    job: JobArgument,
+    file: FileOption = None,
+    settings: SetOption = None,
+    detach: DetachOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on with a job that ended early, from its newest checkpoint; --set changes its settings."""
+    loaded = load(file, across=False)
+
+    from cluster.config.loader import load_config
+    from cluster.errors import RequestError
+    from train_jobs.listing import find_job, is_running, run_of
+    from train_jobs.run_config import CONFIG, read_run_config
+    from train_jobs.run_log import summarize
+
+    storage = _storage(loaded)
+    found = find_job(storage, job)
+    run = run_of(storage, found)
+    summary = summarize(found, run)
+    submissions = _submissions(loaded)
+    if is_running(summary, submissions.statuses()):
+        raise RequestError(f"{found} runs: it is at step {summary.step}")
+    name, config = read_run_config(storage, found)
+    own_file = run.local_path(CONFIG)
+    if settings and own_file is not None:
+        config = load_config(own_file, settings, f"train_jobs.{name}", across=False).config.train_jobs[name]
+    if summary.status == "succeeded" and config.steps <= summary.step:
+        raise RequestError(
+            f"{found} has done all its {summary.step} steps; --set steps=N with more steps goes on from there"
+        )
+    submission_id = f"{found}-{time.strftime('%H%M%S', time.gmtime())}"
+    submissions.submit(storage, found, name, config, submission_id, loaded.base)
+    _after_submission(submissions, storage, found, submission_id, detach, as_json)
+
+
+def _after_submission(
+    submissions: Submissions, storage: Storage, job: str, submission_id: str, detach: bool, as_json: bool
+) -> None:
+    """Say that the job was submitted, and unless detached follow it; exits 1 when it did not succeed."""
+    if detach:
+        if as_json:
+            print_json({"job": job, "submission_id": submission_id})
+        else:
+            typer.echo(f"submitted {job}; `shoal jobs` lists it, `shoal logs {job} --follow` follows it")
+        return
+    say(f"submitted {job}")
+    result = follow_job(submissions, storage, job, submission_id)
+    if as_json:
+        print_json(result)
+    else:
+        _print_result(result)
+    if result["status"] != "succeeded":
+        raise typer.Exit(1)
+
+
+def follow_job(submissions: Submissions, storage: Storage, job: str, submission_id: str) -> dict[str, Any]:
+    """Show a job until it has ended; the document that `shoal train` returns."""
+    from infra.cli.follow import follow, view_for
+    from train_jobs.listing import result_of, run_of
+    from train_jobs.run_log import RunSummary, summarize
+
+    run = run_of(storage, job)
+    steps = summarize(job, run).steps
+    try:
+        with view_for(job, steps) as view:
+            died = follow(run, RunSummary(job), lambda: submissions.status(submission_id), view)
+    except KeyboardInterrupt:
+        say(f"\n{job} goes on without us; `shoal stop {job}` stops it")
+        raise
+    if died is None:
+        return result_of(storage, job)
+    status = "stopped" if died == "STOPPED" else "failed"
+    return result_of(storage, job, status, f"the driver ended: {submissions.message(submission_id)}")
+
+
+def _print_result(result: dict[str, Any]) -> None:
+    if result["error"]:
+        say(result["error"])
+    typer.echo(f"{result['job']} {_ended(result['status'])} at step {result['step']}")
+    if result["evaluation"]:
+        typer.echo(f"held-out loss {result['evaluation']['loss']:.4f}")
+    if result["model"]:
+        typer.echo(f"published as {result['model']}")
+    typer.echo(f"files: {result['path']}")
+
+
+def _ended(status: str) -> str:
+    return {"stopped": "was stopped"}.get(status, status)
+
+
+def _storage(loaded: LoadedConfig) -> Storage:
+    from cluster.storage import Storage
+
+    return Storage(loaded.resolved.cluster.storage)
+
+
+def _record(loaded: LoadedConfig) -> ClusterRecord:
+    from cluster.connection import require_record
+
+    return require_record(loaded.config.cluster.name)
+
+
+def _submissions(loaded: LoadedConfig) -> Submissions:
+    from train_jobs.submission import Submissions
+
+    return Submissions(_record(loaded))
+
+
+def _driver_statuses(loaded: LoadedConfig) -> dict[str, str] | None:
+    """Ray's status of every submission; None when the cluster is not up."""
+    from cluster.connection import head_is_silent, read_record
+    from train_jobs.submission import Submissions
+
+    record = read_record(loaded.config.cluster.name)
+    if record is None or head_is_silent(record) is not None:
+        return None
+    return Submissions(record).statuses()

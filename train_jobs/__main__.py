@@ -1,0 +1,60 @@
+"""What runs inside the cluster: `python -m train_jobs NAME`, by `shoal train` or by `ray job submit`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import ray
+
+from cluster.config.loader import find_config, load_config
+from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
+from cluster.storage import Storage
+from train_jobs.control import NAMESPACE
+from train_jobs.driver import Driver
+from train_jobs.run_config import read_run_config
+from train_jobs.submission import new_job_id, record_submission
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m train_jobs", description="Run one training job of shoal.yaml."
+    )
+    parser.add_argument("name", help="the job's name in the config file")
+    parser.add_argument("-f", "--file", help="the config file (default: shoal.yaml here or above)")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="change a value")
+    parser.add_argument("--job", help="go on with this job, whose config lies in its directory already")
+    options = parser.parse_args(arguments)
+    try:
+        return run(options)
+    except ShoalError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run(options: argparse.Namespace) -> int:
+    ray.init(namespace=NAMESPACE, log_to_driver=True)
+    storage = Storage(BrokerClient().info()["storage"])
+    if options.job is not None:
+        job = options.job
+        config = read_run_config(storage, job)[1]
+    else:
+        loaded = load_config(
+            find_config(options.file), overrides=options.set, scope=f"train_jobs.{options.name}"
+        )
+        job, config = new_job_id(options.name), loaded.resolved.train_jobs[options.name]
+        record_submission(storage, job, options.name, config, _submission_id())
+    return Driver(job, config, storage).run()
+
+
+def _submission_id() -> str | None:
+    """Ray's id of the submission that this driver belongs to; None for a driver that nobody submitted."""
+    from ray.util.state import list_jobs
+
+    mine = ray.get_runtime_context().get_job_id()
+    return next((job.submission_id for job in list_jobs() if job.job_id == mine), None)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
