@@ -91,7 +91,7 @@ class Run:
         self._requests = requests
         self._restartable = restartable
         self._timeout_s = timeout_s
-        self._queue: asyncio.Queue[Event | ApiError | None] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self.replicas: list[str] = []
         """The replicas that took a choice, in the order they did."""
@@ -124,7 +124,7 @@ class Run:
                     event = await self._queue.get()
             except TimeoutError:
                 raise timed_out(self._timeout_s) from None
-            if isinstance(event, ApiError):
+            if isinstance(event, Exception):
                 raise event
             if event is None:
                 running -= 1
@@ -137,7 +137,7 @@ class Run:
                 if await self._attempt(index, request, retries_left, restarted=retries_left < RETRIES):
                     break
             self._queue.put_nowait(None)
-        except ApiError as error:
+        except Exception as error:  # noqa: BLE001 - raised again by `events`, for whoever reads them
             self._queue.put_nowait(error)
 
     async def _attempt(

@@ -1,0 +1,170 @@
+"""The gateway without Ray: the real API over a backend whose replicas are a few lines of Python."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from serve_apps.app_table import AppTable, AppVersion
+from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.gateway_api import build_api
+from serve_apps.gateway_service import GatewayService
+from serve_apps.openai_errors import too_long
+from serve_apps.spec import AppSpec
+
+CONTEXT_LENGTH = 64
+
+SPEC = AppSpec(
+    name="chat",
+    model="tiny@latest",
+    model_path="/nowhere",
+    storage=None,
+    model_version="tiny@3",
+    engine="torch",
+    tensor=1,
+    cpus=1,
+    gpus=0,
+    precision="fp32",
+    routing="least_connections",
+    min_replicas=1,
+    max_replicas=2,
+    target_ongoing_requests=8.0,
+    upscale_delay_s=1.0,
+    downscale_delay_s=30.0,
+    max_tokens=32,
+    queue=4,
+    batch=4,
+    context_length=None,
+    body_bytes=100_000,
+    request_timeout_s=5.0,
+)
+
+
+class StubBackend:
+    """Answers token k of a request with the text ` <k>` and the id 100 + k.
+
+    `script` holds, for the next attempts in turn, after how many tokens each is lost (None: not at all).
+    While `gate` is not set, an attempt stops after its first `tokens_before_gate` tokens.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[Mapping[str, Any]] = []
+        self.running = 0
+        self.script: list[int | None] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.tokens_before_gate = 0
+
+    async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
+        assert application == "chat"
+        self.requests.append(request)
+        lost_after = self.script.pop(0) if self.script else None
+        replica = f"replica-{len(self.requests)}"
+        start = {"replica": replica, "model_version": "tiny@3", "prompt_tokens": prompt_tokens(request)}
+        self.running += 1
+        try:
+            wanted = request["max_tokens"] or 3
+            if start["prompt_tokens"] + wanted > CONTEXT_LENGTH:
+                yield {
+                    "start": start,
+                    **too_long(start["prompt_tokens"], CONTEXT_LENGTH, wanted, "p").as_item(),
+                }
+                return
+            logprobs = request["sampling"]["logprobs"]
+            for step in range(wanted):
+                if step == lost_after:
+                    raise ReplicaLostError("killed")
+                if step >= self.tokens_before_gate:
+                    await self.gate.wait()
+                item: dict[str, Any] = {"text": f" {step}", "token_ids": (100 + step,)}
+                if logprobs is not None:
+                    item["logprobs"] = [
+                        (f" {step}", -0.5, tuple((f" {i}", i, -1.0 - i) for i in range(logprobs)))
+                    ]
+                if step == 0:
+                    item["start"] = start
+                if step == wanted - 1:
+                    item["finish_reason"] = "length"
+                yield item
+        finally:
+            self.running -= 1
+
+
+def prompt_tokens(request: Mapping[str, Any]) -> int:
+    if "messages" in request:
+        return sum(len(message["content"].split()) for message in request["messages"])
+    prompt = request["prompt"]
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt)
+
+
+class StubGateway:
+    """One app, `chat`, behind the real API; `client` talks to it in this process."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.backend = StubBackend()
+        spec = dataclasses.replace(SPEC, **changes)
+        version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
+        self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
+        self.service = GatewayService(self.backend, self._look_up)
+        self.service.table = self.table
+        self.api: FastAPI = build_api(self.service)
+
+    async def _look_up(self) -> AppTable:
+        return self.table
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        transport = httpx.ASGITransport(self.api, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+            yield client
+
+
+class RawRequest:
+    """A request at the level of ASGI: the test sees each part as it is sent, and can go away."""
+
+    def __init__(self, api: FastAPI, path: str, document: dict[str, Any]) -> None:
+        self._body: bytes | None = json.dumps(document).encode()
+        self.sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._gone = asyncio.Event()
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "scheme": "http",
+            "root_path": "",
+            "headers": [],
+            "server": ("gateway", 80),
+            "client": ("test", 1),
+        }
+        self.task = asyncio.create_task(api(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.put_nowait(message)
+
+    def go_away(self) -> None:
+        self._gone.set()
+
+
+async def until(condition: Any, timeout_s: float = 5.0) -> None:
+    """Let the other tasks run until the condition holds."""
+    async with asyncio.timeout(timeout_s):
+        while not condition():
+            await asyncio.sleep(0)
