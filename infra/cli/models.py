@@ -33,6 +33,7 @@ def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOpt
         typer.echo(f"nothing is published in {storage.child('models').location} yet")
         return
     _print_table(versions)
+    typer.echo(f"each is a directory: {storage.child('models').location}/MODEL/VERSION")
 
 
 def _row(version: Version) -> dict[str, object]:
@@ -52,12 +53,14 @@ def _print_table(versions: list[Version]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("model", "version", "aliases", "job", "step", "published"):
-        table.add_column(heading, justify="right" if heading in ("version", "step") else "left")
-    # A path is copied more often than it is read, so it may break over lines but is never cut.
-    table.add_column("path", overflow="fold")
+        table.add_column(
+            heading, justify="right" if heading in ("version", "step") else "left", overflow="fold"
+        )
     for version in versions:
-        row = (version.name, version.version, ", ".join(version.aliases), version.job, version.step)
-        table.add_row(*("" if cell is None else str(cell) for cell in row), version.created_at, version.path)
+        job = "" if version.job is None else str(version.job)
+        step = "" if version.step is None else str(version.step)
+        aliases = ", ".join(version.aliases)
+        table.add_row(version.name, str(version.version), aliases, job, step, version.created_at)
     Console().print(table)
