@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
 import shlex
 import sys
@@ -48,10 +50,12 @@ class Submissions:
     """
 
     def __init__(self, record: ClusterRecord) -> None:
-        import os
-
         os.environ.update(environment(record))  # Ray reads the token's place from the environment only
         from ray.job_submission import JobSubmissionClient
+
+        # It tells of every package it uploads, on a logger that it sets to INFO by itself.
+        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+        logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
 
         try:
             self.client = JobSubmissionClient(record.dashboard_url)

@@ -34,14 +34,14 @@ train_jobs:
     task: causal_lm               # what is trained: a causal language model
     model:                        # its sizes; or `directory: PATH` to continue from a Hugging Face model
       architecture: llama
-      hidden_size: 256            # width; a multiple of num_heads
-      num_layers: 4               # transformer blocks
+      hidden_size: 128            # width; a multiple of num_heads
+      num_layers: 2               # transformer blocks
       num_heads: 8                # attention heads
       num_kv_heads: 4             # key and value heads (grouped-query attention); divides num_heads
-      vocab_size: 4096            # tokens of the tokenizer that is trained on the data
+      vocab_size: 2048            # tokens of the tokenizer that is trained on the data
     data:
       source: python-stdlib       # this Python's own sources; or a Parquet file or directory
-      sequence_length: 256        # tokens in one sample
+      sequence_length: 128        # tokens in one sample
     parallel:
       strategy: fsdp              # ddp copies the model to each worker, fsdp shards it over them
     workers:
@@ -49,7 +49,7 @@ train_jobs:
       max: 2                      # most it takes when devices are free
       cpus: 1                     # CPUs a worker (and `gpus: n`)
     batch:
-      global: 32                  # samples a step over all workers; a multiple of micro × workers
+      global: 16                  # samples a step over all workers; a multiple of micro × workers
       micro: 8                    # samples a worker takes through the model at once
     optimizer:
       name: adamw

@@ -25,14 +25,8 @@ JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
-    for name, command in (
-        ("train", train),
-        ("jobs", jobs),
-        ("logs", logs),
-        ("stop", stop),
-        ("resume", resume),
-    ):
-        app.command(name)(command)
+    for command in (train, jobs, logs, stop, resume):
+        app.command(command.__name__)(command)
 
 
 def train(
@@ -98,9 +92,7 @@ def logs(
     found = find_job(storage, job)
     submission_id = summarize(found, run_of(storage, found)).submission_id
     if submission_id is None:
-        raise RequestError(
-            f"{found} was not submitted through Ray's job API; its events are in its directory"
-        )
+        raise RequestError(f"{found} was not submitted through Ray's job API, which keeps the logs")
     submissions = _submissions(loaded)
     if not follow:
         sys.stdout.write(submissions.logs(submission_id))

@@ -1,0 +1,95 @@
+"""`shoal quickstart`: all of it, on this machine, in minutes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from infra.cli.common import JsonOption, print_json, say
+
+if TYPE_CHECKING:
+    from infra.quickstart import Report
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("quickstart")(quickstart)
+
+
+def quickstart(
+    directory: Annotated[
+        Path | None,
+        typer.Option(
+            "--dir", help="An empty directory to work in. Default: a temporary one, removed at the end."
+        ),
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster and the files there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a cluster, train, kill a worker, publish, serve, scale out, stop: and say what was measured."""
+    from cluster.errors import RequestError
+    from infra.quickstart import Quickstart
+
+    if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise RequestError(f"{directory} is not an empty directory; quickstart writes its files there")
+    with ExitStack() as stack:
+        if directory is None:
+            kept = Path(tempfile.mkdtemp(prefix="shoal-quickstart-"))
+            if not keep:
+                stack.callback(_remove, kept)
+            directory = kept
+        directory.mkdir(parents=True, exist_ok=True)
+        signal.signal(signal.SIGTERM, _interrupt)
+        report = Quickstart(directory.resolve(), say, keep=keep).run()
+        if as_json:
+            print_json(report.as_json())
+        else:
+            _print(report, directory, keep)
+    if not report.ok:
+        raise typer.Exit(1)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _remove(directory: Path) -> None:
+    import shutil
+
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def _print(report: Report, directory: Path, keep: bool) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title=f"quickstart: {report.seconds:.0f} s")
+    table.add_column("step", no_wrap=True)
+    table.add_column("")
+    table.add_column("seconds", justify="right")
+    table.add_column("what was seen", overflow="fold")
+    for step in report.steps:
+        table.add_row(step.name, "ok" if step.ok else "FAILED", f"{step.seconds:.1f}", step.detail)
+    console = Console(file=sys.stdout, highlight=False)
+    console.print(table)
+    if keep:
+        console.print(f"It runs on: cd {directory} and try `shoal status`, `shoal jobs`, `shoal down`.")
+    else:
+        console.print("To do it yourself:")
+        for command in (
+            "shoal init demo && cd demo",
+            "shoal up",
+            "shoal train stdlib-lm",
+            "shoal serve chat",
+            "shoal status",
+            "shoal down",
+        ):
+            console.print(f"  {command}")

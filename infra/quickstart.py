@@ -1,0 +1,374 @@
+"""The whole way through Shoal on one machine: start, train, lose a worker, publish, serve, scale out."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.config.loader import LoadedConfig, load_config
+from cluster.config.template import write_template
+from cluster.connection import ClusterRecord, connect, disconnect
+from cluster.errors import ShoalError
+from cluster.providers import PROVIDERS
+from cluster.storage import Storage
+from infra.cli.follow import View, follow
+from train_jobs.listing import result_of, run_of
+from train_jobs.run_log import RunSummary
+from train_jobs.submission import Submissions, new_job_id
+
+JOB = "stdlib-lm"
+APP = "chat"
+PROMPT = "import os\n\n\ndef "
+SCALE_OUT_TIMEOUT_S = 90.0
+REQUEST_TIMEOUT_S = 60.0
+CLIENTS = 24
+"""Requests that the load keeps in flight: more than two replicas should carry by the config's target."""
+
+
+@dataclass
+class Step:
+    """One step of the tour, as the result lists it."""
+
+    name: str
+    ok: bool = False
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass
+class Report:
+    """The outcome of a quickstart."""
+
+    ok: bool = False
+    seconds: float = 0.0
+    steps: list[Step] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class StepError(ShoalError):
+    """A step did not do what it says."""
+
+
+def require(condition: bool, otherwise: str) -> None:
+    if not condition:
+        raise StepError(otherwise)
+
+
+def adapt(text: str, cluster_name: str) -> str:
+    """The config that `shoal init` writes, changed for the tour; comments stay.
+
+    Three workers' nodes and two replicas at least, so that there are data-parallel replicas from the start
+    and room for a third; short training with more checkpoints than usual, so that little is lost.
+    """
+    import io
+
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    document = yaml.load(text)
+    document["cluster"]["name"] = cluster_name
+    document["cluster"]["nodes"][1]["count"] = 3
+    job = document["train_jobs"][JOB]
+    job["steps"] = 120
+    job["checkpoint"]["every_steps"] = 20
+    job["evaluate"]["every_steps"] = 60
+    job["data"]["held_out_every"] = 50
+    app = document["serve_apps"][APP]
+    app["replicas"] = {"min": 2, "max": 3}
+    app["autoscale"]["target_ongoing_requests"] = 6
+    out = io.StringIO()
+    yaml.dump(document, out)
+    return out.getvalue()
+
+
+class Killer(View):
+    """Watches a job, and kills one of its workers with SIGKILL when the job is half-way."""
+
+    def __init__(self, steps: int, say: Callable[[str], None]) -> None:
+        super().__init__(JOB, steps)
+        self.say = say
+        self.pids: list[int] = []
+        self.killed_at: int | None = None
+        self.killed_time = 0.0
+        self.first_step_again_s: float | None = None
+
+    def line(self, text: str) -> None:
+        self.say(text)
+
+    def event(self, event: dict[str, Any], summary: RunSummary) -> None:
+        if event["kind"] == "started":
+            self.pids = [rank["pid"] for rank in event["ranks"]]
+        super().event(event, summary)
+
+    def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
+        super().metric(line, summary)
+        if line["attempt"] > 1 and self.killed_at is not None and self.first_step_again_s is None:
+            self.first_step_again_s = time.monotonic() - self.killed_time
+        # Not just after a checkpoint: some steps should have to be run again.
+        if self.killed_at is None and line["step"] >= self.steps // 2 + 10:
+            self.killed_at, self.killed_time = line["step"], time.monotonic()
+            self.say(f"killing rank 1 (process {self.pids[1]}) with SIGKILL at step {line['step']}")
+            os.kill(self.pids[1], signal.SIGKILL)
+
+
+class Quickstart:
+    """Runs the tour in a directory.
+
+    Args:
+        directory: empty; config and storage go there.
+        say: takes each sentence about what happens.
+        keep: leave the cluster running at the end.
+    """
+
+    def __init__(self, directory: Path, say: Callable[[str], None], *, keep: bool = False) -> None:
+        self.directory = directory
+        self.say = say
+        self.keep = keep
+        self.report = Report()
+        self.config_path = directory / "shoal.yaml"
+
+    def run(self) -> Report:
+        """All steps until one fails; the cluster is down at the end unless it is kept.
+
+        Whatever happens, Ctrl-C included, no process stays behind.
+        """
+        began = time.monotonic()
+        try:
+            try:
+                self._tour()
+                self.report.ok = True
+            except ShoalError as error:
+                self.say(f"failed: {error}")
+            if not self.keep:
+                with self._step("stop the cluster") as step:
+                    self._down(step)
+        except BaseException:
+            self._down(Step("stop the cluster"))
+            raise
+        self.report.ok = all(step.ok for step in self.report.steps)
+        self.report.seconds = round(time.monotonic() - began, 1)
+        return self.report
+
+    def _tour(self) -> None:
+        with self._step("write the config") as step:
+            loaded = self._write_config(step)
+        with self._step("start the cluster") as step:
+            record = self._up(loaded, step)
+        run = self._train(loaded, record)
+        with self._step("evaluate") as step:
+            self._check_evaluation(run, step)
+        with self._step("publish") as step:
+            self._check_model(run, step)
+        connect(record)
+        try:
+            with self._step("serve") as step:
+                base_url = self._serve(loaded, step)
+            with self._step("ask") as step:
+                self._ask(base_url, step)
+            with self._step("scale out under load") as step:
+                self._scale_out(base_url, step)
+        finally:
+            disconnect()
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[Step]:
+        step = Step(name)
+        self.report.steps.append(step)
+        self.say(f"── {name}")
+        began = time.monotonic()
+        try:
+            yield step
+            step.ok = True
+        except ShoalError as error:
+            step.detail = str(error)
+            raise
+        finally:
+            step.seconds = round(time.monotonic() - began, 1)
+        self.say(f"   {step.detail} ({step.seconds:.1f} s)")
+
+    # -- the cluster ------------------------------------------------------------------------------------
+
+    def _write_config(self, step: Step) -> LoadedConfig:
+        write_template(self.directory)
+        # A name of its own: the tour must not meet a cluster that somebody uses.
+        text = adapt(self.config_path.read_text(), f"quickstart-{os.getpid()}")
+        self.config_path.write_text(text)
+        step.detail = str(self.config_path)
+        return load_config(self.config_path)
+
+    def _up(self, loaded: LoadedConfig, step: Step) -> ClusterRecord:
+        cluster = loaded.resolved.cluster
+        record = PROVIDERS[cluster.provider]().up(cluster, loaded.path, self.say).record
+        step.detail = f"{len(record.nodes)} nodes; Ray dashboard at {record.dashboard_url}"
+        return record
+
+    def _down(self, step: Step) -> None:
+        if not self.config_path.exists():
+            return
+        cluster = load_config(self.config_path, across=False).config.cluster
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
+        try:
+            PROVIDERS[cluster.provider]().down(cluster.name, self.say)
+        finally:
+            signal.signal(signal.SIGINT, before)
+        step.detail = "every process that was started has ended"
+
+    # -- training ---------------------------------------------------------------------------------------
+
+    def _train(self, loaded: LoadedConfig, record: ClusterRecord) -> dict[str, Any]:
+        """Train with a worker killed half-way; the document that `shoal train` returns."""
+        storage = Storage(record.storage)
+        config = loaded.resolved.train_jobs[JOB]
+        job = new_job_id(JOB)
+        with self._step("train, and lose a worker") as step:
+            submissions = Submissions(record)
+            submissions.submit(storage, job, JOB, config, job, loaded.base)
+            view = Killer(config.steps, self.say)
+            run = run_of(storage, job)
+            follow(run, RunSummary(job), lambda: submissions.status(job), view)
+            result = result_of(storage, job)
+            require(result["status"] == "succeeded", f"the job {result['status']}: {result['error']}")
+            require(view.killed_at is not None, "the job ended before a worker was killed")
+            first, last = self._losses(run)
+            require(last < 0.75 * first, f"the loss fell from {first:.3f} to {last:.3f} only")
+            step.detail = (
+                f"FSDP on {result['world_sizes'][0]} workers: loss {first:.3f} → {last:.3f} "
+                f"({(1 - last / first) * 100:.0f} % less) in {config.steps} steps"
+            )
+        with self._step("recover") as step:
+            again = self._steps_run_again(run)
+            require(result["attempts"] == 2, f"the job took {result['attempts']} attempts, not 2")
+            require(bool(again), "no step was run again")
+            require(all(again.values()), f"steps {[s for s, same in again.items() if not same]} differ")
+            assert view.first_step_again_s is not None
+            step.detail = (
+                f"killed at step {view.killed_at}, stepping again {view.first_step_again_s:.1f} s later; "
+                f"steps {min(again)}–{max(again)} ran twice, with losses equal to the last bit"
+            )
+        return result
+
+    @staticmethod
+    def _losses(run: Storage) -> tuple[float, float]:
+        """Mean loss of the first and of the last three steps."""
+        from train_jobs.run_log import read_metrics
+
+        losses = [line["loss"] for line in read_metrics(run)]
+        return sum(losses[:3]) / 3, sum(losses[-3:]) / 3
+
+    @staticmethod
+    def _steps_run_again(run: Storage) -> dict[int, bool]:
+        """Every step that two attempts ran, and whether both had the same loss."""
+        losses: dict[int, list[float]] = {}
+        for line in run.read_bytes("metrics.jsonl").decode().splitlines():
+            metric = json.loads(line)
+            losses.setdefault(metric["step"], []).append(metric["loss"])
+        return {step: len(set(seen)) == 1 for step, seen in losses.items() if len(seen) > 1}
+
+    def _check_evaluation(self, result: dict[str, Any], step: Step) -> None:
+        evaluation = result["evaluation"]
+        require(evaluation is not None, "nothing was evaluated")
+        step.detail = (
+            f"held-out loss {evaluation['loss']:.3f}, perplexity {evaluation['perplexity']:.1f} "
+            f"over {evaluation['tokens']} tokens, each once"
+        )
+
+    def _check_model(self, result: dict[str, Any], step: Step) -> None:
+        from cluster.registry import Registry
+
+        require(result["model"] is not None, "nothing was published")
+        loaded = load_config(self.config_path, across=False)
+        version = Registry(Storage(loaded.resolved.cluster.storage)).resolve(result["model"])
+        missing = {"config.json", "model.safetensors", "tokenizer.json"} - set(os.listdir(version.path))
+        require(not missing, f"{version.path} lacks {', '.join(sorted(missing))}")
+        step.detail = f"{result['model']} in {version.path}, a Hugging Face directory"
+
+    # -- serving ----------------------------------------------------------------------------------------
+
+    def _serve(self, loaded: LoadedConfig, step: Step) -> str:
+        from serve_apps.app import deploy
+
+        served = deploy(loaded.resolved, [APP], say=self.say)
+        (row,) = served["apps"]
+        wanted = loaded.config.serve_apps[APP].replicas.min
+        require(row["replicas"] >= wanted, f"{row['replicas']} replicas run, not {wanted}")
+        step.detail = (
+            f"{row['model']} on {row['replicas']} replicas of {row['tensor']} tensor-parallel ranks "
+            f"at {served['base_url']}"
+        )
+        return str(served["base_url"])
+
+    def _ask(self, base_url: str, step: Step) -> None:
+        """One streamed completion, asked as any OpenAI client asks."""
+        text, first_s, began = "", 0.0, time.monotonic()
+        body = {"model": APP, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stream": True}
+        chunks = 0
+        with httpx.stream("POST", f"{base_url}/completions", json=body, timeout=REQUEST_TIMEOUT_S) as answer:
+            if answer.status_code != 200:
+                raise StepError(f"{base_url}/completions answered {answer.status_code}: {answer.read()!r}")
+            for line in answer.iter_lines():
+                if not line.startswith("data: ") or line == "data: [DONE]":
+                    continue
+                first_s = first_s or time.monotonic() - began
+                chunks += 1
+                text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+            version = answer.headers["x-shoal-model-version"]
+        require(bool(text), "the answer was empty")
+        for line in f"{PROMPT}{text}".splitlines():
+            self.say(f"   | {line}")
+        step.detail = f"{version} answered in {chunks} chunks, the first after {first_s * 1000:.0f} ms"
+
+    def _scale_out(self, base_url: str, step: Step) -> None:
+        """Keep many requests in flight until there is a replica more."""
+        from serve_apps.status import app_statuses
+
+        before = _replicas(app_statuses())
+        stop = threading.Event()
+        replicas: set[str] = set()
+        tokens: list[int] = []
+
+        def client(index: int) -> None:
+            body = {"model": APP, "prompt": PROMPT, "max_tokens": 64, "seed": index}
+            with httpx.Client(timeout=REQUEST_TIMEOUT_S) as http:
+                while not stop.is_set():
+                    answer = http.post(f"{base_url}/completions", json=body)
+                    require(answer.status_code == 200, f"a request got {answer.status_code}: {answer.text}")
+                    replicas.add(answer.headers["x-shoal-replica"])
+                    tokens.append(answer.json()["usage"]["completion_tokens"])
+
+        began = time.monotonic()
+        with ThreadPoolExecutor(CLIENTS) as pool:
+            running = [pool.submit(client, index) for index in range(CLIENTS)]
+            try:
+                pause = threading.Event()
+                while len(replicas) <= before and time.monotonic() - began < SCALE_OUT_TIMEOUT_S:
+                    failed = [one.exception() for one in running if one.done()]
+                    require(not failed, f"a client failed: {failed[0] if failed else ''}")
+                    pause.wait(0.25)
+                seconds = time.monotonic() - began
+            finally:
+                stop.set()
+        failed = [error for one in running if (error := one.exception()) is not None]
+        require(not failed, f"a request failed: {failed[0] if failed else ''}")
+        require(len(replicas) > before, f"{len(replicas)} replicas answered after {seconds:.0f} s of load")
+        step.detail = (
+            f"{CLIENTS} clients: from {before} to {len(replicas)} replicas, the new one answering after "
+            f"{seconds:.1f} s; {len(tokens)} requests, {sum(tokens) / (time.monotonic() - began):.0f} "
+            "tokens/s, none failed"
+        )
+
+
+def _replicas(rows: list[dict[str, Any]]) -> int:
+    return next(row["replicas"] for row in rows if row["name"] == APP)
