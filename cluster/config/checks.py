@@ -83,10 +83,8 @@ def storage_problem(directory: Path) -> str | None:
             nearest = nearest.parent
         if not nearest.is_dir():
             return f"`{nearest}` is not a directory"
-        if not os.access(nearest, os.W_OK | os.X_OK):
-            return f"no permission to write in `{nearest}`"
-        # For root, permissions say nothing of read-only mounts and of /proc: only a real file does. It has
-        # no name where the file system can do that, and is gone when it is closed where it cannot.
+        # Permissions say nothing of read-only mounts and of /proc, and nothing at all to root: only a real
+        # file does. It has no name where the file system can do that, and is gone when it is closed.
         with tempfile.TemporaryFile(dir=nearest):
             return None
     except OSError as error:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cluster.config.section import Name, Section
+
+MAX_NODE_ENTRIES = 1000
 
 
 class NodeConfig(Section):
@@ -48,6 +50,21 @@ class EndpointConfig(Section):
     """Port to bind. Default: the usual one, or a free one where that is taken."""
 
 
+def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
+    if not nodes:
+        raise ValueError(f"should be a list of 1 to {MAX_NODE_ENTRIES} entries, was an empty list")
+    return nodes
+
+
+# pydantic's own min_length counts only the entries without mistakes, and then tells of the length instead
+# of those mistakes.
+Nodes = Annotated[
+    tuple[NodeConfig, ...],
+    Field(strict=False, max_length=MAX_NODE_ENTRIES, json_schema_extra={"minItems": 1}),
+    AfterValidator(_not_empty),
+]
+
+
 class ClusterConfig(Section):
     """The nodes, the storage they share, and how training and serving share the nodes."""
 
@@ -55,7 +72,7 @@ class ClusterConfig(Section):
     """Name of the cluster; clusters of different names run side by side on one machine."""
     provider: Literal["embedded"] = "embedded"
     """Where the nodes come from: `embedded` starts them as processes of this machine."""
-    nodes: Annotated[tuple[NodeConfig, ...], Field(strict=False, min_length=1, max_length=1000)] = (
+    nodes: Nodes = (
         NodeConfig(name="head", cpus=0),
         NodeConfig(name="worker", count=2, cpus=2),
     )

@@ -1,0 +1,392 @@
+"""What only shows when sections are seen together, each mistake at its place."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.config import NodeConfig
+from cluster.config.checks import storage_problem
+from cluster.config.ground import Ground
+from cluster.config.job_checks import uneven_sizes
+from cluster.config.loader import load_config, resolve_paths
+from cluster.config.train_section import WorkersConfig
+from tests.cluster.config.config_files import load, mistakes, position, write
+
+
+def check(directory: Path, text: str, marker: str, path: str, *words: str) -> None:
+    """The text has exactly one mistake: at the marker's place, for that path, with those words."""
+    (found,) = mistakes(directory, text)
+    assert ((found.line, found.column), found.path) == (position(text, marker), path)
+    for word in words:
+        assert word in found.message
+
+
+def model_directory(directory: Path, **config: object) -> Path:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("nodes", "workers", "marker", "words"),
+    [
+        (
+            "[{name: a, cpus: 4}]",
+            "{min: 5}",
+            "5}",
+            ["5 workers of 1 CPU each", "hold 4 of them", "a (4 CPUs)"],
+        ),
+        (
+            "[{name: a, cpus: 3, count: 2}]",
+            "{min: 3, cpus: 2}",
+            "3, cpus: 2}",
+            ["3 workers of 2 CPUs", "hold 2"],
+        ),
+        ("[{name: a, cpus: 3, count: 2}]", "{cpus: 4}", "workers:", ["a worker of 4 CPUs", "hold none"]),
+        ("[{name: a, gpus: 1}]", "{min: 2, gpus: 1}", "2, gpus", ["1 CPU and 1 GPU each", "hold 1 of them"]),
+        ("[{name: a, cpus: 8}]", "{gpus: 1, cpus: 0}", "workers:", ["a worker of 1 GPU", "hold none"]),
+    ],
+)
+def test_a_job_that_no_nodes_can_hold(
+    nodes: str, workers: str, marker: str, words: list[str], tmp_path: Path
+) -> None:
+    job = f"  j:\n    batch: {{global: 30, micro: 1}}\n    workers: {workers}\n"
+    text = f"cluster: {{nodes: {nodes}}}\ntrain_jobs:\n{job}"
+    check(tmp_path, text, marker, "train_jobs.j.workers.min", "one worker wholly on one node", *words)
+
+
+def test_a_job_that_just_fits_is_no_mistake(tmp_path: Path) -> None:
+    nodes = "[{name: a, cpus: 3, gpus: 4}, {name: b, count: 2, cpus: 1, gpus: 1}]"
+    load(tmp_path, f"cluster: {{nodes: {nodes}}}\ntrain_jobs: {{j: {{workers: {{min: 4, gpus: 1}}}}}}\n", [])
+    load(tmp_path, "train_jobs: {j: {workers: {min: 32, cpus: 0}}}\n", ["train_jobs.j.batch.micro=1"])
+
+
+sizes = st.integers(min_value=0, max_value=5)
+
+
+@given(
+    kinds=st.lists(st.tuples(st.integers(1, 3), sizes, sizes), min_size=1, max_size=3), cpus=sizes, gpus=sizes
+)
+def test_room_equals_filling_the_nodes_one_by_one(
+    kinds: list[tuple[int, int, int]], cpus: int, gpus: int
+) -> None:
+    ground = Ground(
+        tuple(NodeConfig(name=f"n{i}", count=c, cpus=x, gpus=g) for i, (c, x, g) in enumerate(kinds))
+    )
+    if cpus == gpus == 0:
+        assert ground.holds(cpus, gpus) is None
+        return
+    filled = 0
+    for count, node_cpus, node_gpus in kinds:
+        for _ in range(count):
+            left_cpus, left_gpus = node_cpus, node_gpus
+            while left_cpus >= cpus and left_gpus >= gpus:
+                left_cpus, left_gpus, filled = left_cpus - cpus, left_gpus - gpus, filled + 1
+    assert ground.holds(cpus, gpus) == filled
+
+
+def test_fewer_workers_at_most_than_at_least(tmp_path: Path) -> None:
+    text = "train_jobs:\n  j:\n    workers: {min: 3, max: 2}\n"
+    check(tmp_path, text, "2}", "train_jobs.j.workers.max", "at least workers.min (3), was 2")
+
+
+def test_a_global_batch_that_some_numbers_of_workers_cannot_share(tmp_path: Path) -> None:
+    text = "train_jobs:\n  j:\n    batch: {global: 32, micro: 8}\n    workers: {min: 1, max: 6}\n"
+    words = ["micro (8) × workers at every number of workers (1 to 6)", "32 is none at 3, 5, 6"]
+    check(tmp_path, text, "32,", "train_jobs.j.batch.global", *words)
+    text = "train_jobs:\n  j: {batch: {global: 30, micro: 8}}\n"
+    check(tmp_path, text, "30,", "train_jobs.j.batch.global", "multiple of batch.micro (8)")
+    text = "train_jobs:\n  j: {workers: {min: 3, cpus: 0}}\n"
+    check(tmp_path, text, "j:", "train_jobs.j.batch.global", "(3); 32 is none at 3")
+
+
+@given(micro_batches=st.integers(1, 60), least=st.integers(1, 20), more=st.integers(0, 20))
+def test_uneven_sizes_equal_trying_every_size(micro_batches: int, least: int, more: int) -> None:
+    found = uneven_sizes(micro_batches, WorkersConfig(min=least, max=least + more))
+    tried = [n for n in range(least, least + more + 1) if micro_batches / n != micro_batches // n]
+    assert found == tried[:9]
+
+
+def test_a_huge_range_of_workers_is_answered_at_once(tmp_path: Path) -> None:
+    started = time.process_time()
+    (found,) = mistakes(tmp_path, "train_jobs: {j: {workers: {max: 1000000000000000}}}\n")
+    assert "32 is none at 3, 5, 6, 7, 8, 9, 10, 11, …" in found.message
+    assert time.process_time() - started < 1
+
+
+@pytest.mark.parametrize(
+    ("job", "marker", "path", "words"),
+    [
+        (
+            "steps: 10, optimizer: {warmup_steps: 11}",
+            "11}",
+            "optimizer.warmup_steps",
+            "at most steps (10), was 11",
+        ),
+        (
+            "data: {sequence_length: 4096}",
+            "4096",
+            "data.sequence_length",
+            "max_position_embeddings (2048), was 4096",
+        ),
+        (
+            "model: {hidden_size: 100, num_heads: 8}",
+            "100",
+            "model.hidden_size",
+            "a multiple of num_heads (8), was 100",
+        ),
+        ("model: {num_kv_heads: 3}", "3}", "model.num_kv_heads", "should divide num_heads (8), was 3"),
+        ("data: {source: ./no.parquet}", "./no", "data.source", "no.parquet` does not exist"),
+        ("data: {tokenizer: no}", "no}", "data.tokenizer", "no` does not exist"),
+        ("model: {directory: no}", "no}", "model.directory", "no` does not exist"),
+        ("model: {directory: shoal.yaml}", "shoal", "model.directory", "is not a directory"),
+        ("model: {directory: .}", ".}", "model.directory", "holds no config.json"),
+    ],
+)
+def test_values_of_a_job_that_do_not_agree(
+    job: str, marker: str, path: str, words: str, tmp_path: Path
+) -> None:
+    text = f"train_jobs:\n  j: {{{job}}}\n"
+    check(tmp_path, text, marker, f"train_jobs.j.{path}", words)
+
+
+def test_the_sizes_of_a_directory_count_where_a_job_starts_from_one(tmp_path: Path) -> None:
+    model_directory(tmp_path / "m", num_attention_heads=6, max_position_embeddings=128)
+    job, app = "j: {model: {directory: m}, publish: p}", "a: {model: p, tensor: 2, cpus: 0}"
+    text = f"train_jobs:\n  {job}\nserve_apps:\n  {app}\n"
+    check(tmp_path, text, "j:", "train_jobs.j.data.sequence_length", "(128), was 256")
+    load(tmp_path, text, ["train_jobs.j.data.sequence_length=128"])
+    load(tmp_path, text, ["train_jobs.j.data.sequence_length=128", "serve_apps.a.tensor=3"])
+    found = mistakes(tmp_path, text, ["train_jobs.j.data.sequence_length=128", "serve_apps.a.tensor=4"])
+    assert "should divide the 6 attention heads of the model of train_jobs.j, was 4" in found[0].message
+
+
+@pytest.mark.parametrize("content", [b"not json", b"\xff", b"[" * 100_000, b"[]"])
+def test_a_model_directory_with_a_broken_config_is_a_mistake(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_bytes(content)
+    check(
+        tmp_path, "serve_apps:\n  a: {model: ./m}\n", "./m", "serve_apps.a.model", "holds a config.json that"
+    )
+
+
+JOB = (
+    "train_jobs:\n  j: {publish: lm, model: {num_heads: 8, num_kv_heads: 4, max_position_embeddings: 512}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("app", "marker", "path", "words"),
+    [
+        (
+            "model: lm, tensor: 3, cpus: 0",
+            "3,",
+            "tensor",
+            "should divide the 8 attention heads of the model of train_jobs.j",
+        ),
+        (
+            "model: lm, tensor: 8, cpus: 0",
+            "8, cpus",
+            "tensor",
+            "should divide the 4 key and value heads of the model of",
+        ),
+        (
+            "model: lm, tensor: 4",
+            "4}",
+            "tensor",
+            "4 ranks needs 4 CPUs on one node; none of the nodes head (0 CPUs), ",
+        ),
+        ("model: lm, gpus: 1", "a:", "tensor", "a replica of 1 rank needs 1 CPU and 1 GPU on one node"),
+        (
+            "model: lm, tensor: 2, replicas: {min: 3}",
+            "3}",
+            "replicas.min",
+            "3 replicas of 2 CPUs each cannot be placed",
+        ),
+        ("model: lm, replicas: {min: 2, max: 1}", "1}", "replicas.max", "at least replicas.min (2), was 1"),
+        ("model: lm, limits: {context_length: 513}", "513", "limits.context_length", "at most 512"),
+        ("model: ml", "ml}", "model", "nothing publishes a model `ml`: no job of this file does"),
+        ("model: other@3", "other", "model", "(published here: lm)"),
+        ("model: lm@", "lm@", "model", "should be NAME@VERSION"),
+        ("model: models/lm", "models/lm", "model", "or a directory (./… or /…)"),
+        ("model: LM@latest", "LM@", "model", "should be NAME@VERSION"),
+        ("model: ./no", "./no", "model", "does not exist"),
+        ("model: /no/where", "/no/where", "model", "`/no/where` does not exist"),
+    ],
+)
+def test_apps_that_cannot_serve(app: str, marker: str, path: str, words: str, tmp_path: Path) -> None:
+    check(tmp_path, JOB + f"serve_apps:\n  a: {{{app}}}\n", marker, f"serve_apps.a.{path}", words)
+
+
+def test_the_nearest_published_model_is_named(tmp_path: Path) -> None:
+    (found,) = mistakes(
+        tmp_path, "train_jobs: {j: {publish: stdlib-lm}}\nserve_apps: {a: {model: stdlib-ml}}\n"
+    )
+    assert "did you mean `stdlib-lm`?" in found.message
+
+
+def test_models_that_lie_in_the_storage_can_be_served(tmp_path: Path) -> None:
+    text = "cluster: {storage: ./store}\nserve_apps: {a: {model: lm@latest, tensor: 2}}\n"
+    assert "nothing publishes a model `lm`" in mistakes(tmp_path, text)[0].message
+    model_directory(tmp_path / "store" / "models" / "lm" / "9", num_attention_heads=3)
+    model_directory(tmp_path / "store" / "models" / "lm" / "10", num_attention_heads=4, num_key_value_heads=2)
+    load(tmp_path, text)
+    (found,) = mistakes(tmp_path, text, ["serve_apps.a.tensor=4", "cluster.nodes.1.cpus=4"])
+    assert f"the 2 key and value heads of `{tmp_path}/store/models/lm/10`" in found.message
+
+
+def test_models_in_a_storage_elsewhere_are_not_looked_for(tmp_path: Path) -> None:
+    load(tmp_path, "cluster: {storage: 's3://bucket/x'}\nserve_apps: {a: {model: lm}}\n")
+
+
+def test_two_nodes_of_one_name_after_counting(tmp_path: Path) -> None:
+    text = "cluster:\n  nodes:\n    - {name: w, count: 3}\n    - {name: v}\n    - {name: w-2, cpus: 1}\n"
+    check(tmp_path, text, "w-2", "cluster.nodes.2.name", "two nodes are called `w-2`: entries 0 and 2")
+
+
+@pytest.mark.parametrize(
+    ("gateway", "dashboard", "clash"),
+    [
+        ("{port: 9000}", "{port: 9000}", True),
+        ("{host: 10.0.0.1, port: 9000}", "{host: 10.0.0.1, port: 9000}", True),
+        ("{host: 0.0.0.0, port: 9000}", "{host: 10.0.0.1, port: 9000}", True),
+        ("{host: localhost, port: 9000}", "{host: 127.0.0.1, port: 9000}", True),
+        ("{host: 10.0.0.2, port: 9000}", "{host: 10.0.0.1, port: 9000}", False),
+        ("{port: 9000}", "{port: 9001}", False),
+        ("{}", "{}", False),
+    ],
+)
+def test_the_two_endpoints_cannot_share_an_address(
+    gateway: str, dashboard: str, clash: bool, tmp_path: Path
+) -> None:
+    text = f"cluster:\n  gateway: {gateway}\n  dashboard: {dashboard}\n"
+    if not clash:
+        load(tmp_path, text)
+        return
+    (found,) = mistakes(tmp_path, text)
+    assert (found.line, found.path) == (3, "cluster.dashboard.port")
+    assert "cannot both listen on port 9000" in found.message
+
+
+def test_a_storage_that_is_a_file_or_below_one(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for storage in ("./file", "./file/below", f"file://{tmp_path}/file"):
+        text = f"cluster:\n  storage: {storage}\n"
+        check(tmp_path, text, storage, "cluster.storage", "cannot be written", "is not a directory")
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_storage_where_even_root_cannot_write(tmp_path: Path) -> None:
+    text = "cluster:\n  storage: /proc/shoal/x\n"
+    check(tmp_path, text, "/proc/shoal", "cluster.storage", "`/proc/shoal/x` cannot be written")
+
+
+def test_a_storage_without_permission(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o555)
+    for directory in (tmp_path, tmp_path.parent, tmp_path.parent.parent):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        assert str(storage_problem(closed / "x")).endswith("/closed` (Permission denied)")
+    finally:
+        if is_root:
+            os.seteuid(0)
+
+
+def test_looking_at_the_storage_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = write(tmp_path, "cluster: {storage: ./a/b/c}\n")
+    load_config(path)
+    assert sorted(tmp_path.rglob("*")) == [path]
+
+
+def test_mistakes_in_values_do_not_hide_the_rest_and_bring_no_false_ones(tmp_path: Path) -> None:
+    text = """\
+cluster:
+  nodes: [{name: a, cpus: many}]
+train_jobs:
+  j:
+    parallel: {stragety: fsdp}
+    workers: {min: 3, max: 2}
+    model: {num_haeds: 3, hidden_size: 257}
+    batch: {global: 7, micro: x}
+    publish: 5
+serve_apps:
+  a: {model: lm, tensor: 64, replicas: {min: 2, max: 1}}
+"""
+    found = [mistake.path for mistake in mistakes(tmp_path, text)]
+    assert found == [
+        "cluster.nodes.0.cpus",
+        "train_jobs.j.parallel.stragety",
+        "train_jobs.j.workers.max",
+        "train_jobs.j.model.num_haeds",
+        "train_jobs.j.batch.micro",
+        "train_jobs.j.publish",
+        "serve_apps.a.replicas.max",
+    ]
+
+
+def test_commands_that_must_go_on_can_leave_these_checks_out(tmp_path: Path) -> None:
+    path = write(tmp_path, "train_jobs: {j: {workers: {min: 50}, data: {source: gone}}}\n")
+    assert load_config(path, across=False).config.train_jobs["j"].workers.min == 50
+
+
+def test_paths_are_taken_from_the_files_directory_and_uris_stay(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+cluster: {storage: ./store}
+train_jobs:
+  a: {data: {source: data, tokenizer: ../t}, model: {directory: m}}
+  b: {data: {source: "s3://bucket/x"}}
+  c: {}
+serve_apps:
+  reg: {model: lm@latest}
+  here: {model: ./m}
+  up: {model: ../m}
+  top: {model: /m}
+""",
+    )
+    config = load_config(path, across=False).config
+    raw = config.model_dump()
+    resolved = resolve_paths(config, tmp_path)
+    assert config.model_dump() == raw
+    assert resolved.cluster.storage == str(tmp_path / "store")
+    job = resolved.train_jobs["a"]
+    assert (job.data.source, job.data.tokenizer) == (str(tmp_path / "data"), str(tmp_path.parent / "t"))
+    assert job.model.directory == str(tmp_path / "m")
+    assert [resolved.train_jobs[name].data.source for name in "bc"] == ["s3://bucket/x", "python-stdlib"]
+    models = [app.model for app in resolved.serve_apps.values()]
+    assert models == ["lm@latest", str(tmp_path / "m"), str(tmp_path.parent / "m"), "/m"]
+    assert resolve_paths(resolved, Path("/elsewhere")) == resolved
+
+
+def test_a_relative_file_name_gives_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "cluster: {}\n")
+    monkeypatch.chdir(tmp_path)
+    loaded = load_config(Path("shoal.yaml"))
+    assert loaded.path == tmp_path / "shoal.yaml"
+    assert loaded.resolved.cluster.storage == str(tmp_path / "shoal-storage")
+
+
+def test_the_order_of_the_checks_never_matters_for_the_order_of_the_mistakes(tmp_path: Path) -> None:
+    parts = [
+        "cluster: {storage: /proc/x}\n",
+        "train_jobs: {j: {workers: {min: 50, max: 2}, steps: 0}}\n",
+        "serve_apps: {a: {model: x, tensor: 50}}\n",
+    ]
+    for order in itertools.permutations(parts):
+        found = mistakes(tmp_path, "".join(order))
+        lines = [mistake.line for mistake in found]
+        assert lines == sorted(lines)  # type: ignore[type-var]
+        assert len(found) == 6

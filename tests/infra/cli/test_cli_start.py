@@ -1,0 +1,65 @@
+"""The command answers at once: nothing heavy is imported before it is needed."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cluster.config.template import write_template
+
+ROOT = Path(__file__).parents[3]
+HEAVY = ("torch", "ray", "transformers", "pyarrow")
+PROGRAM = """
+import sys
+from infra.cli.main import call
+code = call(sys.argv[1:])
+print(",".join(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+sys.exit(code)
+"""
+
+
+def cpu_s() -> float:
+    """CPU seconds of the processes started and ended so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def start(arguments: list[str]) -> tuple[float, float, subprocess.CompletedProcess[str]]:
+    """Run the command; seconds on the clock, CPU seconds, and how it ended."""
+    used_s = cpu_s()
+    started = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(heavy=HEAVY), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+    return time.perf_counter() - started, cpu_s() - used_s, done
+
+
+@pytest.mark.parametrize(("command", "limit_s"), [("--help", 0.5), ("validate", 1.0)])
+def test_the_command_answers_in_time_without_heavy_imports(
+    command: str, limit_s: float, tmp_path: Path
+) -> None:
+    config, _ = write_template(tmp_path)
+    arguments = [command] if command == "--help" else [command, "-f", str(config), "--json"]
+    runs = [start(arguments) for _ in range(5)]
+    for *_, done in runs:
+        assert done.returncode == 0
+        assert done.stderr == "\n", "a heavy module was imported"
+    if command == "validate":
+        assert json.loads(runs[0][2].stdout) == {"ok": True, "errors": []}
+    # On a busy machine the clock measures the others as well, so the median is that of the CPU time; it
+    # does not see waiting, which the fastest run on the clock does.
+    assert statistics.median(used_s for _, used_s, _ in runs) < limit_s
+    assert min(took_s for took_s, *_ in runs) < limit_s
