@@ -52,10 +52,13 @@ class TorchEngine:
         self._vocab_size = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._steps: StepLoop | None = None
-        self._thread: Future[None] | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, _Queue] = {}
         self._failure: EngineError | None = None
+        self._ready = asyncio.Event()
+        """Set when the model is loaded, or will never be."""
+        self._gone = asyncio.Event()
+        """Set when the engine's thread has ended."""
         self._stopped = False
 
     async def start(self) -> None:
@@ -75,11 +78,10 @@ class TorchEngine:
             raise EngineError(f"{self.config.model_path} has no tokenizer: {error}") from error
         self.context_length = facts.context_length
         self._vocab_size = facts.vocab_size
-        ready = asyncio.Event()
         self._steps = StepLoop(self.config, options, facts, tokenizer, self._deliver)
-        self._thread = self._executor.submit(self._steps.run, *self._master, lambda: self._call(ready.set))
-        self._thread.add_done_callback(lambda thread: self._call(self._ended, thread, ready))
-        await ready.wait()
+        thread = self._executor.submit(self._steps.run, *self._master, lambda: self._call(self._ready.set))
+        thread.add_done_callback(lambda thread: self._call(self._ended, thread))
+        await self._ready.wait()
         self.check()
 
     async def generate(
@@ -128,9 +130,9 @@ class TorchEngine:
         self._stopped = True
         for request_id in list(self._queues):
             await self.abort(request_id)
-        if self._steps is not None and self._thread is not None:
+        if self._steps is not None:
             self._steps.stop()
-            await asyncio.wait([asyncio.wrap_future(self._thread)])
+            await self._gone.wait()
             self._steps = None
         self._executor.shutdown(wait=False)
 
@@ -180,7 +182,7 @@ class TorchEngine:
             if queue is not None:
                 queue.put_nowait(delta)
 
-    def _ended(self, thread: Future[None], ready: asyncio.Event) -> None:
+    def _ended(self, thread: Future[None]) -> None:
         """The engine's thread is gone: after `stop`, or because it failed, which ends every request."""
         error = thread.exception()
         if error is not None:
@@ -190,4 +192,5 @@ class TorchEngine:
             self._failure = failure
             for queue in self._queues.values():
                 queue.put_nowait(failure)
-        ready.set()
+        self._ready.set()
+        self._gone.set()

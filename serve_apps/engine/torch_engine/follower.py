@@ -8,7 +8,7 @@ from serve_apps.engine.protocol import EngineConfig, EngineError
 from serve_apps.engine.torch_engine.model import read_facts
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import Runner
+from serve_apps.engine.torch_engine.runner import load_runner
 from serve_apps.engine.torch_engine.step import Kind
 
 
@@ -27,8 +27,7 @@ def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) 
     ranks = Ranks(rank, config.tensor, config.max_batch, options)
     try:
         ranks.join(master_addr, master_port, device)
-        runner = Runner(config, facts, device)
-        ranks.ready()
+        runner = load_runner(config, facts, device, ranks)
         while True:
             kind, step = ranks.receive()
             if kind is Kind.STOP:

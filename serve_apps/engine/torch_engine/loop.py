@@ -14,7 +14,7 @@ from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import Runner
+from serve_apps.engine.torch_engine.runner import Runner, load_runner
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
 from serve_apps.engine.torch_engine.scheduler import Plan, Scheduler
 from serve_apps.engine.torch_engine.sequence import Sequence as Row
@@ -68,10 +68,8 @@ class StepLoop:
         try:
             if self._ranks is not None and master_addr is not None and master_port is not None:
                 self._ranks.join(master_addr, master_port, device)
-            runner = Runner(self._config, self._facts, device)
+            runner = load_runner(self._config, self._facts, device, self._ranks)
             self._eos_ids = eos_ids(runner.model)
-            if self._ranks is not None:
-                self._ranks.ready()
             ready()
             while self._wait():
                 with self._changed:

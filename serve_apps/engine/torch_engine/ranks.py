@@ -58,18 +58,21 @@ class Ranks:
                 f"the {self.world_size} ranks did not meet at {master_addr}:{master_port}: {error}"
             ) from error
 
-    def ready(self) -> None:
-        """Say that this rank has loaded its shard, and wait until all have."""
+    def loaded(self, succeeded: bool) -> None:
+        """Say whether this rank has its shard of the model, and wait until all have theirs."""
         if self._store is None:
             raise EngineError(f"rank {self.rank} has not joined the others")
+        keys = [f"loaded/{rank}" for rank in range(self.world_size)]
         try:
-            self._store.set(f"ready/{self.rank}", "")
-            self._store.wait(
-                [f"ready/{rank}" for rank in range(self.world_size)],
-                timedelta(seconds=self._options.start_timeout_s),
-            )
+            self._store.set(keys[self.rank], "yes" if succeeded else "no")
+            if not succeeded:
+                return  # its own exception says more
+            self._store.wait(keys, timedelta(seconds=self._options.start_timeout_s))
+            failed = [rank for rank, key in enumerate(keys) if self._store.get(key) != b"yes"]
         except RuntimeError as error:
             raise EngineError(f"a rank of the replica did not load the model: {error}") from error
+        if failed:
+            raise EngineError(f"rank {failed[0]} could not load the model; its own error says why")
 
     def send(self, kind: Kind, step: Step | None = None) -> None:
         """Tell all ranks what comes next; only rank 0 does."""

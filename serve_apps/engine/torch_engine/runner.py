@@ -9,6 +9,7 @@ import torch
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.torch_engine.kv_cache import SlotCache
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model
+from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.step import Step
 
 
@@ -89,3 +90,15 @@ class Runner:
     def _additive(self, visible: torch.Tensor) -> torch.Tensor:
         mask = torch.zeros(visible.shape, dtype=self._dtype, device=self.device)
         return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+
+
+def load_runner(config: EngineConfig, facts: ModelFacts, device: torch.device, ranks: Ranks | None) -> Runner:
+    """Load this rank's runner, and return when the other ranks have theirs."""
+    succeeded = False
+    try:
+        runner = Runner(config, facts, device)
+        succeeded = True
+    finally:
+        if ranks is not None:
+            ranks.loaded(succeeded)
+    return runner
