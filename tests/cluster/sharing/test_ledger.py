@@ -52,6 +52,21 @@ def test_asking_for_less_gives_the_rest_back_at_once():
     assert ledger.request(job("b", 2, 2), now=1).units == 2
 
 
+def test_a_job_that_asks_for_less_before_it_runs_frees_the_rest():
+    ledger = ledger_of(4)
+    assert ledger.request(job("a", 1, 4), now=0).units == 4
+    assert ledger.request(job("a", 1, 1, held=["n0"]), now=1).units == 1
+    assert ledger.request(app("b", 3, 3), now=1).units == 3
+
+
+def test_which_unit_must_go_does_not_change_while_it_goes():
+    ledger = ledger_of(1, 1)
+    assert ledger.request(app("app", 1, 2), now=0).nodes == ("n0", "n1")
+    ledger.request(job("job", 1, 1), now=1)
+    for held in (["n0", "n1"], ["n1", "n0"], ["n1", "n0"]):
+        assert ledger.request(app("app", 1, 2, held=held), now=2).nodes == ("n0",)
+
+
 def test_a_lease_expires_when_its_holder_is_silent_and_not_before():
     ledger = ledger_of(1, ttl_s=15)
     ledger.request(job("a"), now=0)
@@ -107,6 +122,14 @@ def test_a_promise_moves_when_someone_elses_unit_runs_in_its_place():
     assert ledger.request(app("app", 1, 1), now=0).nodes == ("n1",)
     ledger.request(app("app", 1, 1, held=["n0"]), now=1)
     assert ledger.request(job("job", 1, 1), now=2).nodes == ("n1",)
+
+
+def test_a_promise_of_the_tenant_with_priority_moves_too():
+    ledger = ledger_of(1, 1, priority="serving")
+    assert ledger.request(app("app", 1, 1), now=0).nodes == ("n0",)
+    assert ledger.request(job("job", 1, 1), now=0).nodes == ("n1",)
+    assert ledger.request(job("job", 1, 1, held=["n0"]), now=1).nodes == ("n0",)
+    assert ledger.request(app("app", 1, 1), now=2).nodes == ("n1",)
 
 
 def test_a_job_whose_node_died_is_completed_on_the_nodes_that_are_there():

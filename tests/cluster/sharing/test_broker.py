@@ -1,0 +1,125 @@
+"""The broker of a real cluster: its place, its promises, and what it remembers after a SIGKILL."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+from tests.clusters import LiveCluster, marked_processes
+
+BEGIN = """
+import json, logging, os, signal, sys
+import ray
+ray.init(namespace="shoal", log_to_driver=False, logging_level=logging.ERROR)
+from cluster.errors import ShoalError
+from cluster.sharing import client as module
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+
+def demand(holder, least, most, held=(), kind="training"):
+    return Demand(holder, kind, {"CPU": 1}, least, most, tuple(held))
+
+def told(call):
+    try:
+        call()
+    except ShoalError as error:
+        return str(error)
+
+broker = BrokerClient()
+"""
+
+
+def answer_of(cluster: LiveCluster, program: str) -> dict:
+    done = cluster.python(BEGIN + program, timeout_s=90)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_leases_of_a_live_cluster(running_cluster: LiveCluster):
+    told = answer_of(
+        running_cluster,
+        """
+answer = {"info": broker.info()}
+workers = {row["NodeID"]: row["Resources"].get("CPU", 0) for row in ray.nodes() if row["Alive"]}
+answer["cpus"] = sorted(workers.values())
+first = broker.wait(demand("broker-test/a", 3, 3), timeout_s=10)
+answer["granted"] = [workers[node] for node in first.nodes]
+answer["other"] = broker.request(demand("broker-test/b", 2, 2, kind="serving")).units
+answer["too late"] = told(lambda: broker.wait(demand("broker-test/b", 2, 2, kind="serving"), timeout_s=0.5))
+answer["stopped"] = broker.wait(demand("broker-test/c", 2, 2), timeout_s=None, stop=lambda: True).units
+broker.release("broker-test/c")
+answer["leases"] = [row["holder"] for row in broker.leases()]
+broker.release("broker-test/a")
+answer["after"] = broker.wait(demand("broker-test/b", 2, 2, kind="serving"), timeout_s=10).units
+broker.release("broker-test/b")
+module.BROKER_NAME = "nobody"
+answer["no broker"] = told(BrokerClient)
+print(json.dumps(answer))
+""",
+    )
+    assert told["info"]["name"] == running_cluster.record.name
+    assert told["cpus"] == [0, 2, 2]
+    assert told["granted"] == [2, 2, 2]
+    assert told["other"] == 0
+    assert told["too late"].startswith("broker-test/b: no room for 2 replicas of 1 CPU each within 0.5 s")
+    assert "broker-test/a has 3" in told["too late"]
+    assert told["stopped"] == 0
+    assert told["leases"] == ["broker-test/a"]
+    assert told["after"] == 2
+    assert "is the cluster up?" in told["no broker"]
+
+
+def test_a_killed_broker_is_rebuilt_from_what_runs_and_lets_nobody_in_before(running_cluster: LiveCluster):
+    brokers = [
+        process.pid
+        for process in marked_processes(running_cluster.record.cluster_id)
+        if "ray::Broker" in " ".join(process.info["cmdline"] or [])
+    ]
+    assert len(brokers) == 1
+    told = answer_of(
+        running_cluster,
+        f"""
+first = broker.request(demand("broker-test/a", 2, 3))
+os.kill({brokers[0]}, signal.SIGKILL)
+again = broker.request(demand("broker-test/a", 2, 3, held=first.nodes))
+newcomer = broker.request(demand("broker-test/b", 1, 1))
+later = broker.wait(demand("broker-test/b", 1, 1), timeout_s=20)
+crowd = broker.request(demand("broker-test/c", 1, 1))
+kept = broker.request(demand("broker-test/a", 2, 3, held=first.nodes))
+for holder in "abc":
+    broker.release(f"broker-test/{{holder}}")
+nodes = {{row["NodeID"]: row["NodeManagerAddress"] for row in ray.nodes()}}
+print(json.dumps({{
+    "first": first.nodes, "again": again.nodes, "kept": kept.nodes, "newcomer": newcomer.units,
+    "later": later.units, "crowd": crowd.units, "info": broker.info()["name"],
+}}))
+""",
+    )
+    assert len(told["first"]) == 3
+    assert told["again"] == told["kept"] == told["first"]
+    assert told["newcomer"] == 0, "granted before those who run could be heard"
+    assert told["later"] == 1
+    assert told["crowd"] == 0
+    assert told["info"] == running_cluster.record.name
+
+
+def test_the_broker_lives_on_the_head(running_cluster: LiveCluster):
+    told = answer_of(
+        running_cluster,
+        """
+from ray.util.state import list_actors
+actors = list_actors(filters=[("name", "=", "shoal-broker"), ("state", "=", "ALIVE")])
+nodes = {row["NodeID"]: row["NodeManagerAddress"] for row in ray.nodes()}
+print(json.dumps({"addresses": [nodes[actor.node_id] for actor in actors]}))
+""",
+    )
+    assert told["addresses"] == [running_cluster.record.head_ip]
+
+
+def test_without_a_cluster_there_is_a_sentence():
+    with pytest.raises(ShoalError, match=r"no broker.*is the cluster up\?"):
+        BrokerClient().request(Demand("a", "training", {"CPU": 1}, 1, 1))
