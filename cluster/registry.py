@@ -173,12 +173,11 @@ class Registry:
         self._clean()
         with self._staged() as staged:
             self._storage.upload_dir(source, staged)
-            number = max(self._taken(name), default=0) + 1
             while True:
+                number = max(self._taken(name), default=0) + 1
                 self._mark(staged, record | {"version": number})
                 if self._storage.claim_dir(staged, f"{name}/{number}"):
                     return number
-                number += 1
 
     def _publish_remote(self, name: str, source: Path, record: dict[str, Any]) -> int:
         ticket = uuid.uuid4().hex
