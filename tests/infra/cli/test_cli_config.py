@@ -140,7 +140,7 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (ShoalError("it failed because of x"), 1, "it failed because of x\n"),
         (RequestError("there is no job y"), 2, "there is no job y\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
+        (KeyboardInterrupt(), 130, ""),
         (typer.Exit(3), 3, ""),
     ],
 )
@@ -156,7 +156,14 @@ def test_errors_become_sentences_and_exit_codes(
     found = common.run(lambda: app(args=[]))
     assert found == code
     streams = capsys.readouterr()
-    assert (streams.out, streams.err.strip()) == ("", words.strip() if code != 130 else streams.err.strip())
+    assert (streams.out, streams.err) == ("", words)
+
+
+def test_an_interruption_before_the_command_has_started_exits_like_one_within() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert common.run(interrupted) == 130
 
 
 def test_mistakes_of_ours_keep_their_traceback() -> None:

@@ -59,7 +59,7 @@ def test_the_command_answers_in_time_without_heavy_imports(
         assert done.stderr == "\n", "a heavy module was imported"
     if command == "validate":
         assert json.loads(runs[0][2].stdout) == {"ok": True, "errors": []}
-    # On a busy machine the clock measures the others as well, so the median is that of the CPU time; it
-    # does not see waiting, which the fastest run on the clock does.
     assert statistics.median(used_s for _, used_s, _ in runs) < limit_s
-    assert min(took_s for took_s, *_ in runs) < limit_s
+    # CPU time does not see waiting, and the clock on a machine with more to do than cores sees the others.
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert statistics.median(took_s for took_s, *_ in runs) < limit_s
