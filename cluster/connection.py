@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING
 
 from cluster.errors import ShoalError
 from cluster.health import silent
+from cluster.ray_private import forget_token
 from cluster.record import ClusterRecord, NodeRecord, read_record
-
-if TYPE_CHECKING:
-    from collections.abc import MutableMapping
 
 __all__ = [
     "ClusterRecord",
@@ -60,17 +57,16 @@ def head_is_silent(record: ClusterRecord) -> str | None:
 def connect(record: ClusterRecord) -> None:
     """Make this process a driver of the cluster, in the namespace `shoal`; nothing is done when it is one.
 
-    Sets Ray's variables in `os.environ`, so that what this process starts finds the cluster too. Ray reads
-    the token once in the life of a process: one process cannot connect to two clusters.
+    Sets Ray's variables in `os.environ`, so that what this process starts finds the cluster too. A process
+    may join one cluster after another, not two at once.
 
     Raises:
-        ShoalError: the cluster is down, half dead, does not take our token, or this process belongs to
-            another one.
+        ShoalError: the cluster is down or half dead, or this process is in another one.
     """
     missing = head_is_silent(record)
     if missing is not None:
         raise _not_up(record.name, f"{missing} does not answer")
-    _drop_token(os.environ)
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the path
     os.environ.update(environment(record))  # before Ray is imported: it reads them then
 
     import ray
@@ -80,6 +76,7 @@ def connect(record: ClusterRecord) -> None:
         if joined == record.gcs_address:
             return
         raise ShoalError(f"this process is connected to another Ray cluster ({joined}); disconnect it first")
+    forget_token()
     try:
         ray.init(
             address=record.gcs_address,
@@ -97,10 +94,6 @@ def disconnect() -> None:
     import ray
 
     ray.shutdown()
-
-
-def _drop_token(environ: MutableMapping[str, str]) -> None:
-    environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the path
 
 
 def _not_up(name: str, why: str = "") -> ShoalError:

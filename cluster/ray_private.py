@@ -1,15 +1,25 @@
-"""The one private function of Ray that the cluster package needs.
-
-Ray tells what each node has (`ray.nodes()`) and what is free in the whole cluster
-(`ray.available_resources()`), but has no public call for what is free on each node. A test compares this
-with the public total, and fails when Ray changes it.
-"""
+"""The private functions of Ray that the cluster package needs; a test for each fails when Ray changes it."""
 
 from __future__ import annotations
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:
-    """What is free now on each live node, by node id; needs a connection to the cluster."""
+    """What is free now on each live node, by node id; needs a connection to the cluster.
+
+    Ray has public calls for what each node has (`ray.nodes()`) and for what is free in the whole cluster
+    (`ray.available_resources()`), none for what is free on each node.
+    """
     from ray._private.state import available_resources_per_node
 
     return {node_id: dict(free) for node_id, free in available_resources_per_node().items()}
+
+
+def forget_token() -> None:
+    """Make Ray read the token again at the next connection of this process.
+
+    It reads it once otherwise, and a process that joined one cluster waits 20 s in vain for another, or for
+    the same one after it was started anew.
+    """
+    from ray._raylet import AuthenticationTokenLoader
+
+    AuthenticationTokenLoader.instance().reset_cache()

@@ -37,11 +37,9 @@ class LiveCluster:
     config_path: Path
     environment: dict[str, str] = field(repr=False)
 
-    def shoal(
-        self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S
-    ) -> subprocess.CompletedProcess[str]:
+    def shoal(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `shoal` against it; the result is not checked."""
-        return shoal(*arguments, "-f", str(self.config_path), timeout_s=timeout_s)
+        return shoal(*arguments, "-f", str(self.config_path))
 
     def python(self, source: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run a program under its environment; the result is not checked."""
@@ -79,15 +77,14 @@ def shoal_command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "infra.cli.main", *arguments]
 
 
-def shoal(*arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
-    """Run a command of `shoal`; the result is not checked."""
+def shoal(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a command of `shoal`, with more variables in its environment; the result is not checked."""
     return subprocess.run(
         shoal_command(*arguments),
-        env=caller_environment(),
+        env={**caller_environment(), **variables},
         capture_output=True,
         text=True,
-        timeout=timeout_s,
-        cwd=REPOSITORY,
+        timeout=COMMAND_TIMEOUT_S,
     )
 
 
@@ -133,6 +130,10 @@ def leftovers(record: ClusterRecord) -> dict[str, Any]:
         ],
     }
     return {what: items for what, items in found.items() if items}
+
+
+def _is_in(address: str, subnet: str) -> bool:
+    return address.removeprefix("::ffff:").startswith(subnet)
 
 
 def marked_processes(cluster_id: str) -> list[psutil.Process]:

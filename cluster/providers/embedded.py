@@ -89,8 +89,9 @@ class EmbeddedProvider:
         record, identity = read_record(cluster.name), read_identity(cluster.name)
         gone = self.silent(record) if record is not None else []
         if record is None or identity is None or record.nodes[0].name in gone:
+            why = "its start was not finished" if record is None else "its head was dead"
             if _clean(cluster.name):
-                tell(f"cleaned up what was left of cluster {cluster.name}, whose head was gone")
+                tell(f"cleaned up what was left of cluster {cluster.name}: {why}")
             return None
         if record.config_path != str(config_path):
             raise RequestError(

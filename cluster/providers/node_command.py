@@ -118,10 +118,10 @@ def node_environment(
         # The nodes run elsewhere, where a relative entry would name something else.
         entries = variables["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
-    if node.shape.gpus:
-        variables["CUDA_VISIBLE_DEVICES"] = ",".join(node.gpu_indices)
     return {
         **variables,
+        # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.
+        "CUDA_VISIBLE_DEVICES": ",".join(node.gpu_indices),
         CLUSTER_ID: identity.cluster_id,
         CLUSTER_STATE: str(directory),
         NODE_NAME: node.name,

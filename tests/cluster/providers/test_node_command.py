@@ -1,0 +1,92 @@
+"""The command and the environment of a node."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cluster.config.cluster_section import NodeConfig
+from cluster.errors import RequestError
+from cluster.providers.node_command import HeadPorts, NodeStart, node_command, node_environment, store_bytes
+from cluster.record import Identity
+
+STATE = Path("/tmp/shoal-0/demo")
+IDENTITY = Identity(
+    name="demo",
+    cluster_id="the-id",
+    config_path="/home/me/shoal.yaml",
+    subnet="127.7.8",
+    dashboard_host="127.7.8.10",
+    dashboard_port=8265,
+    gateway_host="127.7.8.10",
+    gateway_port=8000,
+)
+
+
+def node(gpus_of_its_own: tuple[str, ...] = (), **shape: object) -> NodeStart:
+    kind = NodeConfig.model_validate({"name": "worker", **shape})
+    return NodeStart("worker-1", "127.7.8.11", kind, STATE / "n1", gpus_of_its_own)
+
+
+def test_a_node_joins_and_the_head_listens() -> None:
+    joins = node_command("python", node(cpus=2), IDENTITY, "127.7.8.10:6000", 10**8, None)
+    heads = node_command("python", node(cpus=0), IDENTITY, "127.7.8.10:6000", 10**8, HeadPorts(6000, 6001))
+    assert "--address=127.7.8.10:6000" in joins
+    assert {"--num-cpus=2", "--node-ip-address=127.7.8.11", f"--temp-dir={STATE}/n1"} <= set(joins)
+    assert not any(argument.startswith(("--head", "--dashboard-host")) for argument in joins)
+    assert {"--head", "--port=6000", "--dashboard-host=127.7.8.10", "--dashboard-port=8265"} <= set(heads)
+    assert not any(argument.startswith("--address") for argument in heads)
+
+
+def test_name_and_accelerator_become_labels() -> None:
+    command = node_command("python", node(accelerator="H100-SXM"), IDENTITY, "a:1", 10**8, None)
+    assert "--labels=shoal.io/node=worker-1,shoal.io/accelerator=H100-SXM" in command
+
+
+@pytest.mark.parametrize("accelerator", ["", "H100 SXM", "a,b=c", "x" * 64])
+def test_an_accelerator_that_cannot_be_a_label_is_refused(accelerator: str) -> None:
+    with pytest.raises(RequestError, match="cannot be a label"):
+        node_command("python", node(accelerator=accelerator), IDENTITY, "a:1", 10**8, None)
+
+
+def test_nothing_of_another_cluster_reaches_the_node() -> None:
+    caller = {
+        "PATH": "/bin",
+        "RAY_ADDRESS": "10.0.0.1:6379",
+        "RAY_AUTH_TOKEN": "theirs",
+        "RAY_AUTH_MODE": "disabled",
+        "SHOAL_CLUSTER_ID": "outer",
+        "RAY_memory_usage_threshold": "0.9",
+    }
+    variables = node_environment(caller, node(), IDENTITY, STATE)
+    assert variables["SHOAL_CLUSTER_ID"] == "the-id"
+    assert variables["RAY_AUTH_MODE"] == "token"
+    assert variables["RAY_AUTH_TOKEN_PATH"] == f"{STATE}/token"
+    assert variables["RAY_memory_usage_threshold"] == "0.9"
+    assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(variables)
+
+
+def test_relative_python_paths_mean_the_same_on_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    caller = {"PYTHONPATH": f".{os.pathsep}/abs{os.pathsep}lib"}
+    entries = node_environment(caller, node(), IDENTITY, STATE)["PYTHONPATH"].split(os.pathsep)
+    assert entries == [str(tmp_path), "/abs", str(tmp_path / "lib")]
+
+
+def test_a_node_sees_the_gpus_that_are_its_own_and_no_other() -> None:
+    caller = {"CUDA_VISIBLE_DEVICES": "0,1,2,5"}
+    assert (
+        node_environment(caller, node(("2", "5"), gpus=2), IDENTITY, STATE)["CUDA_VISIBLE_DEVICES"] == "2,5"
+    )
+    assert node_environment(caller, node(), IDENTITY, STATE)["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "num_nodes", "mib"), [(64, 3, 1024), (8, 4, 409), (1, 50, 80), (4096, 1, 1024)]
+)
+def test_object_stores_together_stay_within_their_share(memory_gib: int, num_nodes: int, mib: int) -> None:
+    assert store_bytes(memory_gib * 2**30, num_nodes) // 2**20 == mib
