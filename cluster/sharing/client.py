@@ -61,7 +61,8 @@ class BrokerClient:
         """Ask until the grant holds at least `demand.min` units, or `stop()` is true (returns what there is).
 
         Raises:
-            ShoalError: that was not so within `timeout_s` (None waits for ever); the lease is released.
+            ShoalError: that was not so within `timeout_s` (None waits for ever). The lease is released,
+                unless units of it run.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause = threading.Event()
@@ -71,7 +72,8 @@ class BrokerClient:
                 return grant
             if deadline is not None and time.monotonic() >= deadline:
                 message = self._why_not(demand, timeout_s or 0.0)
-                self.release(demand.holder)
+                if not demand.held:
+                    self.release(demand.holder)
                 raise ShoalError(message)
             pause.wait(poll_s)
 
@@ -88,7 +90,7 @@ class BrokerClient:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
         except ray.exceptions.GetTimeoutError as error:
             raise ShoalError(f"the broker did not answer within {self._timeout_s:.0f} s") from error
-        except ray.exceptions.RayActorError as error:
+        except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:
             raise ShoalError(f"no broker: it is gone ({error}); is the cluster up?") from error
 
     def _why_not(self, demand: Demand, waited_s: float) -> str:

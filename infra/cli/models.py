@@ -19,12 +19,11 @@ def register(app: typer.Typer) -> None:
 
 def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """List the published models and their versions; works without a running cluster."""
-    from cluster.config.loader import resolve_paths
     from cluster.registry import Registry
     from cluster.storage import Storage
 
     loaded = load(file, settings, across=False)
-    storage = Storage(resolve_paths(loaded.config, loaded.path.parent).cluster.storage)
+    storage = Storage(loaded.resolved.cluster.storage)
     versions = Registry(storage).list()
     if as_json:
         print_json([_row(version) for version in versions])

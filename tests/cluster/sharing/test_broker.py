@@ -52,6 +52,7 @@ answer["other"] = broker.request(demand("broker-test/b", 2, 2, kind="serving")).
 answer["too late"] = told(lambda: broker.wait(demand("broker-test/b", 2, 2, kind="serving"), timeout_s=0.5))
 answer["stopped"] = broker.wait(demand("broker-test/c", 2, 2), timeout_s=None, stop=lambda: True).units
 broker.release("broker-test/c")
+answer["kept"] = told(lambda: broker.wait(demand("broker-test/a", 5, 5, held=first.nodes), timeout_s=0.1))
 answer["leases"] = [row["holder"] for row in broker.leases()]
 broker.release("broker-test/a")
 answer["after"] = broker.wait(demand("broker-test/b", 2, 2, kind="serving"), timeout_s=10).units
@@ -67,6 +68,7 @@ print(json.dumps(answer))
     assert told["other"] == 0
     assert told["too late"].startswith("broker-test/b: no room for 2 replicas of 1 CPU each within 0.5 s")
     assert "broker-test/a has 3" in told["too late"]
+    assert "no room for 5 workers" in told["kept"]
     assert told["stopped"] == 0
     assert told["leases"] == ["broker-test/a"]
     assert told["after"] == 2
