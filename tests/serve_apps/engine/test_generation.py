@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from serve_apps.engine.protocol import Delta, EngineError, PromptError, QueueFullError, SamplingParams
@@ -52,6 +52,8 @@ def test_greedy_answers_are_those_of_generate(asker: Any, reference: Any, prompt
 @settings(
     max_examples=30,
     deadline=None,
+    # To make a failing example smaller takes minutes with a model behind it.
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
@@ -304,6 +306,16 @@ def test_stop_ends_what_runs(llama: Path, start_engine: Callable[..., Any]) -> N
     assert asker.run(ask()).finish_reason == "abort"
     with pytest.raises(EngineError, match="not running"):
         asker.greedy([5], 4)
+
+
+def test_half_precision_runs(start_engine: Callable[..., Any], gqa_llama: Path) -> None:
+    asker = start_engine(gqa_llama, precision="bf16")
+
+    async def ask() -> list[Any]:
+        asks = [asker.answer([5] * length, greedy(8, ignore_eos=True, logprobs=2)) for length in (1, 4, 9)]
+        return await asyncio.gather(*asks)
+
+    assert [len(answer.token_ids) for answer in asker.run(ask())] == [8, 8, 8]
 
 
 @pytest.mark.parametrize(

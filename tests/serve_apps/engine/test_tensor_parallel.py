@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, SamplingParams
@@ -50,6 +53,28 @@ def test_answers_of_two_ranks_are_those_of_generate(
     seeded = SamplingParams(max_tokens=10, seed=3, logprobs=1)
     first, second = (asker.run(asker.answer([5], seeded)) for _ in range(2))
     assert first.token_ids == second.token_ids
+
+
+def test_no_rank_listens_beyond_loopback(start_replica: Callable[..., Any], llama: Path) -> None:
+    def listening(pid: int) -> set[tuple[str, int]]:
+        connections = psutil.Process(pid).net_connections("tcp")
+        return {tuple(c.laddr) for c in connections if c.status == psutil.CONN_LISTEN}
+
+    before = listening(os.getpid())
+    replica = start_replica(llama)
+    ours = listening(os.getpid()) - before
+    assert ours, "rank 0 listens for the others"
+    for ip, _ in ours | listening(replica.follower.pid):
+        assert ipaddress.ip_address(ip).is_loopback
+
+
+def test_a_rank_that_cannot_load_its_shard_is_named(
+    start_replica: Callable[..., Any], llama: Path, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(llama, tmp_path / "model")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EngineError):
+        start_replica(broken)
 
 
 def test_an_idle_replica_outlives_the_timeout_of_a_step(
