@@ -63,9 +63,8 @@ def deploy(
         raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
     specs = [resolve(config, name, info["storage"]) for name in chosen]
     base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
-    _start_serve(info)
     deadline = time.monotonic() + timeout_s
-    _ensure_gateway(deadline)
+    start_serve(info, deadline)
     return {"base_url": base_url, "apps": deploy_specs(specs, broker, deadline=deadline, say=say)}
 
 
@@ -103,25 +102,30 @@ def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
 
 
 def deploy_specs(
-    specs: Sequence[AppSpec], broker: BrokerClient, *, deadline: float, say: Progress = _quiet
+    specs: Sequence[AppSpec],
+    broker: BrokerClient,
+    *,
+    deadline: float,
+    lease_timeout_s: float = LEASE_TIMEOUT_S,
+    say: Progress = _quiet,
 ) -> list[dict[str, Any]]:
     """Lease, deploy and wait; the rows of `app_statuses` for these apps. Serve and the gateway must run."""
     from ray import serve
 
-    from serve_apps.status import app_statuses, deployed_specs
+    from serve_apps.status import app_statuses, deployed_apps
 
-    running = deployed_specs()
+    running = deployed_apps()
     changed = []
     for spec in specs:
         held = running.get(spec.name)
-        if held is not None and held.pop("ready") and held == spec.as_json():
+        if held is not None and held.ready and held.spec == spec:
             say(f"{spec.name}: runs already as the config says")
             continue
         changed.append(spec)
     targets = []
     for spec in changed:
         say(f"{spec.name}: waiting for {spec.min_replicas} × {_amounts(spec.replica_resources)}")
-        _lease(spec, broker)
+        _lease(spec, broker, lease_timeout_s)
         targets.append(serve.RunTarget(target=application(spec), name=spec.name, route_prefix=None))
     if targets:
         say(f"starting {', '.join(spec.name for spec in changed)}")
@@ -180,6 +184,8 @@ def application(spec: AppSpec) -> Application:
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),
+        # A second try is for accidents; then it says why.
+        "max_constructor_retry_count": 2,
         # Replicas that are taken away finish what they have.
         "graceful_shutdown_timeout_s": spec.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
@@ -199,7 +205,7 @@ def remove(names: Sequence[str], broker: BrokerClient | None = None) -> None:
 
     from cluster.sharing.client import BrokerClient
     from serve_apps.autoscaling import SILENCE_S
-    from serve_apps.status import deployed_specs
+    from serve_apps.status import deployed_apps
 
     broker = broker or BrokerClient()
     running = {app for app in serve.status().applications if app != GATEWAY}
@@ -207,17 +213,16 @@ def remove(names: Sequence[str], broker: BrokerClient | None = None) -> None:
     if unknown:
         runs = f"these run: {', '.join(sorted(running))}" if running else "none runs"
         raise RequestError(f"no app '{unknown[0]}' is served; {runs}")
-    specs = deployed_specs()
+    deployed = deployed_apps()
     for name in names:
-        spec = specs.get(name)
-        if spec is not None:
-            spec.pop("ready")
-        with _held_lease(AppSpec.from_json(spec) if spec else None, broker):
+        app = deployed.get(name)
+        with _held_lease(app.spec if app else None, broker):
             serve.delete(name)
         _release(f"app/{name}", broker, SILENCE_S)
 
 
-def _start_serve(info: Mapping[str, Any]) -> None:
+def start_serve(info: Mapping[str, Any], deadline: float) -> None:
+    """Start Serve with its proxy where the cluster's gateway listens, and the gateway; what runs stays."""
     from ray import serve
 
     serve.start(
@@ -225,6 +230,7 @@ def _start_serve(info: Mapping[str, Any]) -> None:
         http_options={"host": info["gateway_host"], "port": info["gateway_port"]},
         logging_config={"enable_access_log": False},
     )
+    _ensure_gateway(deadline)
 
 
 def _ensure_gateway(deadline: float) -> None:
@@ -252,7 +258,7 @@ def _ensure_gateway(deadline: float) -> None:
     _wait(GATEWAY, deadline, lambda overview: overview.status == ApplicationStatus.RUNNING)
 
 
-def _lease(spec: AppSpec, broker: BrokerClient) -> None:
+def _lease(spec: AppSpec, broker: BrokerClient, timeout_s: float) -> None:
     """Have the broker grant the app's smallest size; the autoscaling policy keeps the lease from then on."""
     from cluster.sharing.demand import Demand
     from serve_apps.autoscaling import replica_nodes
@@ -267,7 +273,7 @@ def _lease(spec: AppSpec, broker: BrokerClient) -> None:
         held=held,
     )
     try:
-        broker.wait(demand, LEASE_TIMEOUT_S)
+        broker.wait(demand, timeout_s)
     except ShoalError as error:
         raise ShoalError(
             f"{error}; free in the whole cluster now: {_free()}, and the ranks of a replica share one node"
@@ -337,12 +343,12 @@ def _reason(overview: ApplicationStatusOverview) -> str:
 
 def _wait_known(specs: Sequence[AppSpec], deadline: float) -> None:
     """Wait until the gateway sends requests to these versions."""
-    from serve_apps.status import deployed_specs
+    from serve_apps.status import DeployedApp, deployed_apps
 
     pause = threading.Event()
     while True:
-        known = deployed_specs()
-        missing = [s.name for s in specs if known.get(s.name) != {**s.as_json(), "ready": True}]
+        known = deployed_apps()
+        missing = [s.name for s in specs if known.get(s.name) != DeployedApp(s, ready=True)]
         if not missing:
             return
         if time.monotonic() >= deadline:

@@ -128,14 +128,6 @@ class Gateway:
         # Serve's proxy gives requests their ids and puts them into the answers.
         return build_api(self._service, add_request_id=False)
 
-    async def refresh(self) -> dict[str, dict[str, Any]]:
-        """Look the apps up now; what each was deployed with, by app."""
-        table = self._service.table = await self._apps.look_up()
-        return {
-            app: {**versions[0].spec.as_json(), "ready": versions[0].ready}
-            for app, versions in table.versions.items()
-        }
-
     async def check_health(self) -> None:
         """Raise when the gateway no longer follows what Serve runs."""
         if self._poll.done():

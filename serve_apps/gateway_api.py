@@ -64,6 +64,15 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
         """Counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    @api.get("/apps", tags=["operations"])
+    async def apps() -> dict[str, dict[str, Any]]:
+        """What each app was deployed with, and whether it is ready; looked up at this moment."""
+        table = service.table = await service.refresh()
+        return {
+            app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
+            for app, versions in table.versions.items()
+        }
+
     @api.get("/v1/models", response_model=ModelList, tags=["models"])
     async def models() -> Response:
         """The apps of this gateway."""

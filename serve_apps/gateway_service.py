@@ -23,7 +23,7 @@ class GatewayService:
         self.metrics = GatewayMetrics()
         self.table: AppTable | None = None
         """None until the apps were looked up for the first time."""
-        self._refresh = refresh
+        self.refresh = refresh
         self._in_flight: dict[str, int] = {}
 
     async def find(self, app: str) -> AppVersion:
@@ -34,7 +34,7 @@ class GatewayService:
         """
         version = self.table.find(app) if self.table else None
         if version is None:
-            table = self.table = await self._refresh()
+            table = self.table = await self.refresh()
             version = table.find(app)
             if version is None and app in table.starting:
                 raise unavailable(f"The model '{app}' is starting; try again in a moment.")

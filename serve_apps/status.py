@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-from serve_apps.spec import DEPLOYMENT, GATEWAY
+from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
 
 TIMEOUT_S = 5.0
 
@@ -19,33 +20,49 @@ def app_statuses() -> list[dict[str, Any]]:
     from ray.serve.schema import ReplicaState
 
     applications = serve.status().applications
-    specs = deployed_specs() if GATEWAY in applications else {}
+    deployed = deployed_apps() if GATEWAY in applications else {}
     rows = []
     for name, overview in sorted(applications.items()):
         if name == GATEWAY or DEPLOYMENT not in overview.deployments:
             continue
-        spec = specs.get(name, {})
+        app = deployed.get(name)
         states = overview.deployments[DEPLOYMENT].replica_states
         rows.append(
             {
                 "name": name,
-                "model": spec.get("model_version"),
+                "model": app.spec.model_version if app else None,
                 "status": overview.status.value.lower(),
                 "replicas": states.get(ReplicaState.RUNNING, 0),
-                "tensor": spec.get("tensor"),
+                "tensor": app.spec.tensor if app else None,
             }
         )
     return rows
 
 
-def deployed_specs() -> dict[str, dict[str, Any]]:
-    """What each app was deployed with, as the gateway knows it: the fields of AppSpec, and `ready`."""
-    import ray
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
+@dataclass(frozen=True)
+class DeployedApp:
+    """An app as the gateway knows it."""
 
+    spec: AppSpec
+    ready: bool
+
+
+def deployed_apps() -> dict[str, DeployedApp]:
+    """What each app was deployed with; empty while there is no gateway that answers."""
+    # Over HTTP, since a Serve handle would leave threads behind that outlive this process's connection.
+    import httpx
+
+    from cluster.sharing.client import BrokerClient
+
+    info = BrokerClient().info()
+    url = f"http://{info['gateway_host']}:{info['gateway_port']}/apps"
     try:
-        return serve.get_app_handle(GATEWAY).refresh.remote().result(timeout_s=TIMEOUT_S)
-    except (RayServeException, ray.exceptions.RayError, TimeoutError):
+        answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+    except httpx.HTTPError:
         # The gateway is starting or coming back; what runs is known without it.
         return {}
+    return {
+        app: DeployedApp(AppSpec.from_json(facts["spec"]), facts["ready"])
+        for app, facts in answer.json().items()
+    }

@@ -28,13 +28,11 @@ class LeastConnectionsRouter(FIFOMixin, RequestRouter):
         super().on_send_request(replica_id)
         self._connections[replica_id] = self._connections.get(replica_id, 0) + 1
 
-    def on_new_queue_len_info(self, replica_id: ReplicaID, num_ongoing_requests: int) -> None:
-        # What the replica itself counts; it also sees the requests of other gateways.
-        super().on_new_queue_len_info(replica_id, num_ongoing_requests)
-        self._connections[replica_id] = num_ongoing_requests
-
-    def decrement_queue_len_cache(self, replica_id: ReplicaID) -> None:
-        super().decrement_queue_len_cache(replica_id)
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        # Once for each request that was sent, however it ended; refused ones too. What the replica reports
+        # of itself is not used: it is older than this count, and a replica that seems fuller than it is
+        # would get nothing that could correct it.
+        super().on_request_completed(replica_id, internal_request_id)
         self._connections[replica_id] = max(0, self._connections.get(replica_id, 0) - 1)
 
     async def choose_replicas(

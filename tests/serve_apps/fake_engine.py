@@ -10,6 +10,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 from serve_apps.engine.protocol import (
     Delta,
@@ -51,6 +52,7 @@ class FakeEngine:
         if list(prompt_ids) == [5]:
             raise PromptError("this prompt is refused")
         self._running.add(request_id)
+        self._tell()
         try:
             for step in range(sampling.max_tokens):
                 await asyncio.sleep(STEP_S)
@@ -70,6 +72,11 @@ class FakeEngine:
                 yield Delta(text, (token,), logprobs, "length" if last else None)
         finally:
             self._running.discard(request_id)
+            self._tell()
+
+    def _tell(self) -> None:
+        """Let tests see how many requests run: a file for each process, beside the model."""
+        Path(self.config.model_path, f"running-{os.getpid()}").write_text(str(len(self._running)))
 
     async def abort(self, request_id: str) -> None:
         self._running.discard(request_id)

@@ -1,0 +1,118 @@
+"""A model served from the command line with one and with two ranks answers what `generate` answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.clusters import LiveCluster, shoal
+from tests.serve_apps.tiny_model import make_model
+
+PROMPTS = ["def main():", "import os\nimport sys\n", "x", "class A:\n    pass\n\n\nclass B"]
+TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("tiny-llama"))
+
+
+@pytest.fixture(scope="module")
+def config(running_cluster: LiveCluster, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The running cluster's config, with one app of one rank and one of two."""
+    path = tmp_path_factory.mktemp("serve") / "shoal.yaml"
+    cluster = running_cluster.config_path.read_text().replace("./", f"{running_cluster.config_path.parent}/")
+    path.write_text(
+        f"{cluster}serve_apps:\n  one: {{model: {model}}}\n  two: {{model: {model}, tensor: 2}}\n"
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def served(config: Path) -> Iterator[dict[str, Any]]:
+    """What `shoal serve` says; both apps are taken down by `shoal unserve`."""
+    done = shoal("serve", "--json", "-f", str(config))
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    yield document
+    for app in ("one", "two"):
+        done = shoal("unserve", app, "--json", "-f", str(config))
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["apps"] == []
+    gone = httpx.get(document["base_url"] + "/models").json()
+    assert gone["data"] == []
+
+
+def whole_characters(text: str) -> str:
+    """Without the character that the last tokens began; random weights do not end where characters do."""
+    return text.rstrip("\ufffd")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path) -> dict[str, str]:
+    """The greedy answer of transformers to each prompt, alone."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    answers = {}
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        out = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False, pad_token_id=0
+        )
+        answers[prompt] = whole_characters(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
+    return answers
+
+
+def test_serve_says_what_is_served(served: dict[str, Any], model: Path) -> None:
+    assert served["base_url"].startswith("http://127.")
+    assert served["apps"] == [
+        {"name": "one", "model": model.name, "status": "running", "replicas": 1, "tensor": 1},
+        {"name": "two", "model": model.name, "status": "running", "replicas": 1, "tensor": 2},
+    ]
+
+
+@pytest.mark.parametrize("app", ["one", "two"])
+def test_greedy_answers_equal_those_of_transformers(
+    app: str, served: dict[str, Any], expected: dict[str, str]
+) -> None:
+    client = openai.OpenAI(base_url=served["base_url"], api_key="none", max_retries=0)
+
+    def whole(prompt: str) -> str:
+        answer = client.completions.create(model=app, prompt=prompt, max_tokens=TOKENS, temperature=0)
+        return whole_characters(answer.choices[0].text)
+
+    def streamed(prompt: str) -> str:
+        chunks = client.completions.create(
+            model=app, prompt=prompt, max_tokens=TOKENS, temperature=0, stream=True
+        )
+        return whole_characters("".join(chunk.choices[0].text for chunk in chunks))
+
+    assert {prompt: whole(prompt) for prompt in PROMPTS} == expected
+    # And all at once, in one batch.
+    with ThreadPoolExecutor() as pool:
+        for ask in (whole, streamed):
+            assert dict(zip(PROMPTS, pool.map(ask, PROMPTS), strict=True)) == expected
+
+
+def test_serving_again_changes_nothing(served: dict[str, Any], config: Path) -> None:
+    done = shoal("serve", "two", "--json", "-f", str(config))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["apps"] == served["apps"][1:]
+
+
+def test_unknown_apps_and_models_are_wrong_requests(config: Path) -> None:
+    for arguments in (("serve", "three"), ("unserve", "three")):
+        done = shoal(*arguments, "-f", str(config))
+        assert done.returncode == 2
+        assert "three" in done.stderr
+        assert "Traceback" not in done.stderr

@@ -1,0 +1,355 @@
+"""Apps of a fast fake engine on a real cluster: load, faults, updates and the end, seen by clients.
+
+The tests run in the order of the file, on one cluster; each leaves the app `chat` with one replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from cluster.errors import RequestError, ShoalError
+from serve_apps.spec import AppSpec
+from tests.clusters import LiveCluster
+from tests.serve_apps.tiny_model import make_tokenizer
+
+ENGINE = "tests.serve_apps.fake_engine:FakeEngine"
+COMPLETIONS = "/v1/completions"
+
+
+@dataclass(frozen=True)
+class Served:
+    """The cluster's gateway with the app `chat` behind it."""
+
+    url: str
+    spec: AppSpec
+    broker: Any
+
+    def deploy(self, spec: AppSpec, **options: Any) -> list[dict[str, Any]]:
+        from serve_apps.app import deploy_specs
+
+        return deploy_specs([spec], self.broker, deadline=time.monotonic() + 60, **options)
+
+    def running(self) -> int:
+        """Requests that the engines have now."""
+        return sum(int(path.read_text() or 0) for path in Path(self.spec.model_path).glob("running-*"))
+
+    def answering(self) -> str:
+        """The replica that answers now."""
+        answer = httpx.post(self.url + COMPLETIONS, json=completion(), timeout=30)
+        return answer.headers["x-shoal-replica"]
+
+    def lease(self) -> dict[str, Any] | None:
+        return next((row for row in self.broker.leases() if row["holder"] == "app/chat"), None)
+
+    def replicas(self) -> int:
+        from serve_apps.status import app_statuses
+
+        return next((row["replicas"] for row in app_statuses() if row["name"] == "chat"), 0)
+
+
+@pytest.fixture(scope="module")
+def served(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    from cluster.connection import connect
+
+    connect(running_cluster.record)  # before Ray is imported
+
+    from cluster.sharing.client import BrokerClient
+    from serve_apps.app import start_serve
+
+    directory = tmp_path_factory.mktemp("fake-model")
+    make_tokenizer(directory)
+    spec = AppSpec(
+        name="chat",
+        model=str(directory),
+        model_path=str(directory),
+        storage=None,
+        model_version="fake@1",
+        engine=ENGINE,
+        tensor=2,
+        cpus=1,
+        gpus=0,
+        precision="fp32",
+        routing="least_connections",
+        min_replicas=1,
+        max_replicas=2,
+        target_ongoing_requests=2.0,
+        upscale_delay_s=0.5,
+        downscale_delay_s=2.0,
+        max_tokens=1000,
+        queue=100,
+        batch=8,
+        context_length=None,
+        body_bytes=1_000_000,
+        request_timeout_s=60.0,
+    )
+    broker = BrokerClient()
+    info = broker.info()
+    start_serve(info, time.monotonic() + 60)
+    served = Served(f"http://{info['gateway_host']}:{info['gateway_port']}", spec, broker)
+    served.deploy(spec)
+    yield served
+    from ray import serve
+
+    from cluster.connection import disconnect
+
+    serve.shutdown()
+    disconnect()
+
+
+def eventually(condition: Callable[[], Any], timeout_s: float = 30.0) -> float:
+    """Seconds until the condition held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < timeout_s, "it did not happen in time"
+        threading.Event().wait(0.05)
+    return time.monotonic() - began
+
+
+def completion(**changes: Any) -> dict[str, Any]:
+    return {"model": "chat", "prompt": [10], "max_tokens": 5, **changes}
+
+
+@contextmanager
+def load(url: str, clients: int, max_tokens: int = 50) -> Iterator[list[httpx.Response]]:
+    """Clients that send one request after the other from a thread of their own; their answers."""
+    answers: list[httpx.Response] = []
+    stop = threading.Event()
+
+    async def client(http: httpx.AsyncClient) -> None:
+        while not stop.is_set():
+            answers.append(await http.post(COMPLETIONS, json=completion(max_tokens=max_tokens)))
+
+    async def run() -> None:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            await asyncio.gather(*(client(http) for _ in range(clients)))
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    try:
+        yield answers
+    finally:
+        stop.set()
+        thread.join()
+
+
+@asynccontextmanager
+async def streaming(served: Served, **changes: Any) -> AsyncIterator[httpx.Response]:
+    async with (
+        httpx.AsyncClient(base_url=served.url, timeout=60) as http,
+        http.stream("POST", COMPLETIONS, json=completion(stream=True, **changes)) as answer,
+    ):
+        yield answer
+
+
+def test_the_openai_client_is_answered(served: Served) -> None:
+    client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    whole = client.completions.with_raw_response.create(model="chat", prompt=[10], max_tokens=3, logprobs=1)
+    answer = whole.parse()
+    assert answer.choices[0].text == " 11 12 13"
+    assert answer.choices[0].finish_reason == "length"
+    assert whole.headers["x-shoal-model-version"] == "fake@1"
+    assert whole.headers["x-shoal-replica"]
+    assert len(whole.headers.get_list("x-request-id")) == 1
+
+    stopped = client.completions.create(model="chat", prompt=[10], max_tokens=9, stop=[" 13"], seed=1, n=2)
+    assert [(c.text, c.finish_reason) for c in stopped.choices] == [(" 12", "stop"), ("", "stop")]
+
+    # "hi" and the plain template around it: one token a byte, see make_tokenizer.
+    prompt = "user: hi\nassistant:"
+    chunks = client.chat.completions.create(
+        model="chat",
+        messages=[{"role": "user", "content": "hi"}],
+        max_tokens=40,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    texts, usage = [], None
+    for chunk in chunks:
+        texts += [choice.delta.content or "" for choice in chunk.choices]
+        usage = chunk.usage or usage
+    first = int("".join(texts).split()[0])
+    assert "".join(texts) == "".join(f" {first + step}" for step in range(40))
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(prompt), 40)
+
+    assert [model.id for model in client.models.list()] == ["chat"]
+    with pytest.raises(openai.NotFoundError, match="does not exist"):
+        client.completions.create(model="nobody", prompt="x")
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 2048"):
+        client.completions.create(model="chat", prompt="x" * 5000)
+    with pytest.raises(openai.BadRequestError, match="vocabulary"):
+        client.completions.create(model="chat", prompt=[100_000])
+    with pytest.raises(openai.BadRequestError, match="empty"):
+        client.completions.create(model="chat", prompt="")
+
+
+def test_what_the_engine_refuses_has_openais_shape(served: Served) -> None:
+    with httpx.Client(base_url=served.url, timeout=30) as http:
+        for prompt, status, code in ((3, 503, "replica_lost"), (4, 429, "queue_full"), (5, 400, None)):
+            answer = http.post(COMPLETIONS, json=completion(prompt=[prompt]))
+            assert answer.status_code == status
+            assert code in (None, answer.json()["error"]["code"])
+            assert answer.headers["x-shoal-replica"]
+            assert ("retry-after" in answer.headers) == (status in (429, 503))
+        assert http.get("/ready").status_code == 200
+        assert http.get("/nowhere").json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_of_100_mb_is_refused_and_hurts_no_one(served: Served, declared: bool) -> None:
+    def parts() -> Iterator[bytes]:
+        for _ in range(1000):
+            yield b"x" * 100_000
+
+    body: Any = b"x" * 100_000_000 if declared else parts()
+    with load(served.url, 1, max_tokens=5) as others, httpx.Client(base_url=served.url, timeout=60) as http:
+        eventually(lambda: others)
+        answer = http.post(COMPLETIONS, content=body)
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "request_too_large"
+    assert {other.status_code for other in others} == {200}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_place_in_the_batch(served: Served, stream: bool) -> None:
+    async def go() -> None:
+        async with httpx.AsyncClient(base_url=served.url, timeout=60) as http:
+
+            async def ask() -> None:
+                async with http.stream(
+                    "POST", COMPLETIONS, json=completion(max_tokens=1000, stream=stream)
+                ) as answer:
+                    await answer.aread()
+
+            task = asyncio.create_task(ask())
+            await asyncio.to_thread(eventually, lambda: served.running() == 1)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(go())
+    # Left alone it would run for 10 s.
+    eventually(lambda: served.running() == 0, timeout_s=3)
+
+
+def test_an_app_that_runs_as_the_config_says_is_left_alone(served: Served) -> None:
+    before = served.answering()
+    assert [row["status"] for row in served.deploy(served.spec)] == ["running"]
+    assert served.answering() == before
+
+
+def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(served: Served) -> None:
+    assert served.replicas() == 1
+    with load(served.url, clients=6) as answers:
+        # The decision takes seconds; what follows is the start of a replica's processes.
+        seconds = eventually(lambda: (served.lease() or {})["granted"] == 2, timeout_s=10)
+        assert seconds < 5
+        eventually(lambda: served.replicas() == 2)
+        eventually(lambda: len({a.headers.get("x-shoal-replica") for a in answers[-12:]}) == 2)
+
+        asyncio.run(kill_a_rank_under_streams(served))
+        known = {a.headers.get("x-shoal-replica") for a in answers}
+        # A whole new group takes the lost one's place.
+        eventually(lambda: {a.headers.get("x-shoal-replica") for a in answers} - known)
+        eventually(lambda: served.replicas() == 2)
+    # Requests that had sent nothing were answered by someone else.
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["choices"][0]["text"] for answer in answers} == {
+        "".join(f" {11 + step}" for step in range(50))
+    }
+    eventually(lambda: served.replicas() == 1 and (served.lease() or {})["granted"] == 1)
+
+
+async def kill_a_rank_under_streams(served: Served) -> None:
+    """Streams on both replicas; those of the replica whose rank is killed end with an error, no others."""
+    async with AsyncExitStack() as stack:
+        streams = []
+        for _ in range(4):
+            answer = await stack.enter_async_context(streaming(served, max_tokens=300))
+            lines = aiter(answer.aiter_lines())
+            await anext(lines)
+            streams.append((answer.headers["x-shoal-replica"], lines))
+        victim = streams[0][0]
+        assert len({replica for replica, _ in streams}) == 2
+        os.kill(await asyncio.to_thread(a_rank_beside, victim), signal.SIGKILL)
+        for replica, lines in streams:
+            last = [line async for line in lines if line][-1]
+            assert ("replica_lost" in last) == (replica == victim)
+            assert (last == "data: [DONE]") == (replica != victim)
+
+
+def a_rank_beside(replica: str) -> int:
+    """The process of rank 1 of a replica: on its node, as a child of the same raylet."""
+    from ray.util.state import list_actors
+
+    rows = list_actors(filters=[("state", "=", "ALIVE")], limit=1000, detail=True)
+    home = next(row for row in rows if row.name and row.name.endswith(f"#{replica}"))
+    ranks = [r for r in rows if r.class_name == "_Rank" and r.placement_group_id == home.placement_group_id]
+    assert len(ranks) == 1
+    assert psutil.pid_exists(ranks[0].pid)
+    return ranks[0].pid
+
+
+def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> None:
+    with load(served.url, clients=1, max_tokens=5) as answers:
+        eventually(lambda: answers)
+        served.deploy(replace(served.spec, model_version="fake@2"))
+        eventually(lambda: answers[-1].headers.get("x-shoal-model-version") == "fake@2")
+    assert {answer.status_code for answer in answers} == {200}
+    versions = [answer.headers["x-shoal-model-version"] for answer in answers]
+    assert set(versions) == {"fake@1", "fake@2"}
+    with httpx.Client(base_url=served.url) as http:
+        assert http.get("/v1/models").json()["data"][0]["version"] == "fake@2"
+
+
+def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served) -> None:
+    big = replace(served.spec, name="big", tensor=2, min_replicas=3, max_replicas=3)
+    with pytest.raises(ShoalError, match=r"3 replicas.*2 CPU.*app/chat has 1.*free.*2 CPU"):
+        served.deploy(big, lease_timeout_s=1)
+    assert [row["holder"] for row in served.broker.leases()] == ["app/chat"]
+
+
+def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
+    broken = replace(served.spec, name="broken", model_path=str(tmp_path / "nothing"), model_version="x@1")
+    with pytest.raises(ShoalError, match=r"(?s)broken could not be started.*nothing"):
+        served.deploy(broken)
+    assert [row["holder"] for row in served.broker.leases()] == ["app/chat"]
+    with httpx.Client(base_url=served.url) as http:
+        assert http.get("/ready").status_code == 200
+
+
+def test_an_app_that_is_taken_down_finishes_what_it_has(served: Served) -> None:
+    from serve_apps.app import remove
+    from serve_apps.autoscaling import replica_nodes
+
+    async def go() -> str:
+        async with streaming(served, max_tokens=300) as answer:
+            lines = aiter(answer.aiter_lines())
+            await anext(lines)
+            leaving = asyncio.create_task(asyncio.to_thread(remove, ["chat"], served.broker))
+            rest = [line async for line in lines if line]
+            await leaving
+            return rest[-1]
+
+    assert asyncio.run(go()) == "data: [DONE]"
+    assert served.lease() is None
+    assert replica_nodes("chat") == ()
+    with httpx.Client(base_url=served.url) as http:
+        refused = http.post(COMPLETIONS, json=completion())
+        assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+    with pytest.raises(RequestError, match="no app 'chat' is served"):
+        remove(["chat"], served.broker)
