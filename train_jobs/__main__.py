@@ -40,9 +40,9 @@ def run(options: argparse.Namespace) -> int:
         job = options.job
         config = read_run_config(storage, job)[1]
     else:
-        loaded = load_config(
-            find_config(options.file), overrides=options.set, scope=f"train_jobs.{options.name}"
-        )
+        # The working directory is a copy on this node; the storage is the cluster's, wherever the file lay.
+        settings = [*options.set, f"cluster.storage={storage.location}"]
+        loaded = load_config(find_config(options.file), settings, f"train_jobs.{options.name}")
         job, config = new_job_id(options.name), loaded.resolved.train_jobs[options.name]
         record_submission(storage, job, options.name, config, _submission_id())
     return Driver(job, config, storage).run()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import signal
@@ -180,7 +181,12 @@ class Driver:
         version = registry.publish(
             self.config.publish,
             self.run_directory / EXPORT,
-            {"job": self.job, "step": self.config.steps, "evaluation": summary.evaluation},
+            {
+                "job": self.job,
+                "step": self.config.steps,
+                "evaluation": summary.evaluation,
+                "config_digest": hashlib.sha256(self.config.model_dump_json().encode()).hexdigest(),
+            },
         )
         self._event("published", model=f"{version.name}@{version.version}", path=version.path)
         return f"{version.name}@{version.version}"

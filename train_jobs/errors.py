@@ -6,7 +6,7 @@ from cluster.errors import ShoalError
 
 
 class LossError(ShoalError):
-    """The loss is not a number; stepping on would only destroy the model."""
+    """The loss or its gradient is not a number; stepping on would only destroy the model."""
 
 
 class RankError(Exception):

@@ -120,6 +120,8 @@ class StepLoop:
                 (loss * (self.place.size / num_tokens)).backward()
             summed += loss.detach()
         norm = clip_gradients(self.model.parameters(), self.config.optimizer.max_grad_norm)
+        if not math.isfinite(norm):  # the same on all ranks; the model is still whole
+            raise LossError(f"the norm of the gradient is {norm} in step {step + 1}")
         learning_rate = float(self.schedule.get_last_lr()[0])
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -135,7 +137,7 @@ class StepLoop:
         dist.all_reduce(totals)
         loss = totals[0].item() / num_tokens
         if not math.isfinite(loss):
-            raise LossError(f"the loss is {loss} at step {self.state.step} (learning rate {learning_rate:g})")
+            raise LossError(f"the loss is {loss} in step {self.state.step} (learning rate {learning_rate:g})")
         self._asked_to_stop = self.reporter.metric(
             {
                 "attempt": self.attempt,

@@ -41,7 +41,25 @@ def write_corpus(path: Path, documents: int = 24) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    words = "shoal fish swim in one school and turn as one when a wave comes over the reef".split()
+    words = [
+        "shoal",
+        "fish",
+        "swim",
+        "in",
+        "one",
+        "school",
+        "and",
+        "turn",
+        "as",
+        "one",
+        "when",
+        "a",
+        "wave",
+        "comes",
+        "over",
+        "the",
+        "reef",
+    ]
     texts = [
         " ".join(words[(index * 7 + place * (index + 3)) % len(words)] for place in range(120))
         for index in range(documents)
@@ -94,6 +112,22 @@ def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int =
 
 def reports(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "reports.jsonl").read_text().splitlines()]
+
+
+def held_out_loss(directory: Path, held_out: Any, length: int) -> tuple[float, int]:
+    """Loss over a token stream, every token but the first once; transformers loads the model by itself."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    tokens = torch.from_numpy(held_out.astype("int64"))
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    total = 0.0
+    with torch.no_grad():
+        for start in range(0, len(tokens) - 1, length):
+            window = tokens[start : start + length + 1]
+            logits = model(input_ids=window[None, :-1]).logits[0]
+            total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
+    return total / (len(tokens) - 1), len(tokens) - 1
 
 
 class FileReporter:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.train_jobs.ranks import reports, run_ranks, start_ranks, tiny_job, write_corpus
+from tests.train_jobs.ranks import held_out_loss, reports, run_ranks, start_ranks, tiny_job, write_corpus
 from train_jobs.data.documents import read_documents
 
 # The ranks sum the same fp32 numbers in another order: each of the eight steps may differ by a few units in
@@ -85,22 +85,6 @@ def test_one_process_steps_like_plain_torch(corpus: Path, alone: tuple[list[dict
         assert line["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
         assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         assert line["learning_rate"] == pytest.approx(rate)
-
-
-def held_out_loss(directory: Path, held_out: Any, length: int) -> tuple[float, int]:
-    """Loss over a token stream, every token but the first once; transformers loads the model by itself."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    tokens = torch.from_numpy(held_out.astype("int64"))
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    total = 0.0
-    with torch.no_grad():
-        for start in range(0, len(tokens) - 1, length):
-            window = tokens[start : start + length + 1]
-            logits = model(input_ids=window[None, :-1]).logits[0]
-            total += torch.nn.functional.cross_entropy(logits, window[1:], reduction="sum").item()
-    return total / (len(tokens) - 1), len(tokens) - 1
 
 
 def test_the_exported_model_has_the_loss_that_the_evaluation_said(

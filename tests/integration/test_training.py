@@ -1,0 +1,225 @@
+"""Training on a real cluster of several nodes: publication, recovery, mistakes, leases, stopping."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from cluster.storage import Storage
+from tests import clusters
+from tests.clusters import LiveCluster
+from tests.integration.jobs import JOB, JobFile, events, finished, job_file, losses, metrics, wait_until
+from tests.train_jobs.ranks import merged, write_corpus
+from train_jobs.data.documents import read_documents
+from train_jobs.run_config import read_run_config
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
+
+
+@pytest.fixture(scope="module")
+def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> JobFile:
+    job = merged(JOB, {"data": {"source": str(corpus)}})
+    return job_file(
+        running_cluster,
+        tmp_path_factory.mktemp("jobs"),
+        {
+            "tiny": {**job, "publish": "tiny"},
+            "broken": merged(job, {"optimizer": {"learning_rate": 1e30, "schedule": "constant"}}),
+            "elastic": merged(
+                job, {"workers": {"min": 1, "max": 4}, "batch": {"global": 12, "micro": 1}, "steps": 20}
+            ),
+            "endless": merged(job, {"steps": 100000, "checkpoint": {"every_steps": 1000}}),
+        },
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(jobs: JobFile) -> dict[str, Any]:
+    """The result of a run that nothing happened to."""
+    code, result = jobs.train("tiny")
+    assert code == 0, result
+    return result
+
+
+def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbed: dict[str, Any]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    result, run = undisturbed, Path(undisturbed["path"])
+    assert (result["status"], result["step"], result["attempts"]) == ("succeeded", 300, 1)
+    assert result["world_sizes"] == [2]
+    assert result["error"] is None
+    assert sorted(losses(run)) == list(range(1, 301))
+    assert losses(run)[300] < 0.5 * losses(run)[1]
+    assert [event["step"] for event in events(run, "evaluated")] == [100, 200, 300]
+    assert [event["step"] for event in events(run, "checkpointed")] == [50, 100, 150, 200, 250, 300]
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == ["step-00000200", "step-00000250", "step-00000300"]
+
+    model, number = result["model"].split("@")
+    published = run.parent.parent / "models" / model / number
+    facts = json.loads((published / "shoal.json").read_text())
+    assert (facts["job"], facts["step"]) == (result["job"], 300)
+    assert facts["evaluation"]["loss"] == result["evaluation"]["loss"]
+
+    from tests.train_jobs.test_strategies import held_out_loss
+
+    config = read_run_config(Storage(run.parent.parent), result["job"])[1]
+    tokenizer = AutoTokenizer.from_pretrained(published)
+    texts = [document.text for document in read_documents(config.data) if document.held_out]
+    text = "".join(f"{text}{tokenizer.eos_token}" for text in texts)
+    stream = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"])
+    loss, tokens = held_out_loss(published, stream, config.data.sequence_length)
+    assert result["evaluation"]["tokens"] == tokens
+    assert result["evaluation"]["loss"] == pytest.approx(loss, abs=1e-5)
+    assert AutoModelForCausalLM.from_pretrained(published).config.vocab_size == 300
+
+
+def test_a_killed_worker_costs_no_bit_of_the_result(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
+    run = jobs.submit("tiny")
+    started = wait_until(lambda: next(iter(events(run, "started")), None), "the start")
+    wait_until(lambda: len(metrics(run)) >= 120, "step 120")
+    os.kill(started["ranks"][1]["pid"], signal.SIGKILL)
+    assert finished(run)["status"] == "succeeded"
+
+    (failure,) = events(run, "failed")
+    assert (failure["failure_class"], failure["rank"]) == ("worker", 1)
+    assert failure["node"] == started["ranks"][1]["node"]
+    again = [line["step"] for line in metrics(run) if line["attempt"] == 2]
+    assert again[0] in (101, 151), "it goes on from the newest checkpoint"
+    assert again == list(range(again[0], 301))
+    assert losses(run) == losses(Path(undisturbed["path"]))
+    assert events(run, "evaluated")[-1]["loss"] == undisturbed["evaluation"]["loss"]
+
+
+def test_a_mistake_that_comes_back_at_the_same_step_ends_the_job_with_its_traceback(jobs: JobFile) -> None:
+    code, result = jobs.train("broken")
+    assert code == 1
+    assert (result["status"], result["attempts"]) == ("failed", 2)
+    assert result["error"].startswith("Traceback (most recent call last)")
+    assert "LossError: the loss is nan at step" in result["error"]
+    assert [failure["failure_class"] for failure in events(Path(result["path"]), "failed")] == [
+        "code",
+        "code",
+    ]
+
+
+HOLD_TWO_CPUS = """
+import sys, threading
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+import ray
+ray.init(namespace="shoal", log_to_driver=False)
+broker = BrokerClient()
+asked = dict(holder="app/other", kind="serving", unit={"CPU": 2.0}, min=1, max=1)
+grant = broker.wait(Demand(**asked), 30)
+print("granted", flush=True)
+end = threading.Event()
+threading.Thread(target=lambda: (sys.stdin.read(), end.set()), daemon=True).start()
+while not end.wait(1.0):
+    broker.request(Demand(**asked, held=grant.nodes))
+broker.release("app/other")
+"""
+
+
+def test_an_elastic_job_starts_on_what_serving_leaves_free(jobs: JobFile) -> None:
+    """Two of four CPUs are leased to an app: the job, which could take four workers, starts with two."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_TWO_CPUS],
+        env=jobs.live.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == "granted"
+        code, result = jobs.train("elastic")
+    finally:
+        holder.communicate(timeout=30)
+    assert code == 0, result
+    assert result["world_sizes"] == [2]
+
+
+def test_a_stopped_job_saves_at_once_and_resumes_where_it_was(jobs: JobFile) -> None:
+    run = jobs.submit("endless")
+    wait_until(lambda: len(metrics(run)) >= 20, "step 20")
+    refused = jobs.shoal("resume", run.name)
+    assert refused.returncode == 2
+    assert "runs" in refused.stderr
+
+    stopped = jobs.shoal("stop", run.name, "--json")
+    assert stopped.returncode == 0, stopped.stderr
+    document = json.loads(stopped.stdout)
+    assert document["status"] == "stopped"
+    step = document["step"]
+    assert step == max(losses(run)) >= 20
+    assert (run / "checkpoints" / f"step-{step:08d}" / "committed.json").exists()
+    assert jobs.shoal("stop", run.name).returncode == 2
+
+    resumed = jobs.shoal("resume", run.name, "--set", f"steps={step + 5}", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    result = json.loads(resumed.stdout)
+    assert (result["status"], result["step"], result["attempts"]) == ("succeeded", step + 5, 2)
+    assert [line["step"] for line in metrics(run)] == list(range(1, step + 6))
+    listed = json.loads(jobs.shoal("jobs", "--json").stdout)
+    (row,) = [row for row in listed if row["job"] == run.name]
+    assert (row["status"], row["step"], row["steps"], row["workers"]) == ("succeeded", step + 5, step + 5, 0)
+    assert "finished" in jobs.shoal("logs", run.name).stdout
+    assert jobs.shoal("logs", "no-such-job").returncode == 2
+
+
+@pytest.fixture
+def own_cluster(tmp_path: Path) -> Iterator[LiveCluster]:
+    with clusters.started(tmp_path / "cluster") as live:
+        yield live
+
+
+def test_a_killed_raylet_costs_no_bit_of_the_result(
+    own_cluster: LiveCluster, undisturbed: dict[str, Any], corpus: Path, tmp_path: Path
+) -> None:
+    """The node goes with its workers; the job goes on, on the node that is there."""
+    jobs = job_file(own_cluster, tmp_path, {"tiny": merged(JOB, {"data": {"source": str(corpus)}})})
+    run = jobs.submit("tiny")
+    started = wait_until(lambda: next(iter(events(run, "started")), None), "the start")
+    node = started["ranks"][1]["node"]
+    wait_until(lambda: len(metrics(run)) >= 120, "step 120")
+    (raylet,) = [
+        process
+        for process in clusters.marked_processes(own_cluster.record.cluster_id)
+        if process.name() == "raylet" and address_of(own_cluster, node) in " ".join(process.cmdline())
+    ]
+    raylet.kill()
+    assert finished(run)["status"] == "succeeded"
+
+    assert events(run, "failed")[0]["failure_class"] == "node"
+    assert events(run, "failed")[0]["node"] == node
+    survivors = {rank["node"] for rank in events(run, "started")[-1]["ranks"]}
+    assert node not in survivors
+    assert losses(run) == losses(Path(undisturbed["path"]))
+
+
+def address_of(live: LiveCluster, node: str) -> str:
+    return next(record.ip for record in live.record.nodes if record.name == node)
+
+
+def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
+    """After the jobs of this file: no lease, and no process of a Ray Train run."""
+    wait_until(
+        lambda: json.loads(jobs.shoal("status", "--json").stdout)["leases"] == [], "the end of all leases", 60
+    )
+    names = [process.name() for process in clusters.marked_processes(jobs.live.record.cluster_id)]
+    assert not [name for name in names if "RayTrain" in name or "GroupRunner" in name]
+    assert psutil.pid_exists(os.getpid())
