@@ -8,7 +8,7 @@ import os
 from cluster.errors import ShoalError
 from cluster.health import silent
 from cluster.ray_private import forget_token
-from cluster.record import ClusterRecord, NodeRecord, read_record
+from cluster.record import ClusterRecord, NodeRecord, read_identity, read_record
 
 __all__ = [
     "ClusterRecord",
@@ -27,12 +27,17 @@ def require_record(name: str) -> ClusterRecord:
     """The record of a cluster that was started.
 
     Raises:
-        ShoalError: it was not, or was taken down.
+        ShoalError: it was not, or not yet, or was taken down.
     """
     record = read_record(name)
-    if record is None:
-        raise _not_up(name)
-    return record
+    if record is not None:
+        return record
+    if read_identity(name) is not None:
+        raise ShoalError(
+            f"cluster {name} is not up: it is being started, or its start was cut off;"
+            " `shoal up` waits for the one and mends the other"
+        )
+    raise _not_up(name)
 
 
 def environment(record: ClusterRecord) -> dict[str, str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from cluster.record import ClusterRecord, read_record
+from cluster.connection import ClusterRecord, environment, read_record
 from cluster.state_directory import state_directory
 
 REPOSITORY = Path(__file__).parent.parent
@@ -92,10 +93,13 @@ def up(config_path: Path, name: str) -> LiveCluster:
     """Start the cluster of a config file."""
     done = shoal("up", "-f", str(config_path))
     assert done.returncode == 0, done.stderr
+    return live(config_path, name)
+
+
+def live(config_path: Path, name: str) -> LiveCluster:
+    """The cluster of a config file, which was started."""
     record = read_record(name)
     assert record is not None
-    from cluster.connection import environment
-
     return LiveCluster(record, config_path, {**caller_environment(), **environment(record)})
 
 
@@ -105,45 +109,71 @@ def started(directory: Path, *cluster_lines: str) -> Iterator[LiveCluster]:
     name = unique_name()
     config_path = write_config(directory, name, *cluster_lines)
     try:
-        live = up(config_path, name)
-        yield live
+        cluster = up(config_path, name)
+        yield cluster
     finally:
         done = shoal("down", "-f", str(config_path))
     assert done.returncode == 0, done.stderr
-    assert leftovers(live.record) == {}
+    assert leftovers(cluster.record) == {}
 
 
 def leftovers(record: ClusterRecord) -> dict[str, Any]:
     """What is there of a cluster: processes, sockets, files; empty when it is gone."""
     subnet = record.head_ip.rpartition(".")[0] + "."
     directory = state_directory(record.name)
+    lock = directory.with_name(f".{directory.name}.lock")
+    listening = [each for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     found = {
-        "processes": [process.info for process in marked_processes(record.cluster_id)],
-        "sockets": sorted(
-            f"{connection.laddr.ip}:{connection.laddr.port}"
-            for connection in psutil.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-            and connection.laddr.ip.removeprefix("::ffff:").startswith(subnet)
-        ),
-        "files": [
-            str(path) for path in (directory, directory.with_name(f".{directory.name}.lock")) if path.exists()
-        ],
+        "processes": [process.info for process in processes_of(record)],
+        "sockets": [str(each.laddr) for each in listening if _is_in(each.laddr.ip, subnet)],
+        "files": [str(path) for path in (directory, lock) if path.exists()],
     }
     return {what: items for what, items in found.items() if items}
 
 
-def _is_in(address: str, subnet: str) -> bool:
-    return address.removeprefix("::ffff:").startswith(subnet)
+def processes_of(record: ClusterRecord) -> list[psutil.Process]:
+    """The live processes of a cluster: those that carry its mark, and those that use files of its directory.
+
+    Read without our own code; the second kind would show one that has lost its mark.
+    """
+    directory = str(state_directory(record.name))
+    found = {process.pid: process for process in marked_processes(record.cluster_id)}
+    for process in _live_processes():
+        if any(path == directory or path.startswith(f"{directory}/") for path in _open_paths(process.pid)):
+            found[process.pid] = process
+    return list(found.values())
 
 
 def marked_processes(cluster_id: str) -> list[psutil.Process]:
-    """The processes that carry a cluster's mark or name its directory, read from /proc without our code."""
+    """The live processes that carry a cluster's mark."""
+    mark = f"SHOAL_CLUSTER_ID={cluster_id}".encode()
     found = []
-    for process in psutil.process_iter(["pid", "name", "cmdline", "status"]):
-        try:
-            block = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if f"SHOAL_CLUSTER_ID={cluster_id}".encode() in block.split(b"\0"):
-            found.append(process)
-    return [process for process in found if process.info["status"] != psutil.STATUS_ZOMBIE]
+    for process in _live_processes():
+        with contextlib.suppress(OSError):  # it has ended
+            if mark in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0"):
+                found.append(process)
+    return found
+
+
+def alive(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that have not ended since."""
+    live = {(process.pid, process.create_time()) for process in _live_processes()}
+    return [process for process in processes if (process.pid, process.create_time()) in live]
+
+
+def _live_processes() -> list[psutil.Process]:
+    everything = psutil.process_iter(["pid", "name", "status"])
+    return [process for process in everything if process.info["status"] != psutil.STATUS_ZOMBIE]
+
+
+def _open_paths(pid: int) -> list[str]:
+    """Where a process works and what files it has open."""
+    paths = []
+    with contextlib.suppress(OSError):  # it has ended
+        for link in (f"/proc/{pid}/cwd", *(entry.path for entry in os.scandir(f"/proc/{pid}/fd"))):
+            paths.append(os.readlink(link).removesuffix(" (deleted)"))
+    return paths
+
+
+def _is_in(address: str, subnet: str) -> bool:
+    return address.removeprefix("::ffff:").startswith(subnet)

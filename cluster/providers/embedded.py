@@ -23,6 +23,7 @@ from cluster.health import answers, silent, wait_until
 from cluster.providers import processes
 from cluster.providers.addresses import choose_subnet, node_addresses, subnets_of
 from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port
+from cluster.providers.gpus import divide, machine_gpus
 from cluster.providers.node_command import (
     NODE_LABEL,
     HeadPorts,
@@ -107,7 +108,8 @@ class EmbeddedProvider:
 
 def _start(cluster: ClusterConfig, config_path: Path, tell: Tell) -> ClusterRecord:
     shapes = cluster.node_shapes()
-    gpus = _divide_gpus([shape.gpus for _, shape in shapes])
+    wanted = [shape.gpus for _, shape in shapes]
+    gpus = divide(wanted, machine_gpus() if any(wanted) else ())
     directory = state_directory(cluster.name)
     try:
         identity = _claim(cluster, config_path)
@@ -291,28 +293,6 @@ def _clean(name: str) -> bool:
         require_private(directory)
         shutil.rmtree(directory)
     return had_state or bool(ids)
-
-
-def _divide_gpus(wanted: Sequence[int]) -> list[tuple[str, ...]]:
-    """Which of the machine's GPUs each node gets, none of them twice.
-
-    Raises:
-        RequestError: the nodes want more than there are.
-    """
-    total = sum(wanted)
-    if total == 0:
-        return [() for _ in wanted]
-    import torch
-
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    count = torch.cuda.device_count()
-    names = visible.split(",")[:count] if visible else [str(index) for index in range(count)]
-    if total > len(names):
-        raise RequestError(
-            f"cluster.nodes: the nodes have {total} GPUs together; this machine has {len(names)}"
-        )
-    ends = [sum(wanted[: index + 1]) for index in range(len(wanted))]
-    return [tuple(names[end - share : end]) for share, end in zip(wanted, ends, strict=True)]
 
 
 def _waiting(name: str) -> str:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from cluster.errors import ShoalError
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from cluster.record import ClusterRecord
+
+Told = TypeVar("Told")
 
 
 def register(app: typer.Typer) -> None:
@@ -33,7 +37,7 @@ def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption 
     started = PROVIDERS[cluster.provider]().up(cluster, loaded.path, say)
     if started.was_up:
         say(f"cluster {cluster.name} is up already")
-    _show(started.record, as_json)
+    _show(started.record, as_json, fresh=not started.was_up)
 
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
@@ -61,33 +65,65 @@ def env(file: FileOption = None, settings: SetOption = None) -> None:
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
-def status_document(record: ClusterRecord) -> dict[str, Any]:
-    """What `status --json` prints.
+def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, Any]:
+    """What `status --json` prints. What one part of the cluster does not tell is left empty, and said.
+
+    Args:
+        fresh: the cluster was started a moment ago, so that nobody has a lease and nothing runs; Serve,
+            which takes seconds to import, need not be asked.
 
     Raises:
         ShoalError: the cluster cannot be reached.
     """
     from cluster.connection import connect, disconnect
+    from cluster.storage import Storage
+    from train_jobs.listing import list_jobs
 
     connect(record)
     try:
         from cluster.nodes import node_states
-        from cluster.sharing.client import BrokerClient
-        from cluster.storage import Storage
-        from serve_apps.status import app_statuses
-        from train_jobs.listing import list_jobs
 
+        no_leases: list[dict[str, Any]] = []
         return {
             "name": record.name,
             "address": record.gcs_address,
             "dashboard_url": record.dashboard_url,
             "nodes": [state.as_json() for state in node_states()],
-            "leases": BrokerClient().leases(),
-            "jobs": list_jobs(Storage(record.storage)),
-            "apps": app_statuses(),
+            "leases": no_leases if fresh else _told(_leases, no_leases),
+            "jobs": list_jobs(
+                Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
+            ),
+            "apps": [] if fresh else _apps(),
         }
     finally:
         disconnect()
+
+
+def _leases() -> list[dict[str, Any]]:
+    from cluster.sharing.client import BrokerClient
+
+    return BrokerClient().leases()
+
+
+def _drivers(record: ClusterRecord) -> dict[str, str] | None:
+    from train_jobs.submission import Submissions
+
+    return Submissions(record).statuses()
+
+
+def _apps() -> list[dict[str, Any]]:
+    from serve_apps.status import app_statuses
+
+    return app_statuses()
+
+
+def _told(ask: Callable[[], Told], otherwise: Told) -> Told:
+    """What a part of the cluster answers; when it does not, that is said and the rest is still shown."""
+    try:
+        return ask()
+    except ShoalError as error:
+        say(str(error))
+        return otherwise
 
 
 def _record(file: str | None, settings: list[str] | None) -> ClusterRecord:
@@ -96,8 +132,8 @@ def _record(file: str | None, settings: list[str] | None) -> ClusterRecord:
     return require_record(load(file, settings, across=False).config.cluster.name)
 
 
-def _show(record: ClusterRecord, as_json: bool) -> None:
-    document = status_document(record)
+def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
+    document = status_document(record, fresh=fresh)
     if as_json:
         print_json(document)
         return

@@ -13,14 +13,19 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.connection import require_record
+from cluster.errors import ShoalError
 from cluster.health import wait_until
 from cluster.record import Identity, read_identity, read_record
 from cluster.state_directory import state_directory
 from tests.clusters import (
     LiveCluster,
+    alive,
     caller_environment,
     leftovers,
+    live,
     marked_processes,
+    processes_of,
     shoal,
     shoal_command,
     unique_name,
@@ -30,6 +35,14 @@ from tests.clusters import (
 
 ONE_NODE = ("nodes: [{name: head, cpus: 1}]", "storage: ./storage")
 COUNT_NODES = "import ray; ray.init(namespace='shoal', log_to_driver=False); print(len(ray.nodes()))"
+JOIN_EACH = """
+from cluster.connection import connect, disconnect, read_record
+for name in {names}:
+    connect(read_record(name))
+    import ray
+    print(len(ray.nodes()))
+    disconnect()
+"""
 
 
 @contextmanager
@@ -87,6 +100,8 @@ def test_an_up_that_was_killed_half_way_is_cleaned_up_by_down(tmp_path: Path) ->
         process.kill()
         process.wait()
         assert marked_processes(identity.cluster_id)
+        with pytest.raises(ShoalError, match=f"cluster {name} is not up: it is being started, or"):
+            require_record(name)
     done = shoal("down", "-f", str(path))
     assert (done.returncode, done.stdout) == (0, f"cluster {name} is down\n"), done.stderr
     assert marked_processes(identity.cluster_id) == []
@@ -129,25 +144,31 @@ def test_a_cluster_beside_another_through_its_whole_life(
             told = [process.communicate(timeout=120)[1] for process in (first, second)]
             assert [first.returncode, second.returncode] == [0, 0], told
         assert sum(f"cluster {name} is up already" in each for each in told) == 1
-        live = up(path, name)
+        one = live(path, name)
 
         # Side by side: addresses of their own, and each answers as itself.
-        assert live.record.head_ip.rpartition(".")[0] != running_cluster.record.head_ip.rpartition(".")[0]
-        assert live.python(COUNT_NODES).stdout.strip() == "1"
+        assert one.record.head_ip.rpartition(".")[0] != running_cluster.record.head_ip.rpartition(".")[0]
+        assert one.python(COUNT_NODES).stdout.strip() == "1"
         assert running_cluster.python(COUNT_NODES).stdout.strip() == "3"
 
+        # One program may join one after the other, and come back, though their tokens differ.
+        names = [name, running_cluster.record.name, name]
+        done = one.python(JOIN_EACH.format(names=names))
+        assert done.stdout.split() == ["1", "3", "1"], done.stderr
+
         # The head dies: told soon, and `up` starts again under a new identity with nothing left of the old.
-        for process in servers(live.record.cluster_id, "gcs_server", "raylet"):
+        first_life = processes_of(one.record)
+        for process in servers(one.record.cluster_id, "gcs_server", "raylet"):
             process.kill()
         start = time.monotonic()
-        done = live.shoal("status")
+        done = one.shoal("status")
         assert time.monotonic() - start < 10
         assert (done.returncode, done.stdout) == (1, "")
         assert f"cluster {name} is not up" in done.stderr
         assert "Traceback" not in done.stderr
         again = up(path, name)
-        assert again.record.cluster_id != live.record.cluster_id
-        assert marked_processes(live.record.cluster_id) == []
+        assert again.record.cluster_id != one.record.cluster_id
+        assert [process.info for process in alive(first_life)] == []
 
         # Down takes what was started and no other: not a program of the same user whose shell points at
         # the cluster, not the cluster beside it.
