@@ -30,7 +30,7 @@ from train_jobs.submission import Submissions, new_job_id
 JOB = "stdlib-lm"
 APP = "chat"
 PROMPT = "import os\n\n\ndef "
-SCALE_OUT_TIMEOUT_S = 90.0
+SCALE_OUT_TIMEOUT_S = 150.0
 REQUEST_TIMEOUT_S = 60.0
 CLIENTS = 24
 """Requests that the load keeps in flight: more than two replicas should carry by the config's target."""
@@ -172,7 +172,9 @@ class Quickstart:
             self._check_evaluation(run, step)
         with self._step("publish") as step:
             self._check_model(run, step)
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         connect(record)
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which ends us on the spot
         try:
             with self._step("serve") as step:
                 base_url = self._serve(loaded, step)

@@ -109,7 +109,7 @@ def test_a_mistake_that_comes_back_at_the_same_step_ends_the_job_with_its_traceb
     assert code == 1
     assert (result["status"], result["attempts"]) == ("failed", 2)
     assert result["error"].startswith("Traceback (most recent call last)")
-    assert "LossError: the loss is nan at step" in result["error"]
+    assert "LossError: the norm of the gradient is nan in step 2" in result["error"]
     assert [failure["failure_class"] for failure in events(Path(result["path"]), "failed")] == [
         "code",
         "code",

@@ -25,6 +25,9 @@ TINY: dict[str, Any] = {
 """A job that a test can run in a second."""
 
 
+WORDS = "shoal fish swim in one school and turn as one when a wave comes over the reef"
+
+
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     result = dict(base)
     for key, value in changes.items():
@@ -41,25 +44,7 @@ def write_corpus(path: Path, documents: int = 24) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    words = [
-        "shoal",
-        "fish",
-        "swim",
-        "in",
-        "one",
-        "school",
-        "and",
-        "turn",
-        "as",
-        "one",
-        "when",
-        "a",
-        "wave",
-        "comes",
-        "over",
-        "the",
-        "reef",
-    ]
+    words = tuple(WORDS.split(" "))
     texts = [
         " ".join(words[(index * 7 + place * (index + 3)) % len(words)] for place in range(120))
         for index in range(documents)
