@@ -20,6 +20,6 @@ def forget_token() -> None:
     It reads it once otherwise, and a process that joined one cluster waits 20 s in vain for another, or for
     the same one after it was started anew.
     """
-    from ray._raylet import AuthenticationTokenLoader
+    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
 
     AuthenticationTokenLoader.instance().reset_cache()
