@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -28,9 +27,7 @@ def build() -> typer.Typer:
     )
     app.callback()(_options)
     for noun in NOUNS:
-        module = f"{__package__}.{noun}"
-        if importlib.util.find_spec(module) is not None:
-            importlib.import_module(module).register(app)
+        importlib.import_module(f"{__package__}.{noun}").register(app)
     return app
 
 
