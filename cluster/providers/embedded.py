@@ -74,8 +74,16 @@ class EmbeddedProvider:
                 return Started(record, was_up=True)
             return Started(_start(cluster, config_path, tell), was_up=False)
 
-    def down(self, name: str, tell: Tell) -> bool:
+    def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
         with locked(name, lambda: tell(_waiting(name))):
+            identity = read_identity(name)
+            if identity is not None and config_path is not None:
+                other = Path(identity.config_path)
+                if other != config_path.absolute() and other.exists():
+                    raise RequestError(
+                        f"cluster {name} was started from {other}, not from {config_path}:"
+                        f" `shoal down -f {other}` takes it down"
+                    )
             return _clean(name)
 
     def silent(self, record: ClusterRecord) -> list[str]:

@@ -38,8 +38,16 @@ class Provider(Protocol):
             ShoalError: a node did not start; everything was taken down again.
         """
 
-    def down(self, name: str, tell: Tell) -> bool:
-        """Stop every process of the cluster and remove its state; False when there was nothing."""
+    def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
+        """Stop every process of the cluster and remove its state; False when there was nothing.
+
+        Args:
+            config_path: the file the caller has the name from.
+
+        Raises:
+            RequestError: the cluster was started from another file, which is still there: two files that
+                chose one name should not end each other's clusters.
+        """
 
     def silent(self, record: ClusterRecord) -> list[str]:
         """The names of its nodes that do not answer; the head's is among them when its GCS does not."""

@@ -44,8 +44,9 @@ def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOptio
     """Stop every process of the cluster."""
     from cluster.providers import PROVIDERS
 
-    cluster = load(file, settings, across=False).config.cluster
-    stopped = PROVIDERS[cluster.provider]().down(cluster.name, say)
+    loaded = load(file, settings, across=False)
+    cluster = loaded.config.cluster
+    stopped = PROVIDERS[cluster.provider]().down(cluster.name, say, loaded.path)
     if as_json:
         print_json({"name": cluster.name, "stopped": stopped})
     else:

@@ -70,12 +70,16 @@ def test_up_again_says_that_it_is_up_and_changes_nothing(running_cluster: LiveCl
     assert before <= after
 
 
-def test_up_from_another_file_is_refused_by_name(running_cluster: LiveCluster, tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_another_file_of_the_same_name_neither_takes_nor_ends_it(
+    running_cluster: LiveCluster, tmp_path: Path, command: str
+) -> None:
     other = write_config(tmp_path, running_cluster.record.name)
-    done = shoal("up", "-f", str(other))
+    done = shoal(command, "-f", str(other))
     assert done.returncode == 2
     assert str(running_cluster.config_path) in done.stderr
     assert "Traceback" not in done.stderr
+    assert marked_processes(running_cluster.record.cluster_id)
 
 
 def test_the_api_asks_for_the_token(running_cluster: LiveCluster) -> None:
