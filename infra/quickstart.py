@@ -220,10 +220,11 @@ class Quickstart:
     def _down(self, step: Step) -> None:
         if not self.config_path.exists():
             return
-        cluster = load_config(self.config_path, across=False).config.cluster
+        loaded = load_config(self.config_path, across=False)
+        cluster = loaded.config.cluster
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         try:
-            PROVIDERS[cluster.provider]().down(cluster.name, self.say)
+            PROVIDERS[cluster.provider]().down(cluster.name, self.say, loaded.path)
         finally:
             signal.signal(signal.SIGINT, before)
         step.detail = "every process that was started has ended"
