@@ -9,8 +9,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 logger = logging.getLogger("ray.serve")
@@ -60,13 +61,15 @@ class LeaseKeeper:
 
     The thread lives while `tell` is called: an app that Serve has forgotten stops asking, and its lease
     ends by itself.
+
+    Args:
+        ask: from replicas wanted to replicas granted; it may take its time and may fail.
     """
 
-    def __init__(self, app: str, unit: Mapping[str, float], min_replicas: int) -> None:
+    def __init__(self, app: str, ask: Callable[[int], int]) -> None:
         self._app = app
-        self._unit = dict(unit)
-        self._min = min_replicas
-        self._want = min_replicas
+        self._ask = ask
+        self._want = 0
         self._told_at = 0.0
         self._changed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -87,26 +90,26 @@ class LeaseKeeper:
         while time.monotonic() - self._told_at < SILENCE_S:
             self._changed.clear()
             try:
-                self.granted = self._ask()
+                self.granted = self._ask(self._want)
             except Exception as error:  # noqa: BLE001 - whatever it is, the replicas that run must go on
-                logger.warning(
-                    "app %s: the broker gave no answer, keeping the last grant: %r", self._app, error
-                )
+                logger.warning("app %s: no broker, keeping the last grant: %r", self._app, error)
             self._changed.wait(HEARTBEAT_S)
 
-    def _ask(self) -> int:
-        from cluster.sharing.client import BrokerClient
-        from cluster.sharing.demand import Demand
 
-        demand = Demand(
-            holder=f"app/{self._app}",
-            kind="serving",
-            unit=self._unit,
-            min=self._min,
-            max=max(self._min, self._want),
-            held=replica_nodes(self._app),
-        )
-        return BrokerClient().request(demand).units
+def ask_broker(app: str, unit: Mapping[str, float], min_replicas: int, want: int) -> int:
+    """Register what an app wants with the broker; the replicas that are granted."""
+    from cluster.sharing.client import BrokerClient
+    from cluster.sharing.demand import Demand
+
+    demand = Demand(
+        holder=f"app/{app}",
+        kind="serving",
+        unit=unit,
+        min=min_replicas,
+        max=max(min_replicas, want),
+        held=replica_nodes(app),
+    )
+    return BrokerClient().request(demand).units
 
 
 class ServingPolicy:
@@ -130,7 +133,7 @@ class ServingPolicy:
             min_replicas, max_replicas, target_ongoing_requests, upscale_delay_s, downscale_delay_s
         )
         self._min = min_replicas
-        self._lease = LeaseKeeper(app, unit, min_replicas)
+        self._lease = LeaseKeeper(app, partial(ask_broker, app, dict(unit), min_replicas))
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         if self._wants.want == 0:

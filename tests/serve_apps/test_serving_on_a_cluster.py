@@ -18,12 +18,13 @@ from typing import Any
 
 import httpx
 import openai
-import psutil
 import pytest
 
 from cluster.errors import RequestError, ShoalError
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
+from tests.serve_apps import driver
+from tests.serve_apps.driver import Driver
 from tests.serve_apps.tiny_model import make_tokenizer
 
 ENGINE = "tests.serve_apps.fake_engine:FakeEngine"
@@ -36,12 +37,10 @@ class Served:
 
     url: str
     spec: AppSpec
-    broker: Any
+    call: Driver
 
     def deploy(self, spec: AppSpec, **options: Any) -> list[dict[str, Any]]:
-        from serve_apps.app import deploy_specs
-
-        return deploy_specs([spec], self.broker, deadline=time.monotonic() + 60, **options)
+        return self.call(driver.deploy, spec, **options)
 
     def running(self) -> int:
         """Requests that the engines have now."""
@@ -52,24 +51,16 @@ class Served:
         answer = httpx.post(self.url + COMPLETIONS, json=completion(), timeout=30)
         return answer.headers["x-shoal-replica"]
 
-    def lease(self) -> dict[str, Any] | None:
-        return next((row for row in self.broker.leases() if row["holder"] == "app/chat"), None)
+    def granted(self) -> int:
+        lease = self.call(driver.leases).get("app/chat")
+        return lease["granted"] if lease else 0
 
     def replicas(self) -> int:
-        from serve_apps.status import app_statuses
-
-        return next((row["replicas"] for row in app_statuses() if row["name"] == "chat"), 0)
+        return self.call(driver.running_replicas, "chat")
 
 
 @pytest.fixture(scope="module")
 def served(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    from cluster.connection import connect
-
-    connect(running_cluster.record)  # before Ray is imported
-
-    from cluster.sharing.client import BrokerClient
-    from serve_apps.app import start_serve
-
     directory = tmp_path_factory.mktemp("fake-model")
     make_tokenizer(directory)
     spec = AppSpec(
@@ -96,18 +87,11 @@ def served(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactor
         body_bytes=1_000_000,
         request_timeout_s=60.0,
     )
-    broker = BrokerClient()
-    info = broker.info()
-    start_serve(info, time.monotonic() + 60)
-    served = Served(f"http://{info['gateway_host']}:{info['gateway_port']}", spec, broker)
-    served.deploy(spec)
-    yield served
-    from ray import serve
-
-    from cluster.connection import disconnect
-
-    serve.shutdown()
-    disconnect()
+    with Driver(running_cluster.record) as call:
+        served = Served(call(driver.start), spec, call)
+        served.deploy(spec)
+        yield served
+        call(driver.stop)
 
 
 def eventually(condition: Callable[[], Any], timeout_s: float = 30.0) -> float:
@@ -256,7 +240,7 @@ def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(ser
     assert served.replicas() == 1
     with load(served.url, clients=6) as answers:
         # The decision takes seconds; what follows is the start of a replica's processes.
-        seconds = eventually(lambda: (served.lease() or {})["granted"] == 2, timeout_s=10)
+        seconds = eventually(lambda: served.granted() == 2, timeout_s=10)
         assert seconds < 5
         eventually(lambda: served.replicas() == 2)
         eventually(lambda: len({a.headers.get("x-shoal-replica") for a in answers[-12:]}) == 2)
@@ -271,7 +255,7 @@ def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(ser
     assert {answer.json()["choices"][0]["text"] for answer in answers} == {
         "".join(f" {11 + step}" for step in range(50))
     }
-    eventually(lambda: served.replicas() == 1 and (served.lease() or {})["granted"] == 1)
+    eventually(lambda: served.replicas() == 1 and served.granted() == 1)
 
 
 async def kill_a_rank_under_streams(served: Served) -> None:
@@ -285,23 +269,11 @@ async def kill_a_rank_under_streams(served: Served) -> None:
             streams.append((answer.headers["x-shoal-replica"], lines))
         victim = streams[0][0]
         assert len({replica for replica, _ in streams}) == 2
-        os.kill(await asyncio.to_thread(a_rank_beside, victim), signal.SIGKILL)
+        os.kill(await asyncio.to_thread(served.call, driver.rank_beside, victim), signal.SIGKILL)
         for replica, lines in streams:
             last = [line async for line in lines if line][-1]
             assert ("replica_lost" in last) == (replica == victim)
             assert (last == "data: [DONE]") == (replica != victim)
-
-
-def a_rank_beside(replica: str) -> int:
-    """The process of rank 1 of a replica: on its node, as a child of the same raylet."""
-    from ray.util.state import list_actors
-
-    rows = list_actors(filters=[("state", "=", "ALIVE")], limit=1000, detail=True)
-    home = next(row for row in rows if row.name and row.name.endswith(f"#{replica}"))
-    ranks = [r for r in rows if r.class_name == "_Rank" and r.placement_group_id == home.placement_group_id]
-    assert len(ranks) == 1
-    assert psutil.pid_exists(ranks[0].pid)
-    return ranks[0].pid
 
 
 def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> None:
@@ -320,36 +292,33 @@ def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served)
     big = replace(served.spec, name="big", tensor=2, min_replicas=3, max_replicas=3)
     with pytest.raises(ShoalError, match=r"3 replicas.*2 CPU.*app/chat has 1.*free.*2 CPU"):
         served.deploy(big, lease_timeout_s=1)
-    assert [row["holder"] for row in served.broker.leases()] == ["app/chat"]
+    assert list(served.call(driver.leases)) == ["app/chat"]
 
 
 def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
     broken = replace(served.spec, name="broken", model_path=str(tmp_path / "nothing"), model_version="x@1")
     with pytest.raises(ShoalError, match=r"(?s)broken could not be started.*nothing"):
         served.deploy(broken)
-    assert [row["holder"] for row in served.broker.leases()] == ["app/chat"]
+    assert list(served.call(driver.leases)) == ["app/chat"]
     with httpx.Client(base_url=served.url) as http:
         assert http.get("/ready").status_code == 200
 
 
 def test_an_app_that_is_taken_down_finishes_what_it_has(served: Served) -> None:
-    from serve_apps.app import remove
-    from serve_apps.autoscaling import replica_nodes
-
     async def go() -> str:
         async with streaming(served, max_tokens=300) as answer:
             lines = aiter(answer.aiter_lines())
             await anext(lines)
-            leaving = asyncio.create_task(asyncio.to_thread(remove, ["chat"], served.broker))
+            leaving = asyncio.create_task(asyncio.to_thread(served.call, driver.remove, ["chat"]))
             rest = [line async for line in lines if line]
             await leaving
             return rest[-1]
 
     assert asyncio.run(go()) == "data: [DONE]"
-    assert served.lease() is None
-    assert replica_nodes("chat") == ()
+    assert served.call(driver.leases) == {}
+    assert served.call(driver.replica_nodes, "chat") == ()
     with httpx.Client(base_url=served.url) as http:
         refused = http.post(COMPLETIONS, json=completion())
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
     with pytest.raises(RequestError, match="no app 'chat' is served"):
-        remove(["chat"], served.broker)
+        served.call(driver.remove, ["chat"])
