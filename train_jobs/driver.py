@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import threading
+from collections.abc import Collection
 from types import FrameType
 from typing import Any
 
@@ -105,7 +106,7 @@ class Driver:
         )
         if self.stop_asked.is_set():
             raise Stopped
-        names = self._node_names()
+        names = _node_names()
         self._event("leased", workers=grant.units, nodes=[names.get(node, node) for node in grant.nodes])
         return grant
 
@@ -132,7 +133,7 @@ class Driver:
                 self._renew(held)
                 if self.stop_asked.is_set():
                     self.control.stop.remote()
-                if not self._node_names().keys() >= set(spec.nodes):
+                if not _alive_nodes() >= set(spec.nodes):
                     # Ray Train would find out too, but later; nothing of this group is left to save.
                     return GroupOutcome("failed")
         finally:
@@ -145,10 +146,18 @@ class Driver:
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
 
+    def _alive(self, nodes: Collection[str]) -> set[str]:
+        """Those of a failed group's nodes that are there; a dead worker may be the first sign of a dead node."""
+        alive = _alive_nodes() & set(nodes)
+        try:
+            return alive - set(self.broker.suspect(nodes))
+        except ShoalError as error:
+            print(f"whether the nodes are there is not known: {error}", flush=True)
+            return alive
+
     def _judge(self, spec: GroupSpec, outcome: GroupOutcome, budget: FailureBudget) -> Failure:
         """Log the failure; return when the job may go on, raise when it may not."""
-        names = self._node_names()
-        failure = classify(outcome.failures, spec.nodes, names.keys(), names)
+        failure = classify(outcome.failures, spec.nodes, self._alive(spec.nodes), _node_names())
         step = ray.get(self.control.last_step.remote(), timeout=60)
         self._event(
             "failed",
@@ -210,11 +219,15 @@ class Driver:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_asked.set()
 
-    @staticmethod
-    def _node_names() -> dict[str, str]:
-        """Names of the nodes that are alive, by node id."""
-        return {
-            node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
-            for node in ray.nodes()
-            if node["Alive"]
-        }
+
+def _alive_nodes() -> set[str]:
+    """Ids of the nodes that Ray says are alive."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _node_names() -> dict[str, str]:
+    """Names of all nodes by node id, of dead ones too."""
+    return {
+        node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
+        for node in ray.nodes()
+    }

@@ -16,8 +16,10 @@ from cluster.config import TrainJobConfig
 from cluster.connection import ClusterRecord, environment
 from cluster.errors import ShoalError
 from cluster.storage import Storage
+from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.run_config import write_run_config
 from train_jobs.run_log import RunLog, now
+from train_jobs.spec import CHECKPOINTS
 
 
 def new_job_id(name: str) -> str:
@@ -37,8 +39,11 @@ def record_submission(
 
 def record_end(storage: Storage, job: str, status: str, error: str) -> None:
     """Say how a job ended whose driver cannot say it."""
-    log = RunLog(storage.child("jobs", job))
-    log.event(now(), "finished", status=status, step=0, error=error)
+    run = storage.child("jobs", job)
+    checkpoints = run.local_path(CHECKPOINTS)
+    step = CheckpointStore(checkpoints).newest() if checkpoints is not None else None
+    log = RunLog(run)
+    log.event(now(), "finished", status=status, step=step or 0, error=error)
     log.flush()
 
 

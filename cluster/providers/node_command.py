@@ -24,6 +24,9 @@ STORE_SHARE = 0.2
 LEAST_STORE_BYTES = 80 * 1024**2
 """Ray refuses fewer than 75 MiB."""
 
+JOB_STOP_WAIT_S = 120
+"""Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
+
 ANOTHER_CLUSTERS = (
     "RAY_ADDRESS",
     "RAY_API_SERVER_ADDRESS",
@@ -105,12 +108,13 @@ def node_command(
 
 
 def node_environment(
-    caller: Mapping[str, str], node: NodeStart, identity: Identity, directory: Path
+    caller: Mapping[str, str], python: str, node: NodeStart, identity: Identity, directory: Path
 ) -> dict[str, str]:
     """The environment of everything that runs on the node.
 
     Args:
         caller: the environment of whoever calls `up`.
+        python: the interpreter that runs `up`.
         directory: the cluster's state directory.
     """
     variables = {key: value for key, value in caller.items() if key not in ANOTHER_CLUSTERS}
@@ -118,8 +122,11 @@ def node_environment(
         # The nodes run elsewhere, where a relative entry would name something else.
         entries = variables["PYTHONPATH"].split(os.pathsep)
         variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
+    # `python` in the entrypoint of a job means the one that has Shoal, in whatever shell `up` was called.
+    path = os.pathsep.join(entry for entry in (os.path.dirname(python), variables.get("PATH", "")) if entry)
     return {
         **variables,
+        "PATH": path,
         # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.
         "CUDA_VISIBLE_DEVICES": ",".join(node.gpu_indices),
         CLUSTER_ID: identity.cluster_id,
@@ -129,6 +136,7 @@ def node_environment(
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(directory / TOKEN_FILE),
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_JOB_STOP_WAIT_TIME_S": variables.get("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_WAIT_S)),
         # Temporary files of jobs and of Ray go away with the cluster.
         "TMPDIR": str(directory / "t"),
     }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import ShoalError
+from cluster.health import silent
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.ledger import Ledger
 
@@ -18,6 +19,9 @@ BROKER_NAME = "shoal-broker"
 NAMESPACE = "shoal"
 NODES_EVERY_S = 1.0
 """The list of nodes is read at most this often."""
+SUSPECTS_EVERY_S = 5.0
+"""How often a node that did not answer is asked again."""
+ANSWER_TIMEOUT_S = 2.0
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
 START_TIMEOUT_S = 60.0
@@ -45,6 +49,8 @@ class Broker:
             self._info.get("priority", "serving"), closed_until=now + GRACE_S if restarted else None
         )
         self._nodes_read: float | None = None
+        self._suspects: set[str] = set()
+        self._suspects_asked = now
         self._refresh(now)
 
     def info(self) -> dict[str, Any]:
@@ -57,6 +63,18 @@ class Broker:
         self._refresh(now)
         return self._ledger.request(demand, now)
 
+    def suspect(self, node_ids: Collection[str]) -> list[str]:
+        """Ask these nodes whether they are there; returns those that are not.
+
+        Ray takes many seconds to declare a node dead. Until it has, or the node answers again, nothing is
+        granted there.
+        """
+        gone = silent_nodes(node_ids)
+        self._suspects = (self._suspects - set(node_ids)) | set(gone)
+        self._suspects_asked = time.monotonic()
+        self._nodes_read = None
+        return gone
+
     def release(self, holder: str) -> None:
         """End a lease."""
         self._ledger.release(holder)
@@ -68,9 +86,25 @@ class Broker:
         return self._ledger.leases(now)
 
     def _refresh(self, now: float) -> None:
+        if self._suspects and now - self._suspects_asked >= SUSPECTS_EVERY_S:
+            self._suspects = set(silent_nodes(self._suspects))
+            self._suspects_asked = now
         if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
-            self._ledger.update_nodes(alive_nodes())
+            nodes = alive_nodes()
+            self._suspects &= {node.node_id for node in nodes}
+            self._ledger.update_nodes([node for node in nodes if node.node_id not in self._suspects])
             self._nodes_read = now
+
+
+def silent_nodes(node_ids: Collection[str]) -> list[str]:
+    """Those of these nodes that Ray says are dead, that it does not know, or whose raylet does not answer."""
+    addresses = {
+        row["NodeID"]: f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
+        for row in ray.nodes()
+        if row["Alive"] and row["NodeID"] in node_ids
+    }
+    dead = [node for node in node_ids if node not in addresses]
+    return dead + silent(addresses, ANSWER_TIMEOUT_S)
 
 
 def alive_nodes() -> list[Node]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import ray
@@ -76,6 +76,13 @@ class BrokerClient:
                     self.release(demand.holder)
                 raise ShoalError(message)
             pause.wait(poll_s)
+
+    def suspect(self, node_ids: Collection[str]) -> list[str]:
+        """Have these nodes looked at now, before Ray has noticed; returns the ids of those that are gone.
+
+        Nothing is granted there until they answer again.
+        """
+        return self._call("suspect", sorted(node_ids))
 
     def release(self, holder: str) -> None:
         """End a lease; nothing happens when there is none."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cluster.storage import Storage
     from train_jobs.submission import Submissions
 
-STOP_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 150.0
+"""More than Ray gives a driver between SIGTERM and SIGKILL."""
 
 DetachOption = Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")]
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
@@ -107,8 +108,9 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
     loaded = load(file, across=False)
 
     from cluster.errors import RequestError, ShoalError
-    from train_jobs.listing import find_job, is_running, result_of, run_of
+    from train_jobs.listing import RAY_ENDED, find_job, is_running, result_of, run_of
     from train_jobs.run_log import summarize
+    from train_jobs.submission import record_end
 
     storage = _storage(loaded)
     found = find_job(storage, job)
@@ -118,14 +120,20 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
         raise RequestError(f"{found} does not run: it {_ended(summary.status)}")
     submissions.stop(summary.submission_id)
     deadline, pause = time.monotonic() + STOP_TIMEOUT_S, threading.Event()
-    while not (summary := summarize(found, run_of(storage, found))).ended:
+    while True:
+        driver = submissions.status(summary.submission_id)  # before the look at what it wrote
+        if (ended := summarize(found, run_of(storage, found))).ended:
+            break
+        if driver in RAY_ENDED:
+            record_end(storage, found, "stopped", "its driver was killed before it could say how it ended")
+            continue
         if time.monotonic() > deadline:
             raise ShoalError(f"{found} did not stop within {STOP_TIMEOUT_S:.0f} s")
         pause.wait(0.3)
     if as_json:
         print_json(result_of(storage, found))
     else:
-        typer.echo(f"{found} {_ended(summary.status)} at step {summary.step}")
+        typer.echo(f"{found} {_ended(ended.status)} at step {ended.step}")
 
 
 def resume(

@@ -204,8 +204,8 @@ def test_a_killed_raylet_costs_no_bit_of_the_result(
     raylet.kill()
     assert finished(run)["status"] == "succeeded"
 
-    assert events(run, "failed")[0]["failure_class"] == "node"
-    assert events(run, "failed")[0]["node"] == node
+    (failure,) = events(run, "failed")
+    assert (failure["failure_class"], failure["node"]) == ("node", node)
     survivors = {rank["node"] for rank in events(run, "started")[-1]["ranks"]}
     assert node not in survivors
     assert losses(run) == losses(Path(undisturbed["path"]))

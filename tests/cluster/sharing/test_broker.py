@@ -79,7 +79,7 @@ def test_a_killed_broker_is_rebuilt_from_what_runs_and_lets_nobody_in_before(run
     brokers = [
         process.pid
         for process in marked_processes(running_cluster.record.cluster_id)
-        if "ray::Broker" in " ".join(process.info["cmdline"] or [])
+        if "ray::Broker" in " ".join(process.cmdline())
     ]
     assert len(brokers) == 1
     told = answer_of(
@@ -125,3 +125,35 @@ print(json.dumps({"addresses": [nodes[actor.node_id] for actor in actors]}))
 def test_without_a_cluster_there_is_a_sentence():
     with pytest.raises(ShoalError, match=r"no broker.*is the cluster up\?"):
         BrokerClient().request(Demand("a", "training", {"CPU": 1}, 1, 1))
+
+
+def test_nothing_is_granted_on_a_node_that_does_not_answer_though_ray_thinks_it_alive(
+    running_cluster: LiveCluster,
+):
+    frozen = running_cluster.record.nodes[1]
+    (raylet,) = [
+        process
+        for process in marked_processes(running_cluster.record.cluster_id)
+        if process.name() == "raylet" and frozen.ip in " ".join(process.cmdline())
+    ]
+    raylet.suspend()
+    try:
+        told = answer_of(
+            running_cluster,
+            f"""
+nodes = [row["NodeID"] for row in ray.nodes() if row["Resources"].get("CPU")]
+answer = {{"gone": broker.suspect(nodes), "unknown": broker.suspect(["no such node"])}}
+answer["granted"] = broker.request(demand("broker-test/a", 1, 4)).nodes
+os.kill({raylet.pid}, signal.SIGCONT)
+answer["back"] = broker.wait(demand("broker-test/a", 4, 4, held=answer["granted"]), timeout_s=20).units
+broker.release("broker-test/a")
+print(json.dumps(answer))
+""",
+        )
+    finally:
+        raylet.resume()
+    assert told["gone"] == [frozen.node_id]
+    assert told["unknown"] == ["no such node"]
+    assert len(told["granted"]) == 2
+    assert frozen.node_id not in told["granted"]
+    assert told["back"] == 4
