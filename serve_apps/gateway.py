@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -26,7 +28,20 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the gateway looks which apps there are."""
+DESCRIBE_EVERY_S = 3.0
+"""An app is asked what it serves at least this often."""
 DESCRIBE_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Described:
+    """What an application said about itself, and when."""
+
+    seen: tuple[float, bool]
+    """When it was last deployed, and whether all of it ran then."""
+    at: float
+    spec: AppSpec
+    context_length: int
 
 
 class ServeApps:
@@ -34,8 +49,9 @@ class ServeApps:
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle] = {}
-        self._known: dict[str, tuple[tuple[float, bool], AppVersion]] = {}
-        """By Serve application: what it was when it was described, and the description."""
+        self._known: dict[str, _Described] = {}
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        """All three by Serve application."""
         self._lock = asyncio.Lock()
 
     async def look_up(self) -> AppTable:
@@ -53,39 +69,45 @@ class ServeApps:
             for gone in self._handles.keys() - apps.keys():
                 del self._handles[gone]
                 self._known.pop(gone, None)
-            described = await asyncio.gather(*(self._version(n, o) for n, o in apps.items()))
+            described = [await self._version(name, overview) for name, overview in apps.items()]
             versions = {v.spec.name: (v,) for v in described if v is not None}
             return AppTable(MappingProxyType(versions), frozenset(apps.keys() - versions.keys()))
 
     async def _version(self, application: str, overview: ApplicationStatusOverview) -> AppVersion | None:
         states = overview.deployments[DEPLOYMENT].replica_states
         replicas = states.get(ReplicaState.RUNNING, 0)
-        running = overview.status == ApplicationStatus.RUNNING
         if application not in self._handles:
             self._handles[application] = await asyncio.to_thread(
                 serve.get_deployment_handle, DEPLOYMENT, app_name=application
             )
-        # An update is complete when the application runs again; until then an old replica may answer.
-        seen = (overview.last_deployed_time_s, running)
+        # An update is complete when the application runs again; until then an old replica may answer, and
+        # for a moment after it too: what is known is asked for again and again.
+        seen = (overview.last_deployed_time_s, overview.status == ApplicationStatus.RUNNING)
         known = self._known.get(application)
-        if (known is None or known[0] != seen) and replicas:
-            try:
-                facts = await asyncio.wait_for(
-                    self._handles[application].describe.remote(), DESCRIBE_TIMEOUT_S
-                )
-            except (TimeoutError, RayServeException, ray.exceptions.RayError) as error:
-                logger.warning("%s did not say what it serves, asking again: %r", application, error)
-            else:
-                spec = AppSpec.from_json(facts["spec"])
-                created = int(overview.last_deployed_time_s)
-                version = AppVersion(application, spec, facts["context_length"], created, replicas, running)
-                known = self._known[application] = (seen, version)
+        due = known is None or known.seen != seen or time.monotonic() - known.at >= DESCRIBE_EVERY_S
+        if due and replicas and application not in self._asking:
+            # Beside the table, since a replica whose batch is full answers late.
+            task = self._asking[application] = asyncio.create_task(self._describe(application, seen))
+            task.add_done_callback(lambda _: self._asking.pop(application))
+            if known is None:
+                await asyncio.wait({task}, timeout=POLL_S)
+                known = self._known.get(application)
         if known is None:
             return None
-        version = known[1]
-        return AppVersion(
-            version.application, version.spec, version.context_length, version.created, replicas, replicas > 0
-        )
+        created = int(overview.last_deployed_time_s)
+        return AppVersion(application, known.spec, known.context_length, created, replicas, replicas > 0)
+
+    async def _describe(self, application: str, seen: tuple[float, bool]) -> None:
+        """Ask a replica of an application what it serves."""
+        handle = self._handles[application]
+        try:
+            facts = await asyncio.wait_for(handle.describe.remote(), DESCRIBE_TIMEOUT_S)
+        except (TimeoutError, RayServeException, ray.exceptions.RayError) as error:
+            logger.warning("%s did not say what it serves, asking again: %r", application, error)
+            return
+        if self._handles.get(application) is handle:  # else it was taken down meanwhile
+            spec = AppSpec.from_json(facts["spec"])
+            self._known[application] = _Described(seen, time.monotonic(), spec, facts["context_length"])
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Stream one request from a replica, see Backend.generate."""

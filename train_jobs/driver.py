@@ -147,7 +147,7 @@ class Driver:
             print(f"the lease could not be renewed: {error}", flush=True)
 
     def _alive(self, nodes: Collection[str]) -> set[str]:
-        """Those of a failed group's nodes that are there; a dead worker may be the first sign of a dead node."""
+        """Those of a failed group's nodes that are there; a dead worker may be the first sign."""
         alive = _alive_nodes() & set(nodes)
         try:
             return alive - set(self.broker.suspect(nodes))

@@ -88,10 +88,9 @@ def test_relative_python_paths_mean_the_same_on_the_node(
 
 def test_a_node_sees_the_gpus_that_are_its_own_and_no_other() -> None:
     caller = {"CUDA_VISIBLE_DEVICES": "0,1,2,5"}
-    assert (
-        node_environment(caller, PYTHON, node(("2", "5"), gpus=2), IDENTITY, STATE)["CUDA_VISIBLE_DEVICES"] == "2,5"
-    )
-    assert node_environment(caller, PYTHON, node(), IDENTITY, STATE)["CUDA_VISIBLE_DEVICES"] == ""
+    for own, seen in (((), ""), (("2", "5"), "2,5")):
+        variables = node_environment(caller, PYTHON, node(own, gpus=len(own)), IDENTITY, STATE)
+        assert variables["CUDA_VISIBLE_DEVICES"] == seen
 
 
 @pytest.mark.parametrize(
