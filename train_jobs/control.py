@@ -18,11 +18,13 @@ def control_name(job: str) -> str:
     return f"shoal-job-{job}"
 
 
-@ray.remote(num_cpus=0, max_concurrency=1)
+@ray.remote(num_cpus=0, max_concurrency=1, max_restarts=-1, max_task_retries=-1)
 class JobControl:
     """Takes metrics and events from the ranks and the driver, and hands out what is asked of the ranks.
 
-    It is owned by the driver and ends with it.
+    It is owned by the driver and ends with it. What it forgets in a restart it soon hears again: the ranks
+    name their step in every metric, and the driver repeats that the job is to stop. A line that was on its
+    way then may be logged twice.
     """
 
     def __init__(self, run_location: str) -> None:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
@@ -55,7 +56,12 @@ class Driver:
         self.run_directory = directory
         self.broker = BrokerClient()
         self.control = JobControl.options(  # type: ignore[attr-defined]
-            name=control_name(job), namespace=NAMESPACE
+            name=control_name(job),
+            namespace=NAMESPACE,
+            # Beside the driver: the loss of any other node must not take it away.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            ),
         ).remote(self.run_storage.location)
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts

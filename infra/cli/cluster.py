@@ -59,10 +59,11 @@ def status(file: FileOption = None, settings: SetOption = None, as_json: JsonOpt
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
-    """Print the exports under which Ray's own tools work against the cluster: eval "$(shoal env)"."""
+    """Print the exports under which Ray's own tools work, and SHOAL_BASE_URL: eval "$(shoal env)"."""
     from cluster.connection import environment
 
-    for key, value in environment(_record(file, settings)).items():
+    record = _record(file, settings)
+    for key, value in {**environment(record), "SHOAL_BASE_URL": record.gateway_url}.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ TINY: dict[str, Any] = {
 """A job that a test can run in a second."""
 
 
+PRELOADED = ("train_jobs.assembly", "transformers.models.llama.modeling_llama", "safetensors.torch")
 WORDS = "shoal fish swim in one school and turn as one when a wave comes over the reef"
 
 
@@ -59,24 +59,49 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start_ranks(
-    config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1
-) -> list[subprocess.Popen[str]]:
+# A rank's imports take seconds, and a test starts many ranks: they are forked from one process that has
+# imported everything and run nothing.
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload(["tests.train_jobs.ranks", *PRELOADED])
+
+
+class RankProcess:
+    """One rank, started."""
+
+    def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
+        self.log = log
+        self._process = _FORKING.Process(target=_rank, args=(environment, str(log), *arguments))
+        self._process.start()
+
+    @property
+    def exit_code(self) -> int | None:
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float = 120.0) -> None:
+        self._process.join(timeout_s)
+        assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s"
+
+
+def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[RankProcess]:
     """Start all ranks of a run; what rank 0 reports goes to `reports.jsonl` in the run's directory."""
     from train_jobs.data.tokens import TokenStreams
 
     TokenStreams.prepare(config, run / TOKENS)
-    environment = dict(
-        os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(world_size)
-    )
-    command = [sys.executable, __file__, config.model_dump_json(), str(run), str(attempt)]
+    environment = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "WORLD_SIZE": str(world_size),
+    }
     return [
-        subprocess.Popen(
-            command,
-            env=dict(environment, RANK=str(rank)),
-            text=True,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+        RankProcess(
+            {**environment, "RANK": str(rank)},
+            run / f"rank-{rank}.log",
+            config.model_dump_json(),
+            str(run),
+            str(attempt),
         )
         for rank in range(world_size)
     ]
@@ -85,9 +110,10 @@ def start_ranks(
 def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[dict[str, Any]]:
     """Run all ranks to the end; returns rank 0's metric lines."""
     processes = start_ranks(config, run, world_size, attempt)
-    errors = [process.communicate(timeout=120)[1] for process in processes]
-    for process, error in zip(processes, errors, strict=True):
-        assert process.returncode == 0, error
+    for process in processes:
+        process.wait()
+    for process in processes:
+        assert process.exit_code == 0, process.log.read_text()
     return [
         line
         for line in reports(run)
@@ -134,12 +160,17 @@ class FileReporter:
                 file.write(json.dumps(line) + "\n")
 
 
-def main(config_json: str, run: str, attempt: str) -> None:
+def _rank(environment: dict[str, str], log: str, config_json: str, run: str, attempt: str) -> None:
+    """What a rank's process does; its output goes into the log."""
     import torch
     import torch.distributed as dist
 
     from train_jobs.assembly import RankAssembly
 
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     config = TrainJobConfig.model_validate_json(config_json)
@@ -148,7 +179,3 @@ def main(config_json: str, run: str, attempt: str) -> None:
     if assembly.loop.run() == "finished":
         assembly.export()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

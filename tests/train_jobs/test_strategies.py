@@ -123,7 +123,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_bit_for_bit(
     wait_for(lambda: (run / "checkpoints" / "step-00000003" / "committed.json").exists(), processes)
     processes[1].kill()
     for process in processes:
-        process.communicate(timeout=60)
+        process.wait(60)
     assert not (run / "export").exists(), "the run ended before it was killed"
     again = run_ranks(config, run, 2, attempt=2)
     assert again[0]["step"] > 3
@@ -135,5 +135,5 @@ def wait_for(condition: Callable[[], bool], processes: list[Any]) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
-        assert all(process.poll() in (None, 0) for process in processes)
+        assert all(process.exit_code in (None, 0) for process in processes)
         time.sleep(0.002)
