@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -225,6 +226,8 @@ def start_serve(info: Mapping[str, Any], deadline: float) -> None:
     """Start Serve with its proxy where the cluster's gateway listens, and the gateway; what runs stays."""
     from ray import serve
 
+    # Serve tells on standard error that it connects; what people need to know, `say` tells them.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     serve.start(
         proxy_location="HeadOnly",
         http_options={"host": info["gateway_host"], "port": info["gateway_port"]},

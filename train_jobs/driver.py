@@ -74,6 +74,7 @@ class Driver:
             self._event("preparing", source=self.config.data.source, pid=os.getpid())
             TokenStreams.prepare(self.config, self.run_directory / TOKENS)
             self._train()
+            self._release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
             return self._finish("stopped")
@@ -145,6 +146,13 @@ class Driver:
         finally:
             group.kill()
 
+    def _release(self) -> None:
+        """End the lease; one that cannot be ended now runs out by itself."""
+        try:
+            self.broker.release(f"job/{self.job}")
+        except ShoalError as error:
+            print(f"the lease could not be released: {error}", flush=True)
+
     def _renew(self, held: Demand) -> None:
         """Keep the lease. A broker that is away is no reason to stop: it is rebuilt from what holders say."""
         try:
@@ -207,7 +215,7 @@ class Driver:
         return f"{version.name}@{version.version}"
 
     def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
-        self.broker.release(f"job/{self.job}")
+        self._release()
         step = CheckpointStore(self.run_directory / CHECKPOINTS).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             shutil.rmtree(self.run_directory / scratch, ignore_errors=True)

@@ -127,7 +127,8 @@ class RecoveryConfig(Section):
     """How many failures a job survives."""
 
     worker_failures: int = Field(default=10, ge=0)
-    """Times the job is started again after it lost a worker or a node."""
+    """Times in a row that the job is started again after it lost a worker or a node; the count begins anew
+    whenever the job got further than before."""
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds a collective may take before its workers count as hung."""
 
