@@ -63,6 +63,7 @@ class Driver:
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self.run_storage.location)
+        self.group = Group()
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
 
@@ -73,8 +74,11 @@ class Driver:
         try:
             self._event("preparing", source=self.config.data.source, pid=os.getpid())
             TokenStreams.prepare(self.config, self.run_directory / TOKENS)
-            self._train()
-            self._release()  # publishing needs no devices
+            try:
+                self._train()
+            finally:
+                self.group.kill()
+                self._release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
             return self._finish("stopped")
@@ -130,21 +134,19 @@ class Driver:
 
     def _run_group(self, spec: GroupSpec) -> GroupOutcome:
         """Run one group to its end, keeping the lease alive meanwhile."""
-        group = Group(spec, str(spec.run / RAY_TRAIN))
+        self.group.start(spec, str(spec.run / RAY_TRAIN))
         held = self._demand(spec.world_size, spec.world_size, spec.nodes)
-        try:
-            while True:
-                outcome = group.wait(_HEARTBEAT_S)
-                if outcome is not None:
-                    return outcome
-                self._renew(held)
-                if self.stop_asked.is_set():
-                    self.control.stop.remote()
-                if not _alive_nodes() >= set(spec.nodes):
-                    # Ray Train would find out too, but later; nothing of this group is left to save.
-                    return GroupOutcome("failed")
-        finally:
-            group.kill()
+        while True:
+            outcome = self.group.wait(_HEARTBEAT_S)
+            if outcome is not None:
+                return outcome
+            self._renew(held)
+            if self.stop_asked.is_set():
+                self.control.stop.remote()
+            if not _alive_nodes() >= set(spec.nodes):
+                # Ray Train would find out too, but later; nothing of this group is left to save.
+                self.group.kill()
+                return GroupOutcome("failed")
 
     def _release(self) -> None:
         """End the lease; one that cannot be ended now runs out by itself."""
@@ -215,7 +217,6 @@ class Driver:
         return f"{version.name}@{version.version}"
 
     def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
-        self._release()
         step = CheckpointStore(self.run_directory / CHECKPOINTS).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             shutil.rmtree(self.run_directory / scratch, ignore_errors=True)

@@ -85,23 +85,34 @@ def _first_line(error: BaseException) -> str:
 
 
 class Group:
-    """The driver's handle on one running group."""
+    """The driver's handle on one group: started, waited for, and started again after a failure."""
 
-    def __init__(self, spec: GroupSpec, storage_path: str) -> None:
-        self.spec = spec
-        self.actor: ActorHandle = GroupRunner.options(  # type: ignore[attr-defined]
-            scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=True)
-        ).remote()
-        self.ended: ray.ObjectRef = self.actor.fit.remote(spec, storage_path)
+    def __init__(self) -> None:
+        self._actor: ActorHandle | None = None
+        self._node = ""
+        self._ended: ray.ObjectRef | None = None
+
+    def start(self, spec: GroupSpec, storage_path: str) -> None:
+        """Start the workers; the group must not be running."""
+        if self._actor is None or self._node != spec.nodes[0]:
+            self.kill()
+            self._node = spec.nodes[0]
+            self._actor = GroupRunner.options(  # type: ignore[attr-defined]
+                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=True)
+            ).remote()
+        # One that is there already has imported everything: that saves the next attempt seconds.
+        self._ended = self._actor.fit.remote(spec, storage_path)
 
     def wait(self, timeout_s: float) -> GroupOutcome | None:
         """How the group ended, or None when it still runs after `timeout_s`."""
-        done, _ = ray.wait([self.ended], timeout=timeout_s)
+        assert self._ended is not None, "the group was not started"
+        done, _ = ray.wait([self._ended], timeout=timeout_s)
         if not done:
             return None
         try:
             return ray.get(done[0])
         except ray.exceptions.RayError as error:
+            self.kill()
             return GroupOutcome(
                 "failed",
                 [RankFailure(None, None, type(error).__name__, _first_line(error), str(error), died=True)],
@@ -109,4 +120,6 @@ class Group:
 
     def kill(self) -> None:
         """End the group at once; its workers and its devices are free a moment later."""
-        ray.kill(self.actor)
+        if self._actor is not None:
+            ray.kill(self._actor)
+        self._actor = self._ended = None

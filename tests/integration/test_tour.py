@@ -68,14 +68,14 @@ def test_every_command_of_the_tour_does_what_it_says(tmp_path: Path, name: str) 
 
     checked, trained, asked, streamed, by_hand, ended = told
     assert "is valid: 3 nodes, 1 job, 1 app" in checked
-    assert re.search(r"stdlib-lm-\S+ succeeded at step 100", trained)
+    assert re.search(r"stdlib-lm-\S+ succeeded at step 60", trained)
     assert re.search(r"stdlib-lm +1 ", trained), "the model is listed"
     answer = json.loads(asked.strip().splitlines()[-1])
     assert answer["model"] == "chat"
     assert answer["choices"][0]["text"]
     assert streamed.strip()
     assert "published model=by-hand@1" in by_hand
-    assert by_hand.count("finished status=succeeded step=40") >= 2, "the job's own output, and `shoal logs`"
+    assert by_hand.count("finished status=succeeded step=30") >= 2, "the job's own output, and `shoal logs`"
     assert f"cluster {name}" in by_hand
     assert ended.splitlines()[-1] == f"cluster {name} is down"
     facts = json.loads((tmp_path / "demo" / RECORD_FILE).read_text())

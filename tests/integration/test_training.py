@@ -18,7 +18,17 @@ import pytest
 from cluster.storage import Storage
 from tests import clusters
 from tests.clusters import LiveCluster
-from tests.integration.jobs import JOB, JobFile, events, finished, job_file, losses, metrics, wait_until
+from tests.integration.jobs import (
+    JOB,
+    TIMEOUT_S,
+    JobFile,
+    events,
+    finished,
+    job_file,
+    losses,
+    metrics,
+    wait_until,
+)
 from tests.train_jobs.ranks import merged, write_corpus
 from train_jobs.data.documents import read_documents
 from train_jobs.run_config import read_run_config
@@ -39,15 +49,28 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory,
             "tiny": {**job, "publish": "tiny"},
             "broken": merged(job, {"optimizer": {"learning_rate": 1e30, "schedule": "constant"}}),
             "elastic": merged(
-                job, {"workers": {"min": 1, "max": 4}, "batch": {"global": 12, "micro": 1}, "steps": 20}
+                job,
+                {
+                    "workers": {"min": 1, "max": 4},
+                    "batch": {"global": 12, "micro": 1},
+                    "steps": 100000,
+                    "checkpoint": {"every_steps": 1000},
+                },
             ),
-            "endless": merged(job, {"steps": 100000, "checkpoint": {"every_steps": 1000}}),
         },
     )
 
 
 @pytest.fixture(scope="module")
-def undisturbed(jobs: JobFile) -> dict[str, Any]:
+def broken(jobs: JobFile) -> Iterator[subprocess.Popen[str]]:
+    """A job that runs into a mistake, beside the one that `undisturbed` waits for."""
+    process = jobs.start("train", "broken", "--json")
+    yield process
+    process.kill()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(jobs: JobFile, broken: subprocess.Popen[str]) -> dict[str, Any]:
     """The result of a run that nothing happened to."""
     code, result = jobs.train("tiny")
     assert code == 0, result
@@ -87,26 +110,12 @@ def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbe
     assert AutoModelForCausalLM.from_pretrained(published).config.vocab_size == 300
 
 
-def test_a_killed_worker_costs_no_bit_of_the_result(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
-    run = jobs.submit("tiny")
-    started = wait_until(lambda: next(iter(events(run, "started")), None), "the start")
-    wait_until(lambda: len(metrics(run)) >= 120, "step 120")
-    os.kill(started["ranks"][1]["pid"], signal.SIGKILL)
-    assert finished(run)["status"] == "succeeded"
-
-    (failure,) = events(run, "failed")
-    assert (failure["failure_class"], failure["rank"]) == ("worker", 1)
-    assert failure["node"] == started["ranks"][1]["node"]
-    again = [line["step"] for line in metrics(run) if line["attempt"] == 2]
-    assert again[0] in (101, 151), "it goes on from the newest checkpoint"
-    assert again == list(range(again[0], 301))
-    assert losses(run) == losses(Path(undisturbed["path"]))
-    assert events(run, "evaluated")[-1]["loss"] == undisturbed["evaluation"]["loss"]
-
-
-def test_a_mistake_that_comes_back_at_the_same_step_ends_the_job_with_its_traceback(jobs: JobFile) -> None:
-    code, result = jobs.train("broken")
-    assert code == 1
+def test_a_mistake_that_comes_back_at_the_same_step_ends_the_job_with_its_traceback(
+    broken: subprocess.Popen[str], undisturbed: dict[str, Any]
+) -> None:
+    out, error = broken.communicate(timeout=TIMEOUT_S)
+    assert broken.returncode == 1, error
+    result = json.loads(out)
     assert (result["status"], result["attempts"]) == ("failed", 2)
     assert result["error"].startswith("Traceback (most recent call last)")
     assert "LossError: the norm of the gradient is nan in step 2" in result["error"]
@@ -134,7 +143,7 @@ broker.release("app/other")
 """
 
 
-def test_an_elastic_job_starts_on_what_serving_leaves_free(jobs: JobFile) -> None:
+def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_more(jobs: JobFile) -> None:
     """Two of four CPUs are leased to an app: the job, which could take four workers, starts with two."""
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD_TWO_CPUS],
@@ -146,33 +155,19 @@ def test_an_elastic_job_starts_on_what_serving_leaves_free(jobs: JobFile) -> Non
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline().strip() == "granted"
-        code, result = jobs.train("elastic")
+        run = jobs.submit("elastic")
+        wait_until(lambda: len(metrics(run)) >= 20, "step 20")
+        kill_control(jobs, run)
+        refused = jobs.shoal("resume", run.name)
+        assert refused.returncode == 2
+        assert "runs" in refused.stderr
+
+        stopped = jobs.shoal("stop", run.name, "--json")
     finally:
         holder.communicate(timeout=30)
-    assert code == 0, result
-    assert result["world_sizes"] == [2]
-
-
-def test_a_stopped_job_saves_at_once_and_resumes_where_it_was(jobs: JobFile) -> None:
-    run = jobs.submit("endless")
-    wait_until(lambda: len(metrics(run)) >= 20, "step 20")
-    # Whoever writes the logs may die too.
-    (control,) = [
-        process
-        for process in clusters.marked_processes(jobs.live.record.cluster_id)
-        if "ray::JobControl" in " ".join(process.cmdline())
-    ]
-    control.kill()
-    written = len(metrics(run))
-    wait_until(lambda: len(metrics(run)) > written, "a step after that")
-    refused = jobs.shoal("resume", run.name)
-    assert refused.returncode == 2
-    assert "runs" in refused.stderr
-
-    stopped = jobs.shoal("stop", run.name, "--json")
     assert stopped.returncode == 0, stopped.stderr
     document = json.loads(stopped.stdout)
-    assert document["status"] == "stopped"
+    assert (document["status"], document["world_sizes"]) == ("stopped", [2])
     step = document["step"]
     assert step == max(losses(run)) >= 20
     assert (run / "checkpoints" / f"step-{step:08d}" / "committed.json").exists()
@@ -182,12 +177,25 @@ def test_a_stopped_job_saves_at_once_and_resumes_where_it_was(jobs: JobFile) -> 
     assert resumed.returncode == 0, resumed.stderr
     result = json.loads(resumed.stdout)
     assert (result["status"], result["step"], result["attempts"]) == ("succeeded", step + 5, 2)
+    assert result["world_sizes"] == [2, 4]
     assert sorted(losses(run)) == list(range(1, step + 6))
     listed = json.loads(jobs.shoal("jobs", "--json").stdout)
     (row,) = [row for row in listed if row["job"] == run.name]
     assert (row["status"], row["step"], row["steps"], row["workers"]) == ("succeeded", step + 5, step + 5, 0)
     assert "finished" in jobs.shoal("logs", run.name).stdout
     assert jobs.shoal("logs", "no-such-job").returncode == 2
+
+
+def kill_control(jobs: JobFile, run: Path) -> None:
+    """Kill the actor that writes a running job's logs; the job steps on, and its steps are logged."""
+    (control,) = [
+        process
+        for process in clusters.marked_processes(jobs.live.record.cluster_id)
+        if "ray::JobControl" in " ".join(process.cmdline())
+    ]
+    control.kill()
+    written = len(metrics(run))
+    wait_until(lambda: len(metrics(run)) > written, "a step after that")
 
 
 @pytest.fixture
@@ -198,29 +206,39 @@ def own_cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         yield live
 
 
-def test_a_killed_raylet_costs_no_bit_of_the_result(
+def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     own_cluster: LiveCluster, undisturbed: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    """The node goes with its worker; the job goes on, on the nodes that are there."""
+    """First one process is lost, then a whole node with its worker; the job goes on with what is there."""
     jobs = job_file(own_cluster, tmp_path, {"tiny": merged(JOB, {"data": {"source": str(corpus)}})})
     run = jobs.submit("tiny")
-    started = wait_until(lambda: next(iter(events(run, "started")), None), "the start")
-    node = started["ranks"][1]["node"]
-    assert node != started["ranks"][0]["node"]
-    wait_until(lambda: len(metrics(run)) >= 120, "step 120")
+    first = wait_until(lambda: next(iter(events(run, "started")), None), "the start")["ranks"]
+    assert first[0]["node"] != first[1]["node"]
+    wait_until(lambda: len(metrics(run)) >= 70, "step 70")
+    os.kill(first[1]["pid"], signal.SIGKILL)
+
+    second = wait_until(lambda: next(iter(events(run, "started")[1:]), None), "the second start")["ranks"]
+    wait_until(lambda: max(losses(run)) >= 170, "step 170")
+    lost = second[1]["node"]
     (raylet,) = [
         process
         for process in clusters.marked_processes(own_cluster.record.cluster_id)
-        if process.name() == "raylet" and address_of(own_cluster, node) in " ".join(process.cmdline())
+        if process.name() == "raylet" and address_of(own_cluster, lost) in " ".join(process.cmdline())
     ]
     raylet.kill()
     assert finished(run)["status"] == "succeeded"
 
-    (failure,) = events(run, "failed")
-    assert (failure["failure_class"], failure["node"]) == ("node", node)
-    survivors = {rank["node"] for rank in events(run, "started")[-1]["ranks"]}
-    assert node not in survivors
+    failures = [(event["failure_class"], event["rank"], event["node"]) for event in events(run, "failed")]
+    assert failures == [("worker", 1, first[1]["node"]), ("node", 1, lost)]
+    assert lost not in {rank["node"] for rank in events(run, "started")[-1]["ranks"]}
+    again = {
+        attempt: [line["step"] for line in metrics(run) if line["attempt"] == attempt] for attempt in (2, 3)
+    }
+    assert again[2][0] in (51, 101, 151), "it goes on from the newest checkpoint"
+    assert again[3] == list(range(again[3][0], 301))
+    assert again[3][0] in (151, 201, 251)
     assert losses(run) == losses(Path(undisturbed["path"]))
+    assert events(run, "evaluated")[-1]["loss"] == undisturbed["evaluation"]["loss"]
 
 
 def address_of(live: LiveCluster, node: str) -> str:
