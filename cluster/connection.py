@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cluster.errors import ShoalError
 from cluster.health import silent
@@ -83,22 +87,41 @@ def connect(record: ClusterRecord) -> None:
         raise ShoalError(f"this process is connected to another Ray cluster ({joined}); disconnect it first")
     forget_token()
     try:
-        ray.init(
-            address=record.gcs_address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-        )
+        with _sigterm_kept():
+            ray.init(
+                address=record.gcs_address,
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ShoalError(f"cluster {record.name} could not be joined: {reason}") from error
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Keep the caller's handler of SIGTERM.
+
+    Ray puts its own there when it connects, which ends the process on the spot, and the system's when it
+    leaves.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ray leaves it alone too
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def disconnect() -> None:
     """Leave the cluster; nothing happens when this process is in none."""
     import ray
 
-    ray.shutdown()
+    with _sigterm_kept():
+        ray.shutdown()
 
 
 def _not_up(name: str, why: str = "") -> ShoalError:

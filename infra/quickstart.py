@@ -172,9 +172,7 @@ class Quickstart:
             self._check_evaluation(run, step)
         with self._step("publish") as step:
             self._check_model(run, step)
-        on_sigterm = signal.getsignal(signal.SIGTERM)
         connect(record)
-        signal.signal(signal.SIGTERM, on_sigterm)  # Ray has put its own there, which ends us on the spot
         try:
             with self._step("serve") as step:
                 base_url = self._serve(loaded, step)
