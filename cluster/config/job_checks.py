@@ -18,8 +18,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     if job.workers.most < job.workers.min:
         message = f"should be at least workers.min ({job.workers.min}), was {job.workers.most}"
         report("workers.max", job.workers.max, message, "workers.min")
-    else:
-        _check_batch(job, report)
+    _check_batch(job, report)
     _check_room(job.workers, ground, report)
     if job.optimizer.warmup_steps > job.steps:
         message = f"should be at most steps ({job.steps}), was {job.optimizer.warmup_steps}"

@@ -96,6 +96,9 @@ def test_room_equals_filling_the_nodes_one_by_one(
 def test_fewer_workers_at_most_than_at_least(tmp_path: Path) -> None:
     text = "train_jobs:\n  j:\n    workers: {min: 3, max: 2}\n"
     check(tmp_path, text, "2}", "train_jobs.j.workers.max", "at least workers.min (3), was 2")
+    text = "train_jobs:\n  j:\n    batch: {global: 30, micro: 8}\n    workers: {min: 3, max: 2, cpus: 0}\n"
+    found = [mistake.path for mistake in mistakes(tmp_path, text)]
+    assert sorted(found) == ["train_jobs.j.batch.global", "train_jobs.j.workers.max"]
 
 
 def test_a_global_batch_that_some_numbers_of_workers_cannot_share(tmp_path: Path) -> None:
