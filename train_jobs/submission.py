@@ -82,7 +82,8 @@ class Submissions:
         inside = local is not None and local.is_relative_to(base)
         try:
             self.client.submit_job(
-                entrypoint=shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
+                # `exec`: the process that Ray watches is the driver, not a shell around it.
+                entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
                 submission_id=submission_id,
                 runtime_env={
                     "working_dir": str(base),

@@ -245,6 +245,41 @@ def address_of(live: LiveCluster, node: str) -> str:
     return next(record.ip for record in live.record.nodes if record.name == node)
 
 
+@pytest.mark.slow
+def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
+    jobs: JobFile, undisturbed: dict[str, Any]
+) -> None:
+    process = jobs.start("train", "tiny", "--json")
+    storage = Path(jobs.live.record.storage) / "jobs"
+    newest = wait_until(lambda: newest_run(storage, Path(undisturbed["path"])), "a new job")
+    wait_until(lambda: len(metrics(newest)) >= 120, "step 120")
+    os.kill(events(newest, "preparing")[0]["pid"], signal.SIGKILL)
+    out, _ = process.communicate(timeout=TIMEOUT_S)
+    result = json.loads(out)
+    assert (process.returncode, result["status"]) == (1, "failed")
+    assert result["error"].startswith("the driver ended")
+    assert events(newest, "finished") == []
+
+    def nothing_is_left() -> bool:
+        names = " ".join(" ".join(p.cmdline()) for p in clusters.marked_processes(cluster_id))
+        leases = json.loads(jobs.shoal("status", "--json").stdout)["leases"]
+        return "RayTrainWorker" not in names and leases == []
+
+    cluster_id = jobs.live.record.cluster_id
+    wait_until(nothing_is_left, "the end of its workers and its lease", 30)
+    (row,) = [row for row in json.loads(jobs.shoal("jobs", "--json").stdout) if row["path"] == str(newest)]
+    assert row["status"] == "failed"
+    resumed = json.loads(jobs.shoal("resume", newest.name, "--json").stdout)
+    assert (resumed["status"], resumed["attempts"]) == ("succeeded", 2)
+    assert losses(newest) == losses(Path(undisturbed["path"]))
+
+
+def newest_run(storage: Path, other: Path) -> Path | None:
+    """The directory of the newest job called tiny, once it is another than `other`."""
+    runs = sorted(storage.glob("tiny-*"), key=lambda path: path.stat().st_mtime)
+    return runs[-1] if runs and runs[-1] != other and events(runs[-1], "preparing") else None
+
+
 def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
     """After the jobs of this file: no lease, and no process of a Ray Train run."""
     wait_until(
