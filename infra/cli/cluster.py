@@ -146,7 +146,7 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console.print(_nodes_table(document["nodes"]))
     for title, columns in (
         ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
-        ("jobs", ("job", "name", "status", "step", "steps", "workers", "attempts")),
+        ("jobs", ("job", "status", "step", "steps", "workers", "attempts")),
         ("apps", ("name", "model", "status", "replicas", "tensor")),
     ):
         rows = document[title]
@@ -179,7 +179,7 @@ def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> 
 
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, no_wrap=column == columns[0])  # names are what people copy
     for row in rows:
         table.add_row(*(Text("" if row.get(column) is None else str(row[column])) for column in columns))
     return table

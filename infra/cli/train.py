@@ -68,12 +68,13 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("job", "status", "step", "workers", "attempts", "submitted"):
+    table.add_column("job", no_wrap=True)  # what people copy; it holds the time of the submission
+    for heading in ("status", "step", "workers", "attempts"):
         table.add_column(heading, overflow="fold")
     for row in rows:
         steps = f"{row['step']}/{row['steps']}"
         workers, attempts = str(row["workers"]), str(row["attempts"])
-        table.add_row(row["job"], row["status"], steps, workers, attempts, row["submitted_at"])
+        table.add_row(row["job"], row["status"], steps, workers, attempts)
     Console().print(table if rows else "no jobs yet")
 
 
