@@ -7,7 +7,7 @@ import os
 import shutil
 import signal
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -23,10 +23,10 @@ from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.tokens import TokenStreams
-from train_jobs.failures import Failure, FailureBudget, classify
-from train_jobs.group import Group, GroupOutcome
+from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
+from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.run_log import summarize
-from train_jobs.spec import CHECKPOINTS, EXPORT, RAY_TRAIN, TOKENS, GroupSpec
+from train_jobs.spec import CHECKPOINTS, EXPORT, RAY_TRAIN, TOKENS, GroupSpec, plan_groups
 
 _HEARTBEAT_S = 2.0
 
@@ -63,7 +63,7 @@ class Driver:
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self.run_storage.location)
-        self.group = Group()
+        self.groups: list[Group] = []
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
 
@@ -77,7 +77,7 @@ class Driver:
             try:
                 self._train()
             finally:
-                self.group.kill()
+                self._kill(self.groups)
                 self._release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
@@ -97,11 +97,12 @@ class Driver:
         while True:
             grant = self._lease()
             self.attempt += 1
-            nodes = tuple(sorted(grant.nodes))  # ranks of one node stand together
             if failed is not None:
-                self._event("recovered", attempt=self.attempt, after=failed.failure_class, workers=len(nodes))
-            spec = GroupSpec(self.job, self.config, self.run_directory, self.attempt, nodes)
-            outcome = self._run_group(spec)
+                after = failed.failure_class
+                self._event("recovered", attempt=self.attempt, after=after, workers=grant.units)
+            spec, outcome = self._run_groups(
+                plan_groups(self.job, self.config, self.run_directory, self.attempt, grant.nodes)
+            )
             if outcome.status == "finished":
                 return
             if outcome.status == "stopped" or self.stop_asked.is_set():
@@ -132,21 +133,39 @@ class Driver:
             held=held,
         )
 
-    def _run_group(self, spec: GroupSpec) -> GroupOutcome:
-        """Run one group to its end, keeping the lease alive meanwhile."""
-        self.group.start(spec, str(spec.run / RAY_TRAIN))
-        held = self._demand(spec.world_size, spec.world_size, spec.nodes)
+    def _run_groups(self, specs: Sequence[GroupSpec]) -> tuple[GroupSpec, GroupOutcome]:
+        """Run the groups of a grant and keep the lease alive meanwhile.
+
+        Returns with the first group that failed, the others being killed, or with the last one to end.
+        """
+        while len(self.groups) < len(specs):
+            self.groups.append(Group())
+        running = self.groups[: len(specs)]
+        for group, spec in zip(running, specs, strict=True):
+            group.start(spec, str(spec.run / RAY_TRAIN))
         while True:
-            outcome = self.group.wait(_HEARTBEAT_S)
-            if outcome is not None:
-                return outcome
-            self._renew(held)
+            ended = first_ended(running, _HEARTBEAT_S)
+            if ended is not None:
+                running.remove(ended)
+                outcome = ended.outcome()
+                if outcome.status == "failed" or not running:
+                    self._kill(running)
+                    return ended.spec, outcome
+                continue
+            self._renew(running)
             if self.stop_asked.is_set():
                 self.control.stop.remote()
-            if not _alive_nodes() >= set(spec.nodes):
-                # Ray Train would find out too, but later; nothing of this group is left to save.
-                self.group.kill()
-                return GroupOutcome("failed")
+            alive = _alive_nodes()
+            for group in running:
+                if not alive >= set(group.spec.nodes):
+                    # Ray Train would find out too, but later; nothing of this group is left to save.
+                    self._kill(running)
+                    return group.spec, GroupOutcome("failed")
+
+    @staticmethod
+    def _kill(groups: Iterable[Group]) -> None:
+        for group in groups:
+            group.kill()
 
     def _release(self) -> None:
         """End the lease; one that cannot be ended now runs out by itself."""
@@ -155,10 +174,14 @@ class Driver:
         except ShoalError as error:
             print(f"the lease could not be released: {error}", flush=True)
 
-    def _renew(self, held: Demand) -> None:
-        """Keep the lease. A broker that is away is no reason to stop: it is rebuilt from what holders say."""
+    def _renew(self, running: Iterable[Group]) -> None:
+        """Keep the lease on what runs: a group asks for all of its workers or none, so the grant stays.
+
+        A broker that is away is no reason to stop: it is rebuilt from what holders say.
+        """
+        held = tuple(node for group in running for node in group.spec.nodes)
         try:
-            self.broker.request(held)
+            self.broker.request(self._demand(len(held), len(held), held))
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
 
@@ -184,6 +207,9 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
+        if failure.failure_class is FailureClass.NODE:
+            # The processes that drove the groups had ties to that node: the next attempt gets new ones.
+            self._kill(self.groups)
         decision = budget.decide(failure, step)
         if not decision.again:
             trace = f"{failure.trace}\n" if failure.trace else ""

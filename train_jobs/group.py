@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +46,7 @@ class GroupRunner:
                 label_selector=[{"ray.io/node-id": node} for node in spec.nodes],
             ),
             run_config=RunConfig(
-                name=f"attempt-{spec.attempt}",
+                name=f"attempt-{spec.attempt}-group-{spec.index}",
                 storage_path=storage_path,
                 # The driver decides about another attempt: it may have to be on other nodes.
                 failure_config=FailureConfig(max_failures=0),
@@ -88,29 +89,37 @@ class Group:
     """The driver's handle on one group: started, waited for, and started again after a failure."""
 
     def __init__(self) -> None:
+        self._spec: GroupSpec | None = None
         self._actor: ActorHandle | None = None
-        self._node = ""
         self._ended: ray.ObjectRef | None = None
 
     def start(self, spec: GroupSpec, storage_path: str) -> None:
         """Start the workers; the group must not be running."""
-        if self._actor is None or self._node != spec.nodes[0]:
+        if self._actor is None or self.spec.nodes[0] != spec.nodes[0]:
             self.kill()
-            self._node = spec.nodes[0]
             self._actor = GroupRunner.options(  # type: ignore[attr-defined]
-                scheduling_strategy=NodeAffinitySchedulingStrategy(self._node, soft=True)
+                scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=True)
             ).remote()
-        # One that is there already has imported everything: that saves the next attempt seconds.
+        # An actor that is there already has imported everything: that saves the next attempt seconds.
+        self._spec = spec
         self._ended = self._actor.fit.remote(spec, storage_path)
 
-    def wait(self, timeout_s: float) -> GroupOutcome | None:
-        """How the group ended, or None when it still runs after `timeout_s`."""
+    @property
+    def spec(self) -> GroupSpec:
+        """What it was last started with."""
+        assert self._spec is not None, "the group was not started"
+        return self._spec
+
+    @property
+    def ended(self) -> ray.ObjectRef:
+        """Ready when the group has ended."""
         assert self._ended is not None, "the group was not started"
-        done, _ = ray.wait([self._ended], timeout=timeout_s)
-        if not done:
-            return None
+        return self._ended
+
+    def outcome(self) -> GroupOutcome:
+        """How the group ended; waits for the end."""
         try:
-            return ray.get(done[0])
+            return ray.get(self.ended)
         except ray.exceptions.RayError as error:
             self.kill()
             return GroupOutcome(
@@ -123,3 +132,10 @@ class Group:
         if self._actor is not None:
             ray.kill(self._actor)
         self._actor = self._ended = None
+
+
+def first_ended(groups: Sequence[Group], timeout_s: float) -> Group | None:
+    """One of these groups that has ended, or None when all still run after `timeout_s`."""
+    by_end = {group.ended: group for group in groups}
+    done, _ = ray.wait(list(by_end), timeout=timeout_s)
+    return by_end[done[0]] if done else None

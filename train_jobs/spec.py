@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ class GroupSpec:
         job: the job's id.
         run: the run's directory, on storage that every node mounts.
         attempt: counts from 1 over the life of the job.
+        index: counts the groups of the attempt from 0.
         nodes: node id of every worker, in rank order.
     """
 
@@ -32,8 +34,21 @@ class GroupSpec:
     config: TrainJobConfig
     run: Path
     attempt: int
+    index: int
     nodes: tuple[str, ...]
 
     @property
     def world_size(self) -> int:
         return len(self.nodes)
+
+
+def plan_groups(
+    job: str, config: TrainJobConfig, run: Path, attempt: int, granted: Sequence[str]
+) -> list[GroupSpec]:
+    """The groups that a grant pays for: one, of all granted workers.
+
+    Args:
+        granted: node id of every granted worker.
+    """
+    # Ranks of one node stand together: their collectives meet on the shorter way.
+    return [GroupSpec(job, config, run, attempt, 0, tuple(sorted(granted)))]
