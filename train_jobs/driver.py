@@ -23,7 +23,7 @@ from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.tokens import TokenStreams
-from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
+from train_jobs.failures import Failure, FailureBudget, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.run_log import summarize
 from train_jobs.spec import CHECKPOINTS, EXPORT, RAY_TRAIN, TOKENS, GroupSpec, plan_groups
@@ -207,9 +207,6 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
-        if failure.failure_class is FailureClass.NODE:
-            # The processes that drove the groups had ties to that node: the next attempt gets new ones.
-            self._kill(self.groups)
         decision = budget.decide(failure, step)
         if not decision.again:
             trace = f"{failure.trace}\n" if failure.trace else ""
