@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 
 from cluster.storage import Storage
@@ -229,9 +228,7 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     assert finished(run)["status"] == "succeeded"
 
     failures = [(event["failure_class"], event["rank"], event["node"]) for event in events(run, "failed")]
-    # Ray may put a helper of its own on a node that it has not noticed to be gone: that is one attempt more.
-    assert failures[:2] == [("worker", 1, first[1]["node"]), ("node", 1, lost)]
-    assert len(failures) <= 3
+    assert failures == [("worker", 1, first[1]["node"]), ("node", 1, lost)]
     last = events(run, "started")[-1]
     assert lost not in {rank["node"] for rank in last["ranks"]}
     again = {
@@ -292,4 +289,3 @@ def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]
     )
     names = [process.name() for process in clusters.marked_processes(jobs.live.record.cluster_id)]
     assert not [name for name in names if "RayTrain" in name or "GroupRunner" in name]
-    assert psutil.pid_exists(os.getpid())
