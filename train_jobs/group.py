@@ -48,8 +48,11 @@ class GroupRunner:
             run_config=RunConfig(
                 name=f"attempt-{spec.attempt}-group-{spec.index}",
                 storage_path=storage_path,
-                # The driver decides about another attempt: it may have to be on other nodes.
-                failure_config=FailureConfig(max_failures=0),
+                # The driver decides about another attempt: it may have to be on other nodes. Ray Train would
+                # try these again, for ever where a group could not start or a node was preempted.
+                failure_config=FailureConfig(
+                    max_failures=0, controller_failure_limit=0, max_preemption_failures=0
+                ),
             ),
         )
         try:
@@ -98,7 +101,9 @@ class Group:
         if self._actor is None or self.spec.nodes[0] != spec.nodes[0]:
             self.kill()
             self._actor = GroupRunner.options(  # type: ignore[attr-defined]
-                scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=True)
+                # Ray puts an actor without resources on any node, unless it is held to one: even on a node
+                # that is gone, as long as Ray has not noticed.
+                scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=False)
             ).remote()
         # An actor that is there already has imported everything: that saves the next attempt seconds.
         self._spec = spec

@@ -192,7 +192,7 @@ def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, directory: Path
 
     def launch(node: NodeStart, head: HeadPorts | None) -> None:
         command = node_command(sys.executable, node, identity, gcs_address, store, head)
-        variables = node_environment(os.environ, sys.executable, node, identity, directory)
+        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, directory)
         log = directory / "logs" / f"{node.name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

@@ -108,7 +108,12 @@ def node_command(
 
 
 def node_environment(
-    caller: Mapping[str, str], python: str, node: NodeStart, identity: Identity, directory: Path
+    caller: Mapping[str, str],
+    python: str,
+    node: NodeStart,
+    identity: Identity,
+    gcs_address: str,
+    directory: Path,
 ) -> dict[str, str]:
     """The environment of everything that runs on the node.
 
@@ -133,6 +138,9 @@ def node_environment(
         CLUSTER_STATE: str(directory),
         NODE_NAME: node.name,
         KEEP_ENVIRONMENT: "1",
+        # Ray's own actors ask Ray's API about each other, and without an address they look for any cluster
+        # of this machine: a second one would mislead them.
+        "RAY_ADDRESS": gcs_address,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(directory / TOKEN_FILE),
         "RAY_USAGE_STATS_ENABLED": "0",

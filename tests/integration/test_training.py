@@ -208,7 +208,7 @@ def own_cluster(tmp_path: Path) -> Iterator[LiveCluster]:
 def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     own_cluster: LiveCluster, undisturbed: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
-    """First one process is lost, then a whole node with its worker; the job goes on with what is there."""
+    """First one process is lost, then a whole node, with rank 0 and all that steers the group beside it."""
     jobs = job_file(own_cluster, tmp_path, {"tiny": merged(JOB, {"data": {"source": str(corpus)}})})
     run = jobs.submit("tiny")
     first = wait_until(lambda: next(iter(events(run, "started")), None), "the start")["ranks"]
@@ -218,17 +218,20 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
 
     second = wait_until(lambda: next(iter(events(run, "started")[1:]), None), "the second start")["ranks"]
     wait_until(lambda: max(losses(run)) >= 170, "step 170")
-    lost = second[1]["node"]
+    lost = second[0]["node"]
+    processes = clusters.marked_processes(own_cluster.record.cluster_id)
     (raylet,) = [
         process
-        for process in clusters.marked_processes(own_cluster.record.cluster_id)
+        for process in processes
         if process.name() == "raylet" and address_of(own_cluster, lost) in " ".join(process.cmdline())
     ]
+    (runner,) = [process for process in processes if "ray::GroupRunner" in " ".join(process.cmdline())]
+    assert runner.ppid() == raylet.pid, "the group is steered from its own first node"
     raylet.kill()
     assert finished(run)["status"] == "succeeded"
 
     failures = [(event["failure_class"], event["rank"], event["node"]) for event in events(run, "failed")]
-    assert failures == [("worker", 1, first[1]["node"]), ("node", 1, lost)]
+    assert failures == [("worker", 1, first[1]["node"]), ("node", 0, lost)]
     last = events(run, "started")[-1]
     assert lost not in {rank["node"] for rank in last["ranks"]}
     again = {

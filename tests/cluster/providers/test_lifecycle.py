@@ -35,6 +35,13 @@ from tests.clusters import (
 
 ONE_NODE = ("nodes: [{name: head, cpus: 1}]", "storage: ./storage")
 COUNT_NODES = "import ray; ray.init(namespace='shoal', log_to_driver=False); print(len(ray.nodes()))"
+COUNT_NODES_FROM_A_NODE = """
+import ray
+from ray.util.state import list_nodes
+
+ray.init(log_to_driver=False)
+print(ray.get(ray.remote(lambda: len(list_nodes())).options(num_cpus=0).remote()))
+"""
 JOIN_EACH = """
 from cluster.connection import connect, disconnect, read_record
 for name in {names}:
@@ -150,6 +157,9 @@ def test_a_cluster_beside_another_through_its_whole_life(
         assert one.record.head_ip.rpartition(".")[0] != running_cluster.record.head_ip.rpartition(".")[0]
         assert one.python(COUNT_NODES).stdout.strip() == "1"
         assert running_cluster.python(COUNT_NODES).stdout.strip() == "3"
+        for cluster, nodes in ((one, "1"), (running_cluster, "3")):
+            asked = cluster.python(COUNT_NODES_FROM_A_NODE)
+            assert asked.stdout.strip() == nodes, asked.stderr
 
         # One program may join one after the other, and come back, though their tokens differ.
         names = [name, running_cluster.record.name, name]

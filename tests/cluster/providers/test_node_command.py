@@ -12,6 +12,7 @@ from cluster.errors import RequestError
 from cluster.providers.node_command import HeadPorts, NodeStart, node_command, node_environment, store_bytes
 from cluster.record import Identity
 
+GCS = "127.7.8.10:6379"
 STATE = Path("/tmp/shoal-0/demo")
 PYTHON = "/home/me/.venv/bin/python"
 IDENTITY = Identity(
@@ -61,19 +62,20 @@ def test_nothing_of_another_cluster_reaches_the_node() -> None:
         "SHOAL_CLUSTER_ID": "outer",
         "RAY_memory_usage_threshold": "0.9",
     }
-    variables = node_environment(caller, PYTHON, node(), IDENTITY, STATE)
+    variables = node_environment(caller, PYTHON, node(), IDENTITY, GCS, STATE)
     assert variables["SHOAL_CLUSTER_ID"] == "the-id"
     assert variables["RAY_AUTH_MODE"] == "token"
     assert variables["RAY_AUTH_TOKEN_PATH"] == f"{STATE}/token"
     assert variables["RAY_memory_usage_threshold"] == "0.9"
-    assert not {"RAY_ADDRESS", "RAY_AUTH_TOKEN"} & set(variables)
+    assert "RAY_AUTH_TOKEN" not in variables
+    assert variables["RAY_ADDRESS"] == GCS
 
 
 def test_jobs_find_our_python_first_and_have_time_to_save_when_they_are_stopped() -> None:
-    variables = node_environment({"PATH": "/usr/bin:/bin"}, PYTHON, node(), IDENTITY, STATE)
+    variables = node_environment({"PATH": "/usr/bin:/bin"}, PYTHON, node(), IDENTITY, GCS, STATE)
     assert variables["PATH"] == "/home/me/.venv/bin:/usr/bin:/bin"
     assert int(variables["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
-    chosen = node_environment({"RAY_JOB_STOP_WAIT_TIME_S": "7"}, PYTHON, node(), IDENTITY, STATE)
+    chosen = node_environment({"RAY_JOB_STOP_WAIT_TIME_S": "7"}, PYTHON, node(), IDENTITY, GCS, STATE)
     assert chosen["RAY_JOB_STOP_WAIT_TIME_S"] == "7"
 
 
@@ -82,14 +84,14 @@ def test_relative_python_paths_mean_the_same_on_the_node(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     caller = {"PYTHONPATH": f".{os.pathsep}/abs{os.pathsep}lib"}
-    entries = node_environment(caller, PYTHON, node(), IDENTITY, STATE)["PYTHONPATH"].split(os.pathsep)
+    entries = node_environment(caller, PYTHON, node(), IDENTITY, GCS, STATE)["PYTHONPATH"].split(os.pathsep)
     assert entries == [str(tmp_path), "/abs", str(tmp_path / "lib")]
 
 
 def test_a_node_sees_the_gpus_that_are_its_own_and_no_other() -> None:
     caller = {"CUDA_VISIBLE_DEVICES": "0,1,2,5"}
     for own, seen in (((), ""), (("2", "5"), "2,5")):
-        variables = node_environment(caller, PYTHON, node(own, gpus=len(own)), IDENTITY, STATE)
+        variables = node_environment(caller, PYTHON, node(own, gpus=len(own)), IDENTITY, GCS, STATE)
         assert variables["CUDA_VISIBLE_DEVICES"] == seen
 
 
