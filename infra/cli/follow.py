@@ -92,11 +92,12 @@ def sentence(event: dict[str, Any]) -> str | None:
     if kind == "preparing":
         return f"reading and tokenizing {event['source']}"
     if kind == "waiting":
-        return f"waiting for a lease of {event['min']} to {event['max']} workers"
+        least = f"{event['min']} to " if event["min"] < event["max"] else ""
+        return f"waiting for a lease of {least}{_workers(event['max'])}"
     if kind == "leased":
-        return f"leased {event['workers']} workers on {', '.join(event['nodes'])}; starting them"
+        return f"leased {_workers(event['workers'])} on {', '.join(event['nodes'])}; starting"
     if kind == "started":
-        return f"attempt {event['attempt']}: {event['world_size']} workers step from step {event['step']}"
+        return f"attempt {event['attempt']}: {_workers(event['world_size'])} from step {event['step']} on"
     if kind == "checkpointed":
         return f"checkpoint at step {event['step']}"
     if kind == "evaluated":
@@ -109,7 +110,7 @@ def sentence(event: dict[str, Any]) -> str | None:
         reason = event["reason"].splitlines()[0]
         return f"attempt {event['attempt']} failed: {event['failure_class']}{where}: {reason}"
     if kind == "recovered":
-        return f"going on with {event['workers']} workers after a {event['after']} failure"
+        return f"going on with {_workers(event['workers'])} after a {event['after']} failure"
     if kind == "published":
         return f"published {event['model']}"
     if kind == "finished":
@@ -175,7 +176,7 @@ class BarView(View):
         self.progress.update(self.task, doing=summary.status, completed=summary.step)
 
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
-        doing = f"{figures(line)}  {summary.workers} workers"
+        doing = f"{figures(line)}  {_workers(summary.workers)}"
         self.progress.update(self.task, completed=line["step"], doing=doing)
 
     def line(self, text: str) -> None:
@@ -185,6 +186,10 @@ class BarView(View):
 def figures(line: dict[str, Any]) -> str:
     """Loss and speed of one step."""
     return f"loss {line['loss']:.4f}  {line['tokens'] / line['step_s']:,.0f} tokens/s"
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def view_for(title: str, steps: int) -> View:

@@ -1,0 +1,68 @@
+"""What a person reads of a job that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.storage import Storage
+from infra.cli.follow import Tail, View, follow, sentence
+from train_jobs.run_log import EVENTS, METRICS, RunSummary
+
+
+@pytest.mark.parametrize(
+    ("event", "said"),
+    [
+        ({"kind": "waiting", "min": 2, "max": 2}, "waiting for a lease of 2 workers"),
+        ({"kind": "waiting", "min": 1, "max": 1}, "waiting for a lease of 1 worker"),
+        ({"kind": "waiting", "min": 1, "max": 4}, "waiting for a lease of 1 to 4 workers"),
+        ({"kind": "leased", "workers": 1, "nodes": ["worker-1"]}, "leased 1 worker on worker-1; starting"),
+        (
+            {"kind": "started", "attempt": 2, "world_size": 2, "step": 50},
+            "attempt 2: 2 workers from step 50 on",
+        ),
+        (
+            {
+                "kind": "failed",
+                "attempt": 1,
+                "failure_class": "code",
+                "rank": 0,
+                "node": "n",
+                "reason": "a\nb",
+            },
+            "attempt 1 failed: code (rank 0 on n): a",
+        ),
+        ({"kind": "recovered", "workers": 1, "after": "node"}, "going on with 1 worker after a node failure"),
+        ({"kind": "submitted"}, None),
+    ],
+)
+def test_an_event_is_said_in_a_sentence_or_not_at_all(event: dict[str, Any], said: str | None) -> None:
+    assert sentence(event) == said
+
+
+def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+    tail = Tail(Storage(str(tmp_path)), EVENTS)
+    assert list(tail.new_lines()) == []
+    with (tmp_path / EVENTS).open("w") as log:
+        log.write('{"a": 1}\n{"a": 2}\n{"a"')
+        log.flush()
+        assert list(tail.new_lines()) == [{"a": 1}, {"a": 2}]
+        assert list(tail.new_lines()) == []
+        log.write(": 3}\n")
+        log.flush()
+        assert list(tail.new_lines()) == [{"a": 3}]
+
+
+def test_a_driver_that_died_without_a_word_ends_the_following(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / EVENTS).write_text(
+        '{"time": "2026-01-01T00:00:00+00:00", "kind": "waiting", "min": 1, "max": 1}\n'
+    )
+    (tmp_path / METRICS).write_text("")
+    summary = RunSummary("job")
+    with View("job", 10) as view:
+        assert follow(Storage(str(tmp_path)), summary, lambda: "FAILED", view) == "FAILED"
+    assert capsys.readouterr().err == "waiting for a lease of 1 worker\n"
