@@ -29,7 +29,14 @@ class GroupRunner:
     """Calls `fit` in an actor of its own: killing the actor ends the Ray Train run and frees its devices."""
 
     def fit(self, spec: GroupSpec, storage_path: str) -> GroupOutcome:
-        from ray.train import FailureConfig, RunConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
+        from ray.train import (
+            ControllerError,
+            FailureConfig,
+            RunConfig,
+            ScalingConfig,
+            TrainingFailedError,
+            WorkerGroupError,
+        )
         from ray.train.torch import TorchConfig, TorchTrainer
 
         workers = spec.config.workers
@@ -62,8 +69,9 @@ class GroupRunner:
                 "failed", [_rank_failure(rank, e) for rank, e in error.worker_failures.items()]
             )
         except TrainingFailedError as error:
+            cause = error.controller_failure if isinstance(error, ControllerError) else error
             trace = traceback.format_exc()
-            return GroupOutcome("failed", [RankFailure(None, None, type(error).__name__, str(error), trace)])
+            return GroupOutcome("failed", [RankFailure(None, None, type(cause).__name__, str(cause), trace)])
 
 
 def _train_loop(config: dict[str, Any]) -> str:

@@ -279,6 +279,44 @@ def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
     assert losses(newest) == losses(Path(undisturbed["path"]))
 
 
+HOLD_ALL_CPUS = """
+import sys, threading
+import ray
+ray.init(log_to_driver=False)
+@ray.remote(num_cpus=1)
+class Held:
+    def ready(self):
+        pass
+held = [Held.remote() for _ in range(4)]
+ray.get([each.ready.remote() for each in held])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_group_that_cannot_start_is_leased_again(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
+    """Someone's own program has taken the CPUs past the ledger: the job does not wait for these for ever."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLD_ALL_CPUS],
+        env=jobs.live.environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline().strip() == "held"
+        run = jobs.submit("tiny")
+        failed = wait_until(lambda: next(iter(events(run, "failed")), None), "the end of the first attempt")
+    finally:
+        holder.communicate(timeout=30)
+    assert (failed["failure_class"], failed["attempt"], failed["rank"]) == ("start", 1, None)
+    assert failed["reason"].startswith("WorkerGroupStartupTimeoutError: The worker group startup timed out")
+    assert finished(run)["status"] == "succeeded"
+    assert losses(run) == losses(Path(undisturbed["path"]))
+
+
 def newest_run(storage: Path, other: Path) -> Path | None:
     """The directory of the newest job called tiny, once it is another than `other`."""
     runs = sorted(storage.glob("tiny-*"), key=lambda path: path.stat().st_mtime)
