@@ -53,6 +53,38 @@ class LiveCluster:
             cwd=self.config_path.parent,
         )
 
+    @contextmanager
+    def running(self, source: str, said: str) -> Iterator[None]:
+        """Run a program under its environment, from when it says `said` until its standard input ends."""
+        program = subprocess.Popen(
+            [sys.executable, "-c", source],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline().strip() == said
+            yield
+        finally:
+            program.communicate(timeout=30)
+
+    def processes(self, title: str) -> list[psutil.Process]:
+        """Its live processes with `title` in their command line."""
+        found = []
+        for process in marked_processes(self.record.cluster_id):
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has ended
+                if title in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def raylet(self, node: str) -> psutil.Process:
+        """The raylet of the node of this name."""
+        (ip,) = [each.ip for each in self.record.nodes if each.name == node]
+        (raylet,) = [each for each in self.processes(f"--node_ip_address={ip}") if each.name() == "raylet"]
+        return raylet
+
 
 def unique_name() -> str:
     """A cluster name that no other run of the tests has."""

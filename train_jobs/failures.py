@@ -95,9 +95,8 @@ def classify(
             return found(failure, FailureClass.CODE, f"{failure.kind}: {failure.message}")
     for failure in failures:
         if failure.died:
-            return found(
-                failure, FailureClass.WORKER, f"the process of rank {failure.rank} ended: {failure.message}"
-            )
+            whose = "the group" if failure.rank is None else f"rank {failure.rank}"
+            return found(failure, FailureClass.WORKER, f"the process of {whose} ended: {failure.message}")
     for failure in failures:
         if failure.collective:
             if "timed out" in failure.message.lower() or "timeout" in failure.message.lower():

@@ -120,6 +120,7 @@ def node_environment(
     Args:
         caller: the environment of whoever calls `up`.
         python: the interpreter that runs `up`.
+        gcs_address: HOST:PORT of the head's GCS.
         directory: the cluster's state directory.
     """
     variables = {key: value for key, value in caller.items() if key not in ANOTHER_CLUSTERS}

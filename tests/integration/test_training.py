@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -144,16 +143,7 @@ broker.release("app/other")
 
 def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_more(jobs: JobFile) -> None:
     """Two of four CPUs are leased to an app: the job, which could take four workers, starts with two."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_TWO_CPUS],
-        env=jobs.live.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline().strip() == "granted"
+    with jobs.live.running(HOLD_TWO_CPUS, "granted"):
         run = jobs.submit("elastic")
         wait_until(lambda: len(metrics(run)) >= 20, "step 20")
         kill_control(jobs, run)
@@ -162,8 +152,6 @@ def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_mo
         assert "runs" in refused.stderr
 
         stopped = jobs.shoal("stop", run.name, "--json")
-    finally:
-        holder.communicate(timeout=30)
     assert stopped.returncode == 0, stopped.stderr
     document = json.loads(stopped.stdout)
     assert (document["status"], document["world_sizes"]) == ("stopped", [2])
@@ -187,11 +175,7 @@ def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_mo
 
 def kill_control(jobs: JobFile, run: Path) -> None:
     """Kill the actor that writes a running job's logs; the job steps on, and its steps are logged."""
-    (control,) = [
-        process
-        for process in clusters.marked_processes(jobs.live.record.cluster_id)
-        if "ray::JobControl" in " ".join(process.cmdline())
-    ]
+    (control,) = jobs.live.processes("ray::JobControl")
     control.kill()
     written = len(metrics(run))
     wait_until(lambda: len(metrics(run)) > written, "a step after that")
@@ -219,13 +203,8 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     second = wait_until(lambda: next(iter(events(run, "started")[1:]), None), "the second start")["ranks"]
     wait_until(lambda: max(losses(run)) >= 170, "step 170")
     lost = second[0]["node"]
-    processes = clusters.marked_processes(own_cluster.record.cluster_id)
-    (raylet,) = [
-        process
-        for process in processes
-        if process.name() == "raylet" and address_of(own_cluster, lost) in " ".join(process.cmdline())
-    ]
-    (runner,) = [process for process in processes if "ray::GroupRunner" in " ".join(process.cmdline())]
+    raylet = own_cluster.raylet(lost)
+    (runner,) = own_cluster.processes("ray::GroupRunner")
     assert runner.ppid() == raylet.pid, "the group is steered from its own first node"
     raylet.kill()
     assert finished(run)["status"] == "succeeded"
@@ -246,10 +225,6 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     assert events(run, "evaluated")[-1]["loss"] == undisturbed["evaluation"]["loss"]
 
 
-def address_of(live: LiveCluster, node: str) -> str:
-    return next(record.ip for record in live.record.nodes if record.name == node)
-
-
 @pytest.mark.slow
 def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
     jobs: JobFile, undisturbed: dict[str, Any]
@@ -266,11 +241,9 @@ def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
     assert events(newest, "finished") == []
 
     def nothing_is_left() -> bool:
-        names = " ".join(" ".join(p.cmdline()) for p in clusters.marked_processes(cluster_id))
         leases = json.loads(jobs.shoal("status", "--json").stdout)["leases"]
-        return "RayTrainWorker" not in names and leases == []
+        return not jobs.live.processes("RayTrainWorker") and leases == []
 
-    cluster_id = jobs.live.record.cluster_id
     wait_until(nothing_is_left, "the end of its workers and its lease", 30)
     (row,) = [row for row in json.loads(jobs.shoal("jobs", "--json").stdout) if row["path"] == str(newest)]
     assert row["status"] == "failed"
@@ -280,7 +253,7 @@ def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
 
 
 HOLD_ALL_CPUS = """
-import sys, threading
+import sys
 import ray
 ray.init(log_to_driver=False)
 @ray.remote(num_cpus=1)
@@ -297,20 +270,9 @@ sys.stdin.read()
 @pytest.mark.slow
 def test_a_group_that_cannot_start_is_leased_again(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
     """Someone's own program has taken the CPUs past the ledger: the job does not wait for these for ever."""
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD_ALL_CPUS],
-        env=jobs.live.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout is not None
-        assert holder.stdout.readline().strip() == "held"
+    with jobs.live.running(HOLD_ALL_CPUS, "held"):
         run = jobs.submit("tiny")
         failed = wait_until(lambda: next(iter(events(run, "failed")), None), "the end of the first attempt")
-    finally:
-        holder.communicate(timeout=30)
     assert (failed["failure_class"], failed["attempt"], failed["rank"]) == ("start", 1, None)
     assert failed["reason"].startswith("WorkerGroupStartupTimeoutError: The worker group startup timed out")
     assert finished(run)["status"] == "succeeded"
@@ -328,5 +290,4 @@ def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]
     wait_until(
         lambda: json.loads(jobs.shoal("status", "--json").stdout)["leases"] == [], "the end of all leases", 60
     )
-    names = [process.name() for process in clusters.marked_processes(jobs.live.record.cluster_id)]
-    assert not [name for name in names if "RayTrain" in name or "GroupRunner" in name]
+    assert not [*jobs.live.processes("RayTrain"), *jobs.live.processes("GroupRunner")]

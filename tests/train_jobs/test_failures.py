@@ -18,6 +18,13 @@ def test_the_dead_process_is_the_cause_and_not_the_rank_that_lost_it() -> None:
     assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.WORKER, 1, "worker-2")
 
 
+def test_a_dead_process_that_is_of_no_rank_is_the_groups() -> None:
+    dead = RankFailure(None, None, "ActorDiedError", "killed", "", died=True)
+    failure = classify([dead], NODES, NAMES.keys(), NAMES)
+    assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.WORKER, None, None)
+    assert failure.reason == "the process of the group ended: killed"
+
+
 def test_the_users_exception_is_the_cause_and_not_the_rank_that_lost_its_peer() -> None:
     mistake = RankFailure(1, 3, "KeyError", "'x'", "Traceback …")
     failure = classify([peer_lost(0), mistake], NODES, NAMES.keys(), NAMES)

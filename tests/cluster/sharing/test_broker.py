@@ -9,7 +9,7 @@ import pytest
 from cluster.errors import ShoalError
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
-from tests.clusters import LiveCluster, marked_processes
+from tests.clusters import LiveCluster
 
 BEGIN = """
 import json, logging, os, signal, sys
@@ -76,17 +76,12 @@ print(json.dumps(answer))
 
 
 def test_a_killed_broker_is_rebuilt_from_what_runs_and_lets_nobody_in_before(running_cluster: LiveCluster):
-    brokers = [
-        process.pid
-        for process in marked_processes(running_cluster.record.cluster_id)
-        if "ray::Broker" in " ".join(process.cmdline())
-    ]
-    assert len(brokers) == 1
+    (killed,) = running_cluster.processes("ray::Broker")
     told = answer_of(
         running_cluster,
         f"""
 first = broker.request(demand("broker-test/a", 2, 3))
-os.kill({brokers[0]}, signal.SIGKILL)
+os.kill({killed.pid}, signal.SIGKILL)
 again = broker.request(demand("broker-test/a", 2, 3, held=first.nodes))
 newcomer = broker.request(demand("broker-test/b", 1, 1))
 later = broker.wait(demand("broker-test/b", 1, 1), timeout_s=20)
@@ -131,11 +126,7 @@ def test_nothing_is_granted_on_a_node_that_does_not_answer_though_ray_thinks_it_
     running_cluster: LiveCluster,
 ):
     frozen = running_cluster.record.nodes[1]
-    (raylet,) = [
-        process
-        for process in marked_processes(running_cluster.record.cluster_id)
-        if process.name() == "raylet" and frozen.ip in " ".join(process.cmdline())
-    ]
+    raylet = running_cluster.raylet(frozen.name)
     raylet.suspend()
     try:
         told = answer_of(
