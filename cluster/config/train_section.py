@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
+from cluster.config.parallel_section import Dtype, ParallelConfig
 from cluster.config.section import Name, Section
 
 
@@ -53,15 +54,6 @@ class DataConfig(Section):
     """Every n-th document (in the order of their paths or rows) is kept for evaluation."""
 
 
-class ParallelConfig(Section):
-    """How one model is spread over the workers."""
-
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """`ddp` copies the model to every worker; `fsdp` shards parameters, gradients and optimizer state."""
-    tensor: int = Field(default=1, ge=1, le=1)
-    """Tensor-parallel ranks of one copy; training knows 1 so far."""
-
-
 class WorkersConfig(Section):
     """How many workers, and what each of them takes."""
 
@@ -93,17 +85,28 @@ class BatchConfig(Section):
 class OptimizerConfig(Section):
     """Optimizer and learning-rate schedule."""
 
-    name: Literal["adamw"] = "adamw"
+    name: Literal["adamw", "sgd", "adafactor"] = "adamw"
     learning_rate: float = Field(default=3.0e-3, gt=0)
+    """At its highest, after the warm-up."""
     weight_decay: float = Field(default=0.1, ge=0)
-    """Applied to matrices only; norms and biases are left out."""
+    """Applied to matrices only; norms and biases are left out. Decoupled, but for `sgd`, where it is added to
+    the gradient."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
+    eps: float = Field(default=1.0e-8, gt=0)
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Of `sgd`."""
+    nesterov: bool = False
+    """Nesterov's momentum, for `sgd`."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Global norm to which gradients are clipped; null turns clipping off."""
-    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    schedule: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    decay_steps: int | None = Field(default=None, ge=1)
+    """Last steps over which `warmup_stable_decay` falls. Default: a tenth of the job's steps."""
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    """What is left of the learning rate at the end."""
 
 
 class EvaluateConfig(Section):
@@ -144,8 +147,8 @@ class TrainJobConfig(Section):
     workers: WorkersConfig = WorkersConfig()
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """Arithmetic of the model; parameters and optimizer state stay fp32."""
+    precision: Dtype = "fp32"
+    """Arithmetic of the model (fp16 with a loss scale); parameters and optimizer state stay fp32."""
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
     seed: int = Field(default=1, ge=0, lt=2**63)

@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from cluster.config import NodeConfig
 from cluster.config.checks import storage_problem
 from cluster.config.ground import Ground
-from cluster.config.job_checks import uneven_sizes
 from cluster.config.loader import load_config, resolve_paths
-from cluster.config.train_section import WorkersConfig
+from cluster.config.parallel_checks import uneven_sizes
 from tests.cluster.config.config_files import load, mistakes, position, write
 
 
@@ -113,7 +112,7 @@ def test_a_global_batch_that_some_numbers_of_workers_cannot_share(tmp_path: Path
 
 @given(micro_batches=st.integers(1, 60), least=st.integers(1, 20), more=st.integers(0, 20))
 def test_uneven_sizes_equal_trying_every_size(micro_batches: int, least: int, more: int) -> None:
-    found = uneven_sizes(micro_batches, WorkersConfig(min=least, max=least + more))
+    found = uneven_sizes(micro_batches, least, least + more)
     tried = [n for n in range(least, least + more + 1) if micro_batches / n != micro_batches // n]
     assert found == tried[:9]
 
@@ -133,6 +132,12 @@ def test_a_huge_range_of_workers_is_answered_at_once(tmp_path: Path) -> None:
             "11}",
             "optimizer.warmup_steps",
             "at most steps (10), was 11",
+        ),
+        (
+            "steps: 10, optimizer: {warmup_steps: 4, decay_steps: 7}",
+            "7}",
+            "optimizer.decay_steps",
+            "at most steps - warmup_steps (6), was 7",
         ),
         (
             "data: {sequence_length: 4096}",

@@ -71,11 +71,14 @@ def message(directory: Path, text: str) -> str:
         ("optimizer: {max_grad_norm: 0}", "should be a number above 0, or null, was 0"),
         ("optimizer: {weight_decay: -.inf}", "should be a number of at least 0, was -inf"),
         ("optimizer: {weight_decay: 1e999}", "should be a number of at least 0, was inf"),
-        ("parallel: {strategy: fdsp}", 'should be one of `ddp`, `fsdp`, was "fdsp"; did you mean `fsdp`?'),
+        (
+            "optimizer: {name: adamv}",
+            'should be one of `adamw`, `sgd`, `adafactor`, was "adamv"; did you mean `adamw`?',
+        ),
         ("checkpoint: {asynchronous: 1}", "should be true or false, was 1"),
         ("data: {source: ''}", 'should be text, not empty, was ""'),
         ("data: {text_column: 5}", "should be text, not empty, was 5"),
-        ("parallel: [fsdp]", "should be a section with the keys `strategy`, `tensor`, was a list of 1"),
+        ("evaluate: [50]", "should be a section with the key `every_steps`, was a list of 1"),
         ("publish: Bad Name", None),
     ],
 )
