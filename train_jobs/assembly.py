@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from cluster.config.train_section import TrainJobConfig
+from cluster.topology import mesh_shape
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
-from train_jobs.data.samples import PackedSamples
-from train_jobs.data.tokens import TokenStreams
+from train_jobs.data.order import Place
 from train_jobs.loop import Reporter, StepLoop
-from train_jobs.optimization import build_optimizer, build_schedule
-from train_jobs.parallel import STRATEGIES
-from train_jobs.spec import CHECKPOINTS, EXPORT, TOKENS
+from train_jobs.optimization.loss_scale import LossScale
+from train_jobs.optimization.optimizers import build_optimizer
+from train_jobs.parallel import parallelize
+from train_jobs.parallel.mesh import Mesh
+from train_jobs.parallel.units import blocks_of
+from train_jobs.quorum import WholeGroup
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import TASKS
 
 
@@ -26,26 +30,29 @@ class RankAssembly:
     """Mesh, model, strategy, optimizer, data and checkpoints of one rank; the default process group is there.
 
     Args:
-        run: the run's directory, which already holds the tokenized corpus.
+        run: the run's directory, which already holds the prepared data.
         attempt: counts from 1 over the life of the job.
+        rank_nodes: the node of every rank, in rank order.
     """
 
     def __init__(
-        self, config: TrainJobConfig, run: Path, attempt: int, reporter: Reporter, device: torch.device
+        self,
+        config: TrainJobConfig,
+        run: Path,
+        attempt: int,
+        rank_nodes: Sequence[str],
+        reporter: Reporter,
+        device: torch.device,
     ) -> None:
         self.config = config
         self.run = run
-        self.streams = TokenStreams(run / TOKENS)
-        self.task = TASKS[config.task](config, self.streams.vocab_size)
-        plain = self.task.build()
-        plain.to(device=device)  # type: ignore[call-arg]  # transformers wraps it without a signature
-        self.architecture = plain.config
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("dp",))
-        strategy = STRATEGIES[config.parallel.strategy](mesh, config.precision)
-        model = strategy.parallelize(plain, self.task.blocks(plain))
-        optimizer = build_optimizer(model, config.optimizer)
-        schedule = build_schedule(optimizer, config.optimizer, config.steps)
-        self.state = TrainingState(model, optimizer, schedule)
+        self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
+        self.task = TASKS[config.task](config, run / DATA)
+        model = self.task.build()
+        self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
+        optimizer = build_optimizer(self.parallel.stepped, config.optimizer)
+        loss_scale = LossScale(config.precision == "fp16")
+        self.state = TrainingState(self.parallel, optimizer, loss_scale)
         self.store = CheckpointStore(run / CHECKPOINTS)
         self.saver = CheckpointSaver(
             self.store,
@@ -54,21 +61,15 @@ class RankAssembly:
             asynchronous=config.checkpoint.asynchronous,
             on_commit=lambda step: reporter.event("checkpointed", attempt=attempt, step=step),
         )
-        length = config.data.sequence_length
         self.loop = StepLoop(
             config=config,
             attempt=attempt,
             task=self.task,
-            strategy=strategy,
-            model=model,
-            optimizer=optimizer,
-            schedule=schedule,
+            parallel=self.parallel,
             state=self.state,
             saver=self.saver,
-            train=PackedSamples(self.streams.train, length),
-            held_out=PackedSamples(self.streams.held_out, length, keep_tail=True),
+            quorum=WholeGroup(Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)),
             reporter=reporter,
-            device=device,
         )
 
     def restore(self) -> int:
@@ -84,10 +85,10 @@ class RankAssembly:
         return self.state.step
 
     def export(self) -> None:
-        """Leave the whole model in the run's directory, in the Hugging Face format. Called by all ranks."""
+        """Leave the whole model in the run's directory. Called by all ranks."""
         weights = self.state.full_model()
         if dist.get_rank() == 0:
             directory = self.run / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
-            self.task.export(self.architecture, weights, self.streams.tokenizer_directory, directory)
+            self.task.export(weights, directory)
         dist.barrier()

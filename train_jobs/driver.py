@@ -22,11 +22,11 @@ from cluster.sharing.demand import Demand, Grant
 from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
-from train_jobs.data.tokens import TokenStreams
+from train_jobs.data.preparation import prepare_data
 from train_jobs.failures import Failure, FailureBudget, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.run_log import summarize
-from train_jobs.spec import CHECKPOINTS, EXPORT, RAY_TRAIN, TOKENS, GroupSpec, plan_groups
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, plan_groups
 
 _HEARTBEAT_S = 2.0
 
@@ -73,7 +73,7 @@ class Driver:
         signal.signal(signal.SIGINT, self._on_signal)
         try:
             self._event("preparing", source=self.config.data.source, pid=os.getpid())
-            TokenStreams.prepare(self.config, self.run_directory / TOKENS)
+            prepare_data(self.config, self.run_directory / DATA)
             try:
                 self._train()
             finally:
@@ -99,7 +99,7 @@ class Driver:
             self.attempt += 1
             if failed is not None:
                 after = failed.failure_class
-                self._event("recovered", attempt=self.attempt, after=after, workers=grant.units)
+                self._event("recovered", attempt=self.attempt, after=after, workers=self._workers(grant))
             spec, outcome = self._run_groups(
                 plan_groups(self.job, self.config, self.run_directory, self.attempt, grant.nodes)
             )
@@ -119,18 +119,26 @@ class Driver:
         if self.stop_asked.is_set():
             raise Stopped
         names = _node_names()
-        self._event("leased", workers=grant.units, nodes=[names.get(node, node) for node in grant.nodes])
+        self._event(
+            "leased", workers=self._workers(grant), nodes=[names.get(node, node) for node in grant.nodes]
+        )
         return grant
 
-    def _demand(self, least: int, most: int, held: tuple[str, ...] = ()) -> Demand:
-        unit = {"CPU": float(self.config.workers.cpus), "GPU": float(self.config.workers.gpus)}
+    def _demand(self, least: int, most: int, held: Sequence[str] = ()) -> Demand:
+        """A lease on between `least` and `most` workers, by whole tensor-parallel groups.
+
+        Args:
+            held: node of every worker that runs, in rank order.
+        """
+        workers, tensor = self.config.workers, self.config.parallel.tensor
+        unit = {"CPU": float(workers.cpus * tensor), "GPU": float(workers.gpus * tensor)}
         return Demand(
             holder=f"job/{self.job}",
             kind="training",
             unit={name: amount for name, amount in unit.items() if amount},
-            min=least,
-            max=most,
-            held=held,
+            min=least // tensor,
+            max=most // tensor,
+            held=tuple(held[::tensor]),
         )
 
     def _run_groups(self, specs: Sequence[GroupSpec]) -> tuple[GroupSpec, GroupOutcome]:
@@ -162,6 +170,9 @@ class Driver:
                     self._kill(running)
                     return group.spec, GroupOutcome("failed")
 
+    def _workers(self, grant: Grant) -> int:
+        return grant.units * self.config.parallel.tensor
+
     @staticmethod
     def _kill(groups: Iterable[Group]) -> None:
         for group in groups:
@@ -179,7 +190,7 @@ class Driver:
 
         A broker that is away is no reason to stop: it is rebuilt from what holders say.
         """
-        held = tuple(node for group in running for node in group.spec.nodes)
+        held = [node for group in running for node in group.spec.nodes]
         try:
             self.broker.request(self._demand(len(held), len(held), held))
         except ShoalError as error:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import Tensor
 
 from cluster.config.train_section import TrainJobConfig
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
-from train_jobs.data.order import Place, SampleOrder, evaluation_share
-from train_jobs.data.samples import PackedSamples
+from train_jobs.data.order import SampleOrder, evaluation_share
 from train_jobs.errors import LossError
-from train_jobs.optimization import clip_gradients
-from train_jobs.parallel.strategy import Strategy
-from train_jobs.tasks.causal_lm import CausalLM
+from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
+from train_jobs.optimization.optimizers import set_learning_rate
+from train_jobs.optimization.schedules import learning_rate
+from train_jobs.parallel.model import ParallelModel
+from train_jobs.quorum import Quorum
+from train_jobs.tasks.task import Sums, Task
 
 
 class Reporter(Protocol):
@@ -32,23 +32,12 @@ class Reporter(Protocol):
     def event(self, kind: str, **facts: Any) -> None: ...
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """Loss over the held-out text: every token but the very first counted exactly once."""
-
-    step: int
-    loss: float
-    """Mean cross-entropy in nats a token."""
-    perplexity: float
-    tokens: int
-
-
 class StepLoop:
     """Steps, evaluates and saves until the job's last step, or until it is asked to stop.
 
-    The gradient of a step is that of the mean loss over all tokens of the global batch: each micro-batch's
-    summed loss is divided by the step's number of tokens, and multiplied by the number of ranks because
-    strategies average over ranks.
+    The gradient of a step is that of the mean loss over all that counts (tokens or samples) in its global
+    batch, however its micro-batches and ranks share it: summed losses are divided by what the batch would
+    count at most, and what really counted is put right before the gradients are clipped.
     """
 
     def __init__(
@@ -56,33 +45,25 @@ class StepLoop:
         *,
         config: TrainJobConfig,
         attempt: int,
-        task: CausalLM,
-        strategy: Strategy,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        schedule: LRScheduler,
+        task: Task,
+        parallel: ParallelModel,
         state: TrainingState,
         saver: CheckpointSaver,
-        train: PackedSamples,
-        held_out: PackedSamples,
+        quorum: Quorum,
         reporter: Reporter,
-        device: torch.device,
     ) -> None:
         self.config = config
         self.attempt = attempt
         self.task = task
-        self.strategy = strategy
-        self.model = model
-        self.optimizer = optimizer
-        self.schedule = schedule
+        self.parallel = parallel
         self.state = state
         self.saver = saver
-        self.train = train
-        self.held_out = held_out
+        self.quorum = quorum
         self.reporter = reporter
-        self.device = device
-        self.place = Place(dist.get_rank(), dist.get_world_size())
-        self.order = SampleOrder(len(train), config.batch.global_size, config.batch.micro, config.seed)
+        self.mesh = parallel.mesh
+        self.train = task.samples(held_out=False)
+        self.held_out = task.samples(held_out=True)
+        self.order = SampleOrder(len(self.train), config.batch.global_size, config.batch.micro, config.seed)
         self.evaluated_at: int | None = None
 
     def run(self) -> Literal["finished", "stopped"]:
@@ -107,91 +88,120 @@ class StepLoop:
     def step(self) -> bool:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
         began = time.perf_counter()
-        step = self.state.step
-        batches = self.order.micro_batches(step, self.place)
-        num_tokens = self.config.batch.global_size * self.train.length
-        self.model.train()
-        summed = torch.zeros((), dtype=torch.float64, device=self.device)
-        for index, samples in enumerate(batches):
-            inputs, targets = self._to_device(self.train, samples)
-            with self.strategy.synchronize(self.model, last=index == len(batches) - 1):
-                with self.strategy.autocast():
-                    loss, _ = self.task.loss(self.model, inputs, targets)
-                (loss * (self.place.size / num_tokens)).backward()
-            summed += loss.detach()
-        norm = clip_gradients(self.model.parameters(), self.config.optimizer.max_grad_norm)
-        if not math.isfinite(norm):  # the same on all ranks; the model is still whole
-            raise LossError(f"the norm of the gradient is {norm} in step {step + 1}")
-        learning_rate = float(self.schedule.get_last_lr()[0])
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.schedule.step()
+        step, scale = self.state.step, self.state.loss_scale
+        while True:
+            place = self.quorum.start(step)
+            most = self.config.batch.global_size * self.train.targets_per_sample
+            ranks = place.size * self.mesh.shape.cp  # strategies average over them
+            mine = self._gradients(self.order.micro_batches(step, place), scale.value * ranks / most)
+            loss, count, stop = self._totals(mine)
+            if self.quorum.commit():
+                break
+            self.parallel.drop_gradients()
+        parameters = [*self.parallel.module.parameters()]
+        norm = global_norm(parameters) * most / count / scale.value
+        finite = math.isfinite(norm)
+        self._check(step + 1, loss / count, norm)
+        rate = learning_rate(self.config.optimizer, step, self.config.steps)
+        if finite:
+            factor = clip_factor(norm, self.config.optimizer.max_grad_norm)
+            scale_gradients(parameters, factor * most / count / scale.value)
+            set_learning_rate(self.state.optimizer, rate)
+            self.parallel.step(self.state.optimizer)
+        self.parallel.drop_gradients()
         self.state.step = step + 1
-        return self._share(summed, num_tokens, norm, learning_rate, began)
-
-    def _share(
-        self, summed: Tensor, num_tokens: int, norm: float, learning_rate: float, began: float
-    ) -> bool:
-        """Sum the loss over the ranks, log the step, and agree on whether to stop."""
-        totals = torch.stack([summed, summed.new_tensor(float(self._asked_to_stop))])
-        dist.all_reduce(totals)
-        loss = totals[0].item() / num_tokens
-        if not math.isfinite(loss):
-            raise LossError(f"the loss is {loss} in step {self.state.step} (learning rate {learning_rate:g})")
-        self._asked_to_stop = self.reporter.metric(
-            {
-                "attempt": self.attempt,
-                "step": self.state.step,
-                "loss": loss,
-                "learning_rate": learning_rate,
-                "grad_norm": norm,
-                "world_size": self.place.size,
-                "samples": self.config.batch.global_size,
-                "tokens": num_tokens,
-                "step_s": round(time.perf_counter() - began, 6),
-            }
-        )
-        return totals[1].item() > 0
+        line = {
+            "attempt": self.attempt,
+            "step": self.state.step,
+            "loss": loss / count,
+            "learning_rate": rate,
+            "grad_norm": norm if finite else None,
+            "world_size": self.mesh.shape.world_size,
+            "samples": self.config.batch.global_size,
+            "tokens" if self.task.unit == "tokens" else "counted": int(count),
+        }
+        if scale.enabled:
+            line |= {"loss_scale": scale.value, "skipped": not finite}
+        scale.update(finite)
+        self._asked_to_stop = self.reporter.metric({**line, "step_s": round(time.perf_counter() - began, 6)})
+        return stop
 
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
+    def _gradients(self, batches: list[list[int]], factor: float) -> Tensor:
+        """Forward and backward of this rank's samples; returns its summed loss and what counted."""
+        module = self.parallel.module
+        module.train()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
+        for index, indices in enumerate(batches):
+            batch = self._to_device(self.train.batch(indices))
+            with self.parallel.micro_batch(batch, last=index == len(batches) - 1) as mine:
+                with self.parallel.autocast():
+                    result = self.task.loss(module, mine)
+                (result.loss * factor).backward()
+            sums += _detached(result)[:2]
+        return sums
+
+    def _totals(self, mine: Tensor) -> tuple[float, float, bool]:
+        """Summed loss and what counted, over the whole global batch, and whether all ranks are to stop."""
+        totals = torch.cat((self._once(mine), mine.new_tensor([float(self._asked_to_stop)])))
+        dist.all_reduce(totals)
+        loss, count, stop = totals.tolist()
+        return loss, count, stop > 0
+
+    def _check(self, step: int, loss: float, norm: float) -> None:
+        """Stop before the model is destroyed; what is checked is the same on all ranks."""
+        if not math.isfinite(loss):
+            raise LossError(f"the loss is {loss} in step {step}")
+        scale = self.state.loss_scale
+        if not math.isfinite(norm) and (not scale.enabled or scale.exhausted):
+            raise LossError(f"the norm of the gradient is {norm} in step {step}")
+
     @torch.no_grad()
-    def evaluate(self) -> Evaluation:
-        """Evaluate every held-out token once, each rank its share; all ranks get the same result."""
+    def evaluate(self) -> dict[str, Any]:
+        """Evaluate every held-out sample once, each rank its share; all ranks get the same means."""
         if self.evaluated_at == self.state.step:
             raise RuntimeError("evaluated twice at one step")
         self.evaluated_at = self.state.step
-        self.model.eval()
-        micro = self.config.batch.micro
-        mine = list(evaluation_share(len(self.held_out), self.place))
+        module = self.parallel.module
+        module.eval()
+        place, micro = self.quorum.start(self.state.step), self.config.batch.micro
+        mine = list(evaluation_share(len(self.held_out), place))
         # Sharded models gather parameters in every forward: all ranks must run equally many, so that one
-        # with fewer samples runs on empty ones, whose targets do not count.
-        most = -(-len(self.held_out) // self.place.size)
-        totals = torch.zeros(2, dtype=torch.float64, device=self.device)
+        # with fewer samples runs on empty ones, which do not count.
+        most = -(-len(self.held_out) // place.size)
+        totals: Tensor | None = None
+        names: list[str] = []
         for start in range(0, most, micro):
-            samples = mine[start : start + micro]
-            inputs, targets = self._to_device(self.held_out, samples or [0])
-            if not samples:
-                targets.fill_(-100)
-            with self.strategy.autocast():
-                loss, count = self.task.loss(self.model, inputs, targets)
-            totals += torch.stack([loss.double(), loss.new_tensor(count, dtype=torch.float64)])
+            indices = mine[start : start + micro]
+            batch = self._to_device(self.held_out.batch(indices) if indices else self.held_out.nothing())
+            with self.parallel.micro_batch(batch) as part, self.parallel.autocast():
+                result = self.task.loss(module, part)
+            sums = _detached(result)
+            names = list(result.others)
+            totals = sums if totals is None else totals + sums
+        assert totals is not None, "there is nothing to evaluate on"
+        totals = self._once(totals)
         dist.all_reduce(totals)
-        mean = float(totals[0] / totals[1])
-        result = Evaluation(self.state.step, mean, math.exp(min(mean, 700.0)), int(totals[1]))
-        self.reporter.event(
-            "evaluated",
-            attempt=self.attempt,
-            step=result.step,
-            loss=result.loss,
-            perplexity=result.perplexity,
-            tokens=result.tokens,
-        )
-        return result
+        loss, count, *others = totals.tolist()
+        means = {name: total / count for name, total in zip(("loss", *names), (loss, *others), strict=True)}
+        if self.task.unit == "tokens":
+            means["perplexity"] = math.exp(min(means["loss"], 700.0))
+        evaluation = {"step": self.state.step, **means, self.task.unit: int(count)}
+        self.reporter.event("evaluated", attempt=self.attempt, **evaluation)
+        return evaluation
+
+    def _once(self, sums: Tensor) -> Tensor:
+        """Sums that all ranks of a `tp` group have alike, counted for one of them."""
+        return sums if self.mesh.tp_index == 0 else torch.zeros_like(sums)
 
     def _due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
 
-    def _to_device(self, samples: PackedSamples, indices: list[int]) -> tuple[Tensor, Tensor]:
-        inputs, targets = samples.batch(indices)
-        return torch.from_numpy(inputs).to(self.device), torch.from_numpy(targets).to(self.device)
+    def _to_device(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        return {name: torch.as_tensor(array).to(self.mesh.device) for name, array in batch.items()}
+
+
+def _detached(sums: Sums) -> Tensor:
+    """Loss, count and the others as one vector, float64."""
+    return torch.stack([value.detach().double() for value in (sums.loss, sums.count, *sums.others.values())])

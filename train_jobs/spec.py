@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cluster.config.train_section import TrainJobConfig
 
-TOKENS = "data"
-"""In a run's directory: the tokenized corpus."""
+DATA = "data"
+"""In a run's directory: what the task prepared of its data, e.g. the tokenized corpus."""
 CHECKPOINTS = "checkpoints"
 """In a run's directory: the checkpoints."""
 EXPORT = "export"
@@ -45,10 +45,12 @@ class GroupSpec:
 def plan_groups(
     job: str, config: TrainJobConfig, run: Path, attempt: int, granted: Sequence[str]
 ) -> list[GroupSpec]:
-    """The groups that a grant pays for: one, of all granted workers.
+    """The groups that a grant pays for: one, of as many workers as its mesh can use.
 
     Args:
-        granted: node id of every granted worker.
+        granted: node id of every granted unit, which is the workers of one tensor-parallel group.
     """
     # Ranks of one node stand together: their collectives meet on the shorter way.
-    return [GroupSpec(job, config, run, attempt, 0, tuple(sorted(granted)))]
+    ranks = sorted(node for node in granted for _ in range(config.parallel.tensor))
+    inner = config.parallel.tensor * config.parallel.context
+    return [GroupSpec(job, config, run, attempt, 0, tuple(ranks[: len(ranks) // inner * inner]))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from dataclasses import asdict
 from typing import Any
 
 import ray
@@ -49,9 +50,11 @@ def run_rank(spec: GroupSpec) -> str:
     reporter = ControlReporter(spec.job, rank)
     assembly: RankAssembly | None = None
     try:
-        assembly = RankAssembly(spec.config, spec.run, spec.attempt, reporter, ray.train.torch.get_device())
+        assembly = RankAssembly(
+            spec.config, spec.run, spec.attempt, spec.nodes, reporter, ray.train.torch.get_device()
+        )
         step = assembly.restore()
-        _say_started(spec, reporter, step)
+        _say_started(spec, reporter, step, assembly)
         outcome = assembly.loop.run()
         if outcome == "finished":
             assembly.export()
@@ -76,10 +79,18 @@ def is_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo/" in text or "Connection closed by peer" in text)
 
 
-def _say_started(spec: GroupSpec, reporter: ControlReporter, step: int) -> None:
+def _say_started(spec: GroupSpec, reporter: ControlReporter, step: int, assembly: RankAssembly) -> None:
     context = ray.get_runtime_context()
     node = context.get_node_labels().get("shoal.io/node", context.get_node_id())
     mine = {"rank": dist.get_rank(), "node": node, "pid": os.getpid()}
     ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, mine)
-    reporter.event("started", attempt=spec.attempt, world_size=len(ranks), step=step, ranks=ranks)
+    reporter.event(
+        "started",
+        attempt=spec.attempt,
+        world_size=len(ranks),
+        step=step,
+        mesh=asdict(assembly.mesh.shape),
+        notes=assembly.parallel.notes,
+        ranks=ranks,
+    )

@@ -151,7 +151,7 @@ def _check_batch(job: TrainJobConfig, report: Reporter) -> None:
 
 
 def uneven_sizes(micro_batches: int, least: int, most: int) -> list[int]:
-    """The numbers of data-parallel ranks in the range that cannot share the micro-batches evenly (the first)."""
+    """The first few numbers of data-parallel ranks that cannot share the micro-batches evenly."""
     sizes: list[int] = []
     for size in range(least, most + 1):
         if micro_batches % size:

@@ -151,7 +151,8 @@ def _allowed(node: Node) -> str:
     if "patternProperties" in node:
         return "a section of names, each with its own section"
     if kind == "object":
-        return "a section with the keys " + ", ".join(f"`{key}`" for key in node.get("properties", {}))
+        keys = [f"`{key}`" for key in node.get("properties", {})]
+        return f"a section with the key{'s' if len(keys) != 1 else ''} {', '.join(keys)}"
     return "something else"
 
 

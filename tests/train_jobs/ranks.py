@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import TrainJobConfig
-from train_jobs.spec import TOKENS
+from train_jobs.spec import DATA
 
 TINY: dict[str, Any] = {
     "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300},
@@ -85,11 +85,13 @@ class RankProcess:
         assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s"
 
 
-def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[RankProcess]:
+def start_ranks(
+    config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1, ranks_per_node: int = 2
+) -> list[RankProcess]:
     """Start all ranks of a run; what rank 0 reports goes to `reports.jsonl` in the run's directory."""
-    from train_jobs.data.tokens import TokenStreams
+    from train_jobs.data.preparation import prepare_data
 
-    TokenStreams.prepare(config, run / TOKENS)
+    prepare_data(config, run / DATA)
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
@@ -102,6 +104,7 @@ def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int
             config.model_dump_json(),
             str(run),
             str(attempt),
+            str(ranks_per_node),
         )
         for rank in range(world_size)
     ]
@@ -160,7 +163,9 @@ class FileReporter:
                 file.write(json.dumps(line) + "\n")
 
 
-def _rank(environment: dict[str, str], log: str, config_json: str, run: str, attempt: str) -> None:
+def _rank(
+    environment: dict[str, str], log: str, config_json: str, run: str, attempt: str, ranks_per_node: str
+) -> None:
     """What a rank's process does; its output goes into the log."""
     import torch
     import torch.distributed as dist
@@ -174,7 +179,10 @@ def _rank(environment: dict[str, str], log: str, config_json: str, run: str, att
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     config = TrainJobConfig.model_validate_json(config_json)
-    assembly = RankAssembly(config, Path(run), int(attempt), FileReporter(Path(run)), torch.device("cpu"))
+    nodes = [f"node-{rank // int(ranks_per_node)}" for rank in range(dist.get_world_size())]
+    assembly = RankAssembly(
+        config, Path(run), int(attempt), nodes, FileReporter(Path(run)), torch.device("cpu")
+    )
     assembly.restore()
     if assembly.loop.run() == "finished":
         assembly.export()

@@ -19,7 +19,7 @@ def test_with_the_tail_kept_every_token_but_the_first_is_a_target_exactly_once(
     targets = [
         int(target)
         for index in range(len(samples))
-        for target in samples.batch([index])[1][0]
+        for target in samples.batch([index])["targets"][0]
         if target != -100
     ]
     assert targets == list(range(1, tokens))
@@ -28,7 +28,7 @@ def test_with_the_tail_kept_every_token_but_the_first_is_a_target_exactly_once(
 
 def test_inputs_are_the_tokens_before_their_targets() -> None:
     samples = PackedSamples(np.arange(100, dtype=np.uint32), 8)
-    inputs, targets = samples.batch([0, 3])
+    inputs, targets = samples.batch([0, 3]).values()
     assert inputs.shape == targets.shape == (2, 8)
     assert (inputs + 1 == targets).all()
     assert inputs.dtype == np.int64

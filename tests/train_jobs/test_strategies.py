@@ -63,7 +63,7 @@ def test_one_process_steps_like_plain_torch(corpus: Path, alone: tuple[list[dict
     tokens = torch.from_numpy(np.load(run / "data" / "train.npy").astype("int64"))
     num_samples = (len(tokens) - 1) // 16
     order = np.random.default_rng([1, 0]).permutation(num_samples)
-    model = CausalLM(config, 300).build()
+    model = CausalLM(config, run / "data").build()
     matrices = [p for p in model.parameters() if p.ndim > 1]
     others = [p for p in model.parameters() if p.ndim <= 1]
     optimizer = torch.optim.AdamW(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,27 +12,36 @@ import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
-from torch.optim.lr_scheduler import LRScheduler
+
+from train_jobs.optimization.loss_scale import LossScale
+from train_jobs.parallel.model import ParallelModel
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_SETTINGS = "param_groups."
 
 
 class TrainingState:
-    """Model, optimizer, schedule, data position and random states of one rank's share of a job.
+    """Model, optimizer, loss scale, data position and random states of one rank's share of a job.
 
-    The data position is the number of steps done: which samples come next follows from it alone.
-    Parameters are saved under the model's own names whatever the strategy; replicated ones once.
+    The data position is the number of steps done: which samples come next follows from it alone, and so does
+    the learning rate. The optimizer's settings are the config's, which a resumed job may have changed; only
+    what it has learned is saved. Parameters and what the optimizer keeps of each are saved under the model's
+    own names whatever the strategy, so that any other strategy finds them.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, schedule: LRScheduler) -> None:
-        self.model = model
+    def __init__(
+        self, parallel: ParallelModel, optimizer: torch.optim.Optimizer, loss_scale: LossScale
+    ) -> None:
+        self.parallel = parallel
         self.optimizer = optimizer
-        self.schedule = schedule
+        self.loss_scale = loss_scale
         self.step = 0
         # Collectives of a save that runs in the background must not mix with those of the step loop.
         self.group = dist.new_group(backend="gloo")
@@ -52,62 +62,69 @@ class TrainingState:
         """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
         reader = dcp.FileSystemReader(directory)
         wanted = self._collect()
-        present = reader.read_metadata().state_dict_metadata
         # Another number of workers may have saved: a rank that was not among them keeps its own.
-        mine = self._random_key()
-        has_random = any(key == mine or key.startswith(f"{mine}.") for key in present)
-        if not has_random:
-            del wanted[mine]
+        if _own_key() not in reader.read_metadata().state_dict_metadata:
+            del wanted[_own_key()]
         dcp.load(wanted, storage_reader=reader, process_group=self.group)
+        module = self.parallel.stepped
+        _, current = get_state_dict(module, self.optimizer, options=_FLAT)
+        settings = {key: value for key, value in current.items() if key.startswith(_SETTINGS)}
         set_state_dict(
-            self.model,
+            module,
             self.optimizer,
             model_state_dict=wanted["model"],
-            optim_state_dict=wanted["optimizer"],
+            optim_state_dict={**settings, **wanted["optimizer"]},
+            options=_FLAT,
         )
-        self.schedule.load_state_dict(wanted["schedule"])
+        self.parallel.parameters_changed()
         self.step = wanted["progress"]["step"]
-        if has_random:
-            self._restore_random(wanted[mine])
+        self.loss_scale.load(wanted["progress"]["loss_scale"])
+        if _own_key() in wanted:
+            self._restore_own(wanted[_own_key()])
 
     def full_model(self) -> dict[str, Tensor]:
         """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.model, options=options)
+        state = get_model_state_dict(self.parallel.stepped, options=options)
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
     def _collect(self) -> dict[str, Any]:
-        model, optimizer = get_state_dict(self.model, self.optimizer)
+        model, optimizer = get_state_dict(self.parallel.stepped, self.optimizer, options=_FLAT)
         return {
             "model": model,
-            "optimizer": optimizer,
-            "schedule": self.schedule.state_dict(),
-            "progress": {"step": self.step},
-            self._random_key(): self._random_state(),
+            "optimizer": {key: value for key, value in optimizer.items() if not key.startswith(_SETTINGS)},
+            "progress": {"step": self.step, "loss_scale": self.loss_scale.state()},
+            _own_key(): self._own(),
         }
 
-    def _random_key(self) -> str:
-        return f"random_rank{dist.get_rank()}"
-
-    @staticmethod
-    def _random_state() -> dict[str, Any]:
+    def _own(self) -> bytes:
+        """What belongs to this rank alone."""
         state: dict[str, Any] = {
             "torch": torch.get_rng_state(),
             "python": random.getstate(),
             "numpy": np.random.get_state(),
+            "strategy": self.parallel.own_state(),
         }
         if torch.cuda.is_available():
             state["cuda"] = torch.cuda.get_rng_state()
-        return state
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        return stream.getvalue()
 
-    @staticmethod
-    def _restore_random(state: dict[str, Any]) -> None:
-        torch.set_rng_state(state["torch"])
+    def _restore_own(self, saved: bytes) -> None:
+        # Its own checkpoint: whoever can write that can change the code as well.
+        state = torch.load(io.BytesIO(saved), map_location=self.parallel.mesh.device, weights_only=False)
+        torch.set_rng_state(state["torch"].cpu())
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"])
+            torch.cuda.set_rng_state(state["cuda"].cpu())
+        self.parallel.load_own_state(state["strategy"])
 
     @staticmethod
     def _writer(directory: Path) -> dcp.FileSystemWriter:
         return dcp.FileSystemWriter(directory, sync_files=True)
+
+
+def _own_key() -> str:
+    return f"rank{dist.get_rank()}"

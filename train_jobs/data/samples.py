@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+IGNORED = -100
+"""Target that no loss counts, as in torch and transformers."""
+
 
 class PackedSamples:
     """Windows of `length` targets over a flat token stream; neighbours share one token.
@@ -33,15 +36,26 @@ class PackedSamples:
         start = index * self.length
         return np.asarray(self.tokens[start : start + self.length + 1], dtype=np.int64)
 
-    def batch(self, indices: list[int]) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs and targets of several samples, each [len(indices), length].
+    @property
+    def targets_per_sample(self) -> int:
+        return self.length
 
-        A short tail is filled up: its inputs with token 0, its targets with -100, which no loss counts.
+    def batch(self, indices: list[int]) -> dict[str, np.ndarray]:
+        """`input_ids` and `targets` of several samples, each [len(indices), length].
+
+        A short tail is filled up: its inputs with token 0, its targets with IGNORED.
         """
         inputs = np.zeros((len(indices), self.length), dtype=np.int64)
-        targets = np.full((len(indices), self.length), -100, dtype=np.int64)
+        targets = np.full((len(indices), self.length), IGNORED, dtype=np.int64)
         for row, index in enumerate(indices):
             tokens = self.sample(index)
             inputs[row, : len(tokens) - 1] = tokens[:-1]
             targets[row, : len(tokens) - 1] = tokens[1:]
-        return inputs, targets
+        return {"input_ids": inputs, "targets": targets}
+
+    def nothing(self) -> dict[str, np.ndarray]:
+        """A batch of one sample of which nothing counts."""
+        return {
+            "input_ids": np.zeros((1, self.length), dtype=np.int64),
+            "targets": np.full((1, self.length), IGNORED, dtype=np.int64),
+        }

@@ -11,25 +11,29 @@ from torch import Tensor, nn
 
 from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError
+from train_jobs.data.samples import IGNORED, PackedSamples
+from train_jobs.data.tokens import TokenStreams
+from train_jobs.parallel.model import Batch
+from train_jobs.tasks.task import Sums
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-IGNORED = -100
-"""Target that no loss counts, as in torch and transformers."""
-
 
 class CausalLM:
-    """Builds the model of a job and computes its loss; one object a rank.
+    """Builds the model of a job and computes its loss.
 
     Args:
         config: the job.
-        vocab_size: tokens that the job's tokenizer knows.
+        data: the run's directory of prepared data.
     """
 
-    def __init__(self, config: TrainJobConfig, vocab_size: int) -> None:
+    unit = "tokens"
+
+    def __init__(self, config: TrainJobConfig, data: Path) -> None:
         self.config = config
-        self.vocab_size = vocab_size
+        self.streams = TokenStreams(data)
+        self.architecture: PretrainedConfig | None = None
 
     def build(self) -> PreTrainedModel:
         """The model with its initial weights, fp32, on the CPU; the same on every rank.
@@ -38,32 +42,34 @@ class CausalLM:
             RequestError: model.directory does not hold a causal language model, or the tokenizer knows more
                 tokens than the model.
         """
-        from transformers import AutoModelForCausalLM
-
         torch.manual_seed(self.config.seed)
-        if self.config.model.directory is not None:
-            try:
-                model = AutoModelForCausalLM.from_pretrained(
-                    self.config.model.directory, dtype=torch.float32, local_files_only=True
-                )
-            except (OSError, ValueError) as error:
-                raise RequestError(
-                    f"model.directory {self.config.model.directory!r} holds no causal language model: {error}"
-                ) from error
-        else:
-            model = AutoModelForCausalLM.from_config(self._from_sizes(), dtype=torch.float32)
-        if self.vocab_size > model.config.vocab_size:
+        directory = self.config.model.directory
+        model = self._from_sizes() if directory is None else self._from_directory(directory)
+        if self.streams.vocab_size > model.config.vocab_size:
             raise RequestError(
-                f"the tokenizer knows {self.vocab_size} tokens, the model only {model.config.vocab_size}"
+                f"the tokenizer knows {self.streams.vocab_size} tokens, the model only "
+                f"{model.config.vocab_size}"
             )
         model.config.use_cache = False
+        self.architecture = model.config
         return model
 
-    def _from_sizes(self) -> object:
-        from transformers import LlamaConfig
+    @staticmethod
+    def _from_directory(directory: str) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM
+
+        try:
+            return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise RequestError(
+                f"model.directory {directory!r} holds no causal language model: {error}"
+            ) from error
+
+    def _from_sizes(self) -> PreTrainedModel:
+        from transformers import AutoModelForCausalLM, LlamaConfig
 
         sizes = self.config.model
-        return LlamaConfig(
+        architecture = LlamaConfig(
             hidden_size=sizes.hidden_size,
             intermediate_size=sizes.mlp_size,
             num_hidden_layers=sizes.num_layers,
@@ -75,47 +81,37 @@ class CausalLM:
             bos_token_id=0,
             eos_token_id=0,
         )
+        return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
 
-    @staticmethod
-    def blocks(model: PreTrainedModel) -> list[nn.Module]:
-        """The transformer blocks: the units that sharding works by.
+    def samples(self, held_out: bool) -> PackedSamples:
+        tokens = self.streams.held_out if held_out else self.streams.train
+        return PackedSamples(tokens, self.config.data.sequence_length, keep_tail=held_out)
 
-        transformers names the classes of a model's blocks itself (`_no_split_modules`).
-        """
-        names = set(model._no_split_modules or ())
-        return [module for module in model.modules() if type(module).__name__ in names]
-
-    @staticmethod
-    def loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """Summed cross-entropy in nats over the targets that count, and their number.
+    def loss(self, model: nn.Module, batch: Batch) -> Sums:
+        """Summed cross-entropy in nats over the targets that count.
 
         Args:
-            inputs: token ids, [batch, length].
-            targets: the next tokens, [batch, length], IGNORED where nothing is to be predicted.
+            batch: `input_ids` and `targets` (the next tokens, IGNORED where nothing is to be predicted), both
+                [samples, length]; `position_ids` [1, length] where they do not count from 0.
         """
-        logits = model(input_ids=inputs, use_cache=False).logits
+        inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+        targets = batch["targets"]
+        logits = model(**inputs, use_cache=False).logits
         total = F.cross_entropy(
             logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORED, reduction="sum"
         )
-        return total, int((targets != IGNORED).sum())
+        return Sums(total, (targets != IGNORED).sum())
 
-    @staticmethod
-    def export(
-        architecture: PretrainedConfig, weights: dict[str, Tensor], tokenizer: Path, directory: Path
-    ) -> None:
-        """Write the Hugging Face format: safetensors, config.json, generation_config.json and the tokenizer.
-
-        Args:
-            architecture: the model's configuration.
-            weights: the whole state dict under the model's own names, on the CPU.
-            tokenizer: directory of the job's tokenizer.
-        """
+    def export(self, weights: dict[str, Tensor], directory: Path) -> None:
+        """Write the Hugging Face format: safetensors, config.json and the tokenizer."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
+        assert self.architecture is not None, "the model was not built"
         # The model in use may have been wrapped or sharded; an empty one of the same architecture names the
         # files and ties the weights as transformers does.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(self.architecture, dtype=torch.float32)
         model.config.use_cache = True  # it was off for training only; who generates wants it
         model.save_pretrained(directory, state_dict=weights)
-        AutoTokenizer.from_pretrained(tokenizer, local_files_only=True).save_pretrained(directory)
+        tokenizer = AutoTokenizer.from_pretrained(self.streams.tokenizer_directory, local_files_only=True)
+        tokenizer.save_pretrained(directory)

@@ -116,8 +116,8 @@ NODES = "cluster: {nodes: [{name: a, cpus: 4, gpus: 4}, {name: b, cpus: 4, gpus:
             "parallel: {tensor: 2}, workers: {min: 2, max: 6}",
             "j:",
             "batch.global",
-            "micro (8) × workers / 2 (parallel.tensor × parallel.context) at every number of workers (2 to 6);"
-            " 32 is none at 6",
+            "micro (8) × workers / 2 (parallel.tensor × parallel.context) at every number of workers (2 to 6)"
+            "; 32 is none at 6",
         ),
         (
             "parallel: {tensor: 4}, workers: {min: 4, cpus: 2}",

@@ -1,0 +1,1 @@
+"""From gradients to parameters: optimizers, learning-rate schedules, gradient norms and the loss scale."""

@@ -1,0 +1,60 @@
+"""The mesh of a group's ranks, built once: torch's process groups for every axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from cluster.topology import AXES, MeshShape
+
+
+class Mesh:
+    """The axes of a group and this rank's place on them; the default process group is there.
+
+    Attributes:
+        shape: the size of each axis.
+        device: this rank's.
+        axes: the device mesh with the axes of `cluster.topology.AXES`.
+        parameters: the device mesh by which parameters are sharded, axes `dp_replicate`, `dp_shard`, `tp`.
+            Ranks of one `cp` group see different parts of the same samples; for parameters they are
+            data-parallel ranks like any others, so `cp` is folded into one of the two data axes.
+    """
+
+    def __init__(self, shape: MeshShape, device: torch.device) -> None:
+        if shape.world_size != dist.get_world_size():
+            raise ValueError(f"a mesh of {shape.world_size} ranks for {dist.get_world_size()}")
+        self.shape = shape
+        self.device = device
+        self.axes = _device_mesh(device, shape)
+        self.parameters = self.axes if shape.cp == 1 else _device_mesh(device, _folded(shape))
+        replicate, shard, self.cp_index, self.tp_index = shape.coordinate(dist.get_rank())
+        self.data_index = replicate * shape.dp_shard + shard
+
+    def sharding(self) -> DeviceMesh:
+        """What `fully_shard` takes: one axis where nothing is replicated, two for hybrid sharding."""
+        if self.parameters["dp_replicate"].size() == 1:
+            return self.parameters["dp_shard"]
+        return self.parameters["dp_replicate", "dp_shard"]
+
+    @property
+    def tp(self) -> DeviceMesh:
+        return self.parameters["tp"]
+
+    @property
+    def cp_group(self) -> dist.ProcessGroup:
+        return self.axes.get_group("cp")
+
+
+def _device_mesh(device: torch.device, shape: MeshShape) -> DeviceMesh:
+    sizes = (shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp)
+    return init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+
+
+def _folded(shape: MeshShape) -> MeshShape:
+    """`cp` as part of the axis just outside of it that is in use, so that ranks keep their order."""
+    if shape.dp_shard > 1 or shape.dp_replicate == 1:
+        return replace(shape, dp_shard=shape.dp_shard * shape.cp, cp=1)
+    return replace(shape, dp_replicate=shape.dp_replicate * shape.cp, cp=1)

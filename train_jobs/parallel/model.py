@@ -1,0 +1,111 @@
+"""A model that a strategy has spread over the mesh, as the step loop uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from cluster.config.parallel_section import Dtype
+from cluster.config.train_section import TrainJobConfig
+from train_jobs.parallel.mesh import Mesh
+
+if TYPE_CHECKING:
+    from train_jobs.parallel.context import ContextParallelism
+
+DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Batch = Mapping[str, Tensor]
+"""The tensors of some samples by name; the first dim of each counts the samples."""
+
+
+class ParallelModel:
+    """A model as one rank holds it; strategies derive theirs from this one, which is spread over nothing.
+
+    A strategy averages gradients over the ranks of the data and context axes, as torch's own do; the loop
+    scales its loss for that.
+
+    Attributes:
+        module: what is called in a forward pass.
+        stepped: the module whose parameters the optimizer steps, and whose state is saved. Its parameters are
+            named as the model's own were.
+        mesh: where it is spread.
+        context: how sequences are shared; None where each rank has its own.
+        notes: what a user should know of how the strategy was carried out, as sentences.
+    """
+
+    def __init__(self, module: nn.Module, mesh: Mesh, autocast: torch.dtype | None = None) -> None:
+        self.module = module
+        self.stepped = module
+        self.mesh = mesh
+        self.notes: list[str] = []
+        self.context: ContextParallelism | None = None
+        self._autocast = autocast
+
+    @contextmanager
+    def micro_batch(self, batch: Batch, last: bool = True) -> Iterator[Batch]:
+        """Around forward and backward of one micro-batch.
+
+        Args:
+            batch: the samples of this rank's place on the data axes.
+            last: gradients travel in the last micro-batch of a step only.
+
+        Yields:
+            what of the batch is this rank's: a part of every sequence, under context parallelism.
+        """
+        with self.synchronize(last):
+            if self.context is None:
+                yield batch
+            else:
+                with self.context.share(batch) as mine:
+                    yield mine
+
+    @contextmanager
+    def synchronize(self, last: bool) -> Iterator[None]:
+        """Around forward and backward of one micro-batch: gradients travel if it is the last of a step."""
+        yield
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Around forward passes, in training and in evaluation."""
+        if self._autocast is None:
+            return nullcontext()
+        return torch.autocast(self.mesh.device.type, dtype=self._autocast)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Step the parameters by their gradients."""
+        optimizer.step()
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients: the next backward begins anew."""
+        self.module.zero_grad(set_to_none=True)
+
+    def parameters_changed(self) -> None:
+        """The parameters of `stepped` were loaded: copies of them have to follow."""
+
+    def own_state(self) -> dict[str, Any]:
+        """What this rank has to find again after a restart, beside parameters and optimizer state."""
+        return {}
+
+    def load_own_state(self, state: dict[str, Any]) -> None:
+        """Take what `own_state` gave; another number of ranks may have saved it."""
+
+
+class Parallelize(Protocol):
+    """What each strategy's file offers."""
+
+    def __call__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, config: TrainJobConfig
+    ) -> ParallelModel:
+        """Spread a model, which lies on the CPU, over the mesh; its parameters may be replaced.
+
+        Args:
+            blocks: the units to shard by, e.g. the layers of a transformer.
+        """
+
+
+def autocast_dtype(config: TrainJobConfig) -> torch.dtype | None:
+    """What forward passes are cast to where parameters stay fp32; None for no casting."""
+    return None if config.precision == "fp32" else DTYPES[config.precision]
