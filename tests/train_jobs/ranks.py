@@ -6,11 +6,17 @@ import json
 import multiprocessing
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
 from train_jobs.spec import DATA
+
+if TYPE_CHECKING:
+    from train_jobs.assembly import RankAssembly
+
+Program = Callable[..., None]
 
 TINY: dict[str, Any] = {
     "model": {"hidden_size": 32, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 300},
@@ -66,11 +72,11 @@ _FORKING.set_forkserver_preload(["tests.train_jobs.ranks", *PRELOADED])
 
 
 class RankProcess:
-    """One rank, started."""
+    """One rank, started; it runs a function of a module of the tests within its process group."""
 
-    def __init__(self, environment: dict[str, str], log: Path, *arguments: str) -> None:
+    def __init__(self, environment: dict[str, str], log: Path, program: Program, *arguments: Any) -> None:
         self.log = log
-        self._process = _FORKING.Process(target=_rank, args=(environment, str(log), *arguments))
+        self._process = _FORKING.Process(target=_in_group, args=(environment, str(log), program, arguments))
         self._process.start()
 
     @property
@@ -80,43 +86,49 @@ class RankProcess:
     def kill(self) -> None:
         self._process.kill()
 
-    def wait(self, timeout_s: float = 120.0) -> None:
+    def wait(self, timeout_s: float = 240.0) -> None:
         self._process.join(timeout_s)
         assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s"
 
 
-def start_ranks(
-    config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1, ranks_per_node: int = 2
-) -> list[RankProcess]:
-    """Start all ranks of a run; what rank 0 reports goes to `reports.jsonl` in the run's directory."""
-    from train_jobs.data.preparation import prepare_data
-
-    prepare_data(config, run / DATA)
+def start_program(program: Program, directory: Path, world_size: int, *arguments: Any) -> list[RankProcess]:
+    """Start a function on every rank of a new group; logs go into the directory."""
+    directory.mkdir(parents=True, exist_ok=True)
     environment = {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
         "WORLD_SIZE": str(world_size),
     }
     return [
-        RankProcess(
-            {**environment, "RANK": str(rank)},
-            run / f"rank-{rank}.log",
-            config.model_dump_json(),
-            str(run),
-            str(attempt),
-            str(ranks_per_node),
-        )
+        RankProcess({**environment, "RANK": str(rank)}, directory / f"rank-{rank}.log", program, *arguments)
         for rank in range(world_size)
     ]
 
 
-def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[dict[str, Any]]:
-    """Run all ranks to the end; returns rank 0's metric lines."""
-    processes = start_ranks(config, run, world_size, attempt)
+def finish(processes: list[RankProcess]) -> None:
+    """Wait for all ranks; each has to have ended well."""
     for process in processes:
         process.wait()
     for process in processes:
         assert process.exit_code == 0, process.log.read_text()
+
+
+def run_program(program: Program, directory: Path, world_size: int, *arguments: Any) -> None:
+    """Run a function on every rank of a new group, to its end."""
+    finish(start_program(program, directory, world_size, *arguments))
+
+
+def start_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[RankProcess]:
+    """Start all ranks of a run; what rank 0 reports goes to `reports.jsonl` in the run's directory."""
+    from train_jobs.data.preparation import prepare_data
+
+    prepare_data(config, run / DATA)
+    return start_program(train, run, world_size, config.model_dump_json(), str(run), attempt)
+
+
+def run_ranks(config: TrainJobConfig, run: Path, world_size: int, attempt: int = 1) -> list[dict[str, Any]]:
+    """Run all ranks to the end; returns rank 0's metric lines."""
+    finish(start_ranks(config, run, world_size, attempt))
     return [
         line
         for line in reports(run)
@@ -163,14 +175,29 @@ class FileReporter:
                 file.write(json.dumps(line) + "\n")
 
 
-def _rank(
-    environment: dict[str, str], log: str, config_json: str, run: str, attempt: str, ranks_per_node: str
-) -> None:
-    """What a rank's process does; its output goes into the log."""
+def assemble(config: TrainJobConfig, run: Path, attempt: int = 1, ranks_per_node: int = 2) -> RankAssembly:
+    """What a rank steps with, on this rank of a group."""
     import torch
     import torch.distributed as dist
 
     from train_jobs.assembly import RankAssembly
+
+    nodes = [f"node-{rank // ranks_per_node}" for rank in range(dist.get_world_size())]
+    return RankAssembly(config, run, attempt, nodes, FileReporter(run), torch.device("cpu"))
+
+
+def train(config_json: str, run: str, attempt: int) -> None:
+    """A rank of a job, from restoring to export."""
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
+    assembly.restore()
+    if assembly.loop.run() == "finished":
+        assembly.export()
+
+
+def _in_group(environment: dict[str, str], log: str, program: Program, arguments: tuple[Any, ...]) -> None:
+    """What a rank's process does; its output goes into the log."""
+    import torch
+    import torch.distributed as dist
 
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -178,12 +205,5 @@ def _rank(
     os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    config = TrainJobConfig.model_validate_json(config_json)
-    nodes = [f"node-{rank // int(ranks_per_node)}" for rank in range(dist.get_world_size())]
-    assembly = RankAssembly(
-        config, Path(run), int(attempt), nodes, FileReporter(Path(run)), torch.device("cpu")
-    )
-    assembly.restore()
-    if assembly.loop.run() == "finished":
-        assembly.export()
+    program(*arguments)
     dist.destroy_process_group()

@@ -1,20 +1,23 @@
-"""DDP and FSDP on real processes against a single-process run, and going on from checkpoints."""
+"""Every strategy on real processes against a single-process run, and going on from checkpoints."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.train_jobs.combinations import COMBINATIONS, QUICK
 from tests.train_jobs.ranks import held_out_loss, reports, run_ranks, start_ranks, tiny_job, write_corpus
 from train_jobs.data.documents import read_documents
 
-# The ranks sum the same fp32 numbers in another order: each of the eight steps may differ by a few units in
-# the last place of a loss near 6 (4.8e-7 each), and the differences feed back through the weights.
+# The ranks sum the same fp32 numbers in another order: a loss near 6 may differ by a few units in the last
+# place (4.8e-7 each) in each step, and the differences feed back through the weights.
 TOLERANCE = 1e-5
 
 
@@ -33,21 +36,74 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [line for line in reports(run) if line.get("kind") == "evaluated"]
 
 
-@pytest.mark.parametrize(("strategy", "world_size"), [("ddp", 2), ("fsdp", 2), ("fsdp", 4)])
+@dataclass(frozen=True)
+class Differences:
+    """The largest differences of a run to another one."""
+
+    loss: float
+    grad_norm: float
+    evaluation: float
+
+
+def compare(run: Path, reference: Path) -> Differences:
+    """Compare two runs, step by step; what is counted has to be the same."""
+    ours, theirs = ([line for line in reports(each) if "kind" not in line] for each in (run, reference))
+    for line, other in zip(ours, theirs, strict=True):
+        for key in ("step", "samples", "tokens", "learning_rate"):
+            assert line[key] == other[key]
+    evaluated = list(zip(evaluations(run), evaluations(reference), strict=True))
+    for line, other in evaluated:
+        assert (line["step"], line["tokens"]) == (other["step"], other["tokens"])
+    steps = list(zip(ours, theirs, strict=True))
+    return Differences(
+        *(max(abs(line[key] - other[key]) for line, other in steps) for key in ("loss", "grad_norm")),
+        max(abs(line["loss"] - other["loss"]) for line, other in evaluated),
+    )
+
+
+SHORT = {
+    "steps": 10,
+    "evaluate": {"every_steps": 5},
+    "optimizer": {"learning_rate": 1e-3, "max_grad_norm": 0.5},
+}
+LONG = {**SHORT, "steps": 50, "evaluate": {"every_steps": 25}, "batch": {"global": 16, "micro": 2}}
+
+
+@pytest.fixture(scope="module")
+def references(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The single-process run of a config, made once."""
+
+    @cache
+    def reference(length: str) -> Path:
+        run = tmp_path_factory.mktemp(f"reference-{length}")
+        metrics = run_ranks(tiny_job(corpus, **{"short": SHORT, "long": LONG}[length]), run, world_size=1)
+        assert all(line["grad_norm"] > 0.5 for line in metrics), "the gradients are not clipped"
+        return run
+
+    return reference
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_many_ranks_step_like_one(
-    strategy: str, world_size: int, corpus: Path, alone: tuple[list[dict[str, Any]], Path], tmp_path: Path
+    name: str, corpus: Path, references: Callable[..., Path], tmp_path: Path
 ) -> None:
-    metrics = run_ranks(tiny_job(corpus, parallel={"strategy": strategy}), tmp_path, world_size)
-    reference, reference_run = alone
-    assert [line["step"] for line in metrics] == list(range(1, 9))
-    for key in ("loss", "grad_norm", "learning_rate"):
-        assert [line[key] for line in metrics] == pytest.approx(
-            [line[key] for line in reference], abs=TOLERANCE, rel=TOLERANCE
-        ), key
-    assert [(line["samples"], line["tokens"]) for line in metrics] == [(8, 128)] * 8
-    for mine, theirs in zip(evaluations(tmp_path), evaluations(reference_run), strict=True):
-        assert (mine["step"], mine["tokens"]) == (theirs["step"], theirs["tokens"])
-        assert mine["loss"] == pytest.approx(theirs["loss"], abs=TOLERANCE)
+    parallel, world_size = COMBINATIONS[name]
+    run_ranks(tiny_job(corpus, parallel=parallel, **SHORT), tmp_path, world_size)
+    differences = compare(tmp_path, references("short"))
+    assert max(astuple(differences)) < TOLERANCE, differences
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", COMBINATIONS)
+def test_many_ranks_step_like_one_for_fifty_steps(
+    name: str, corpus: Path, references: Callable[..., Path], tmp_path: Path
+) -> None:
+    parallel, world_size = COMBINATIONS[name]
+    run_ranks(tiny_job(corpus, parallel=parallel, **LONG), tmp_path, world_size)
+    differences = compare(tmp_path, references("long"))
+    print(f"\n| {name} | {world_size} | " + " | ".join(f"{each:.1e}" for each in astuple(differences)) + " |")
+    assert max(astuple(differences)) < TOLERANCE, differences
 
 
 def test_one_process_steps_like_plain_torch(corpus: Path, alone: tuple[list[dict[str, Any]], Path]) -> None:
