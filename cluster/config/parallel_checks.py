@@ -60,6 +60,12 @@ def _check_settings(job: TrainJobConfig, report: Reporter) -> None:
     if parallel.offload and strategy not in SHARDING:
         message = f"should be false under {name}; {', '.join(SHARDING)} know offloading"
         report("parallel.offload", parallel.offload, message, "parallel.strategy")
+    if parallel.compile and parallel.tensor > 1:
+        message = (
+            f"should be false beside parallel.tensor ({parallel.tensor}): torch 2.13 compiles wrong gradients"
+            " where sharded and whole tensors meet"
+        )
+        report("parallel.compile", True, message, "parallel.tensor")
     if strategy not in ("ddp", "zero1") or parallel.tensor > 1:
         where = f"under {name}" if parallel.tensor == 1 else f"beside parallel.tensor ({parallel.tensor})"
         _report_idle("parallel.ddp", parallel.ddp, DDPConfig(), where, report)

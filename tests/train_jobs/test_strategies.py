@@ -94,6 +94,18 @@ def test_many_ranks_step_like_one(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["ddp ×2", "fsdp ×2", "zero1 ×2", "ddp ×2 × cp 2"])
+def test_compiled_blocks_step_like_one_process(
+    name: str, corpus: Path, references: Callable[..., Path], tmp_path: Path
+) -> None:
+    parallel, world_size = COMBINATIONS[name]
+    compiled = {**parallel, "compile": True, "activation_checkpointing": "full"}
+    run_ranks(tiny_job(corpus, parallel=compiled, **SHORT), tmp_path, world_size)
+    assert max(astuple(compare(tmp_path, references("short")))) < TOLERANCE
+    assert "torch._inductor" not in (tmp_path / "rank-0.log").read_text(), "it fell back"
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", COMBINATIONS)
 def test_many_ranks_step_like_one_for_fifty_steps(

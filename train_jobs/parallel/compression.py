@@ -9,7 +9,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from cluster.config.parallel_section import DDPConfig
 
-HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+
+def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch wants annotations as objects, or none
+    """torch's own hook, which it refuses by its name for any backend but NCCL; gloo sums bf16 as well."""
+    return default_hooks.bf16_compress_hook(state, bucket)
+
+
+HOOKS = {"fp16": default_hooks.fp16_compress_hook, "bf16": _bf16_hook}
 
 _REBUILD_STEPS = 2
 """DistributedDataParallel arranges its buckets anew in its first steps; PowerSGD must not begin before."""

@@ -39,7 +39,7 @@ class ReplicatedModel(ParallelModel):
             static_graph=settings.static_graph,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             # Batch statistics are rank 0's everywhere; a transformer's buffers are constants.
-            broadcast_buffers=has_statistics and not settings.sync_batch_norm,
+            forward_sync_buffers=has_statistics and not settings.sync_batch_norm,
         )
         super().__init__(self.ddp, mesh, autocast_dtype(config))
         self.stepped = model

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -59,12 +60,14 @@ def shard(
     """Shard a model over the data axes of the mesh, block by block: each moves to the device as it is cut."""
     offload = config.parallel.offloads and mesh.device.type == "cuda"
     policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
+    precision = mixed_precision(config)
     for unit in (*blocks, model):
+        inner = unit is not model
         fully_shard(
             unit,
             mesh=mesh.sharding(),
-            reshard_after_forward=not keep_gathered if unit is not model else None,
-            mp_policy=mixed_precision(config),
+            reshard_after_forward=not keep_gathered if inner else None,
+            mp_policy=replace(precision, output_dtype=None) if inner else precision,
             offload_policy=policy,
         )
     assert isinstance(model, FSDPModule)

@@ -64,6 +64,12 @@ NODES = "cluster: {nodes: [{name: a, cpus: 4, gpus: 4}, {name: b, cpus: 4, gpus:
             "has no effect under parallel.strategy (ddp), was bf16",
         ),
         (
+            "parallel: {tensor: 2, compile: true}, workers: {min: 2}",
+            "true",
+            "parallel.compile",
+            "should be false beside parallel.tensor (2)",
+        ),
+        (
             "parallel: {ddp: {sync_batch_norm: true}}",
             "true",
             "parallel.ddp.sync_batch_norm",

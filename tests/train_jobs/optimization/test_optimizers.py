@@ -1,0 +1,91 @@
+"""Optimizers by name: groups, and sharded parameters stepped as whole ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.config.train_section import OptimizerConfig
+from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
+from train_jobs.optimization.adafactor import ShardedAdafactor
+from train_jobs.optimization.optimizers import OPTIMIZERS, build_optimizer
+
+# The same fp32 sums in another order; Adafactor divides by roots of small numbers.
+TOLERANCE = 2e-5
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3, bias=False),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(16, 5),
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_weight_decay_leaves_norms_and_biases_out(name: str) -> None:
+    built = build_optimizer(model(), OptimizerConfig(name=name, weight_decay=0.3))  # type: ignore[arg-type]
+    decays = {
+        tuple(parameter.shape): group["weight_decay"]
+        for group in built.param_groups
+        for parameter in group["params"]
+    }
+    assert decays == {(4, 3, 3, 3): 0.3, (4,): 0.0, (5, 16): 0.3, (5,): 0.0}
+
+
+def test_our_adafactor_steps_as_torchs_own() -> None:
+    ours, theirs = model(), model()
+    settings = [
+        [
+            {"params": [p for p in each.parameters() if p.ndim > 1], "weight_decay": 0.1},
+            {"params": [p for p in each.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ]
+        for each in (ours, theirs)
+    ]
+    optimizers = [ShardedAdafactor(settings[0], lr=0.05), torch.optim.Adafactor(settings[1], lr=0.05)]
+    inputs = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(1))
+    for _ in range(5):
+        for each, optimizer in zip((ours, theirs), optimizers, strict=True):
+            optimizer.zero_grad()
+            each(inputs).square().sum().backward()
+            optimizer.step()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    for mine, other in zip(optimizers[0].state.values(), optimizers[1].state.values(), strict=True):
+        assert mine.keys() == other.keys()
+        assert all(mine[key].shape == other[key].shape for key in mine)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor"])
+@pytest.mark.parametrize(
+    ("parallel", "world_size"),
+    [
+        ({"strategy": "ddp"}, 2),
+        ({"strategy": "zero1"}, 2),
+        ({"strategy": "fsdp"}, 4),
+        ({"strategy": "fsdp", "tensor": 2}, 4),
+    ],
+    ids=["ddp", "zero1", "fsdp", "fsdp-tp"],
+)
+def test_sharded_parameters_are_stepped_as_whole_ones(
+    name: str, parallel: dict[str, Any], world_size: int, corpus: Path, tmp_path: Path
+) -> None:
+    settings = {"name": name, "learning_rate": 0.1 if name == "sgd" else 0.01}
+    alone = run_ranks(tiny_job(corpus, optimizer=settings), tmp_path / "alone", 1)
+    metrics = run_ranks(
+        tiny_job(corpus, optimizer=settings, parallel=parallel), tmp_path / "many", world_size
+    )
+    assert [line["loss"] for line in metrics] == pytest.approx(
+        [line["loss"] for line in alone], abs=TOLERANCE
+    )
+    assert alone[-1]["loss"] < alone[0]["loss"] - 0.05, "nothing was learned"

@@ -1,0 +1,89 @@
+"""Communication hooks: losses near those of whole gradients, and what PowerSGD remembers over a restart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import TrainJobConfig
+from tests.train_jobs.ranks import assemble, run_program, run_ranks, tiny_job, write_corpus
+from train_jobs.data.preparation import prepare_data
+
+STEPS = 60
+POWERSGD = {"compression": "powersgd", "powersgd_rank": 2, "powersgd_warmup_steps": 5}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
+
+
+def job(corpus: Path, **ddp: Any) -> TrainJobConfig:
+    checkpoint = {"every_steps": 20}
+    optimizer = {"learning_rate": 3e-3}
+    return tiny_job(corpus, parallel={"ddp": ddp}, steps=STEPS, checkpoint=checkpoint, optimizer=optimizer)
+
+
+@pytest.fixture(scope="module")
+def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    metrics = run_ranks(job(corpus), tmp_path_factory.mktemp("whole"), 2)
+    return [line["loss"] for line in metrics]
+
+
+@pytest.mark.parametrize(
+    ("ddp", "bound"),
+    # A rounded gradient is off by 2^-11 (fp16) or 2^-8 (bf16) of itself; a matrix of low rank by much more,
+    # which the next steps make up for.
+    [({"compression": "fp16"}, 0.01), ({"compression": "bf16"}, 0.05), (POWERSGD, 0.5)],
+    ids=["fp16", "bf16", "powersgd"],
+)
+def test_losses_stay_near_those_of_whole_gradients(
+    ddp: dict[str, Any], bound: float, corpus: Path, whole: list[float], tmp_path: Path
+) -> None:
+    losses = [line["loss"] for line in run_ranks(job(corpus, **ddp), tmp_path, 2)]
+    if ddp is POWERSGD:
+        assert losses[:5] == pytest.approx(whole[:5], abs=1e-5), "the warm-up is not whole"
+        assert losses[8] != pytest.approx(whole[8], abs=1e-5), "nothing was compressed"
+    assert losses != whole
+    assert max(abs(a - b) for a, b in zip(losses, whole, strict=True)) < bound
+    assert losses[-1] < losses[0] - 0.5
+
+
+def restart(config_json: str, run: str) -> None:
+    """Save in the middle of compressed training, restore, and step on; rank 0 writes what it found."""
+    import torch
+    import torch.distributed as dist
+
+    config = TrainJobConfig.model_validate_json(config_json)
+    before = assemble(config, Path(run))
+    for _ in range(20):
+        before.loop.step()
+    before.saver.save()
+    after = assemble(config, Path(run))
+    assert after.restore() == 20
+    one, other = before.parallel.own_state(), after.parallel.own_state()
+    assert one["error"], "nothing was compressed before the restart"
+    assert one["steps"] == other["steps"] == 20
+    for name in ("error", "p", "q"):
+        assert one[name].keys() == other[name].keys()
+        assert all(torch.equal(one[name][index], other[name][index]) for index in one[name]), name
+    losses = {"whole": [], "again": []}
+    for name, assembly in (("whole", before), ("again", after)):
+        assembly.loop.reporter.metric = lambda line, found=losses[name]: found.append(line["loss"]) or False
+        for _ in range(10):
+            assembly.loop.step()
+    if dist.get_rank() == 0:
+        (Path(run) / "losses.json").write_text(json.dumps(losses))
+
+
+def test_powersgd_goes_on_with_what_it_had_lost(corpus: Path, tmp_path: Path) -> None:
+    config = job(corpus, **POWERSGD)
+    prepare_data(config, tmp_path / "data")
+    run_program(restart, tmp_path, 2, config.model_dump_json(), str(tmp_path))
+    losses = json.loads((tmp_path / "losses.json").read_text())
+    assert losses["again"][0] == pytest.approx(losses["whole"][0], abs=1e-6)
+    # Two steps after a restart travel whole: the runs part a little, no more.
+    assert losses["again"] == pytest.approx(losses["whole"], abs=0.1)
