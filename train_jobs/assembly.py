@@ -14,7 +14,9 @@ from cluster.topology import mesh_shape
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
-from train_jobs.data.order import Place
+from train_jobs.data.loader import make_loader
+from train_jobs.data.order import BatchPlan, Place
+from train_jobs.data.source import as_samples
 from train_jobs.loop import Reporter, StepLoop
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.optimization.optimizers import build_optimizer
@@ -52,7 +54,13 @@ class RankAssembly:
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
         optimizer = build_optimizer(self.parallel.stepped, config.optimizer)
         loss_scale = LossScale(config.precision == "fp16")
-        self.state = TrainingState(self.parallel, optimizer, loss_scale)
+        loader = make_loader(
+            as_samples(self.task.samples(held_out=False)),
+            BatchPlan(config.batch.global_size, config.batch.micro),
+            config.seed,
+            config.data.workers,
+        )
+        self.state = TrainingState(self.parallel, optimizer, loss_scale, loader)
         self.store = CheckpointStore(run / CHECKPOINTS)
         self.saver = CheckpointSaver(
             self.store,

@@ -11,9 +11,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cluster.config.train_section import TrainJobConfig
+from cluster.errors import RequestError
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
-from train_jobs.data.order import SampleOrder, evaluation_share
+from train_jobs.data.loader import evaluation_batches
+from train_jobs.data.source import Batch, as_samples
 from train_jobs.errors import LossError
 from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
 from train_jobs.optimization.optimizers import set_learning_rate
@@ -61,9 +63,8 @@ class StepLoop:
         self.quorum = quorum
         self.reporter = reporter
         self.mesh = parallel.mesh
-        self.train = task.samples(held_out=False)
-        self.held_out = task.samples(held_out=True)
-        self.order = SampleOrder(len(self.train), config.batch.global_size, config.batch.micro, config.seed)
+        self.loader = state.loader
+        self.held_out = as_samples(task.samples(held_out=True))
         self.evaluated_at: int | None = None
 
     def run(self) -> Literal["finished", "stopped"]:
@@ -91,9 +92,9 @@ class StepLoop:
         step, scale = self.state.step, self.state.loss_scale
         while True:
             place = self.quorum.start(step)
-            most = self.config.batch.global_size * self.train.targets_per_sample
+            most = self.config.batch.global_size * self.loader.targets_per_sample
             ranks = place.size * self.mesh.shape.cp  # strategies average over them
-            mine = self._gradients(self.order.micro_batches(step, place), scale.value * ranks / most)
+            mine = self._gradients(self.loader.step(step, place), scale.value * ranks / most)
             loss, count, stop = self._totals(mine)
             if self.quorum.commit():
                 break
@@ -128,14 +129,13 @@ class StepLoop:
 
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
-    def _gradients(self, batches: list[list[int]], factor: float) -> Tensor:
+    def _gradients(self, batches: list[Batch], factor: float) -> Tensor:
         """Forward and backward of this rank's samples; returns its summed loss and what counted."""
         module = self.parallel.module
         module.train()
         sums = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
-        for index, indices in enumerate(batches):
-            batch = self._to_device(self.train.batch(indices))
-            with self.parallel.micro_batch(batch, last=index == len(batches) - 1) as mine:
+        for index, batch in enumerate(batches):
+            with self.parallel.micro_batch(self._to_device(batch), last=index == len(batches) - 1) as mine:
                 with self.parallel.autocast():
                     result = self.task.loss(module, mine)
                 (result.loss * factor).backward()
@@ -165,22 +165,17 @@ class StepLoop:
         self.evaluated_at = self.state.step
         module = self.parallel.module
         module.eval()
-        place, micro = self.quorum.start(self.state.step), self.config.batch.micro
-        mine = list(evaluation_share(len(self.held_out), place))
-        # Sharded models gather parameters in every forward: all ranks must run equally many, so that one
-        # with fewer samples runs on empty ones, which do not count.
-        most = -(-len(self.held_out) // place.size)
+        place = self.quorum.start(self.state.step)
         totals: Tensor | None = None
         names: list[str] = []
-        for start in range(0, most, micro):
-            indices = mine[start : start + micro]
-            batch = self._to_device(self.held_out.batch(indices) if indices else self.held_out.nothing())
-            with self.parallel.micro_batch(batch) as part, self.parallel.autocast():
+        for batch, counts in evaluation_batches(self.held_out, place, self.config.batch.micro):
+            with self.parallel.micro_batch(self._to_device(batch)) as part, self.parallel.autocast():
                 result = self.task.loss(module, part)
-            sums = _detached(result)
+            sums = _detached(result) if counts else torch.zeros_like(_detached(result))
             names = list(result.others)
             totals = sums if totals is None else totals + sums
-        assert totals is not None, "there is nothing to evaluate on"
+        if totals is None:
+            raise RequestError("the task gives no held-out sample to evaluate on")
         totals = self._once(totals)
         dist.all_reduce(totals)
         loss, count, *others = totals.tolist()
@@ -198,8 +193,8 @@ class StepLoop:
     def _due(self, every: int | None) -> bool:
         return every is not None and self.state.step % every == 0
 
-    def _to_device(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        return {name: torch.as_tensor(array).to(self.mesh.device) for name, array in batch.items()}
+    def _to_device(self, batch: Batch) -> dict[str, Tensor]:
+        return {name: tensor.to(self.mesh.device, non_blocking=True) for name, tensor in batch.items()}
 
 
 def _detached(sums: Sums) -> Tensor:

@@ -48,6 +48,8 @@ def _check_data(job: TrainJobConfig, report: Reporter) -> None:
                 f"`{job.data.source}` {problem}; it should be {PYTHON_STDLIB}, or a Parquet file or directory"
             )
             report("data.source", job.data.source, message)
+    if job.data.group_by_length and job.data.packing:
+        report("data.group_by_length", True, "has no effect beside data.packing (true)", "data.packing")
     if job.data.tokenizer is not None:
         problem = path_problem(job.data.tokenizer)
         if problem is not None:

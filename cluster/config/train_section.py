@@ -50,6 +50,13 @@ class DataConfig(Section):
     """Tokens in one sample."""
     tokenizer: str | None = None
     """Hugging Face tokenizer directory. Default: the model directory's, else one is trained on the data."""
+    packing: bool = True
+    """Cut the text into samples of exactly sequence_length; false makes each document a sample (or several)
+    and pads it."""
+    group_by_length: bool = False
+    """Without packing: put samples of similar length into a micro-batch."""
+    workers: int = Field(default=0, ge=0)
+    """Processes that load a worker's data ahead of its steps; with 0 the worker loads it itself."""
     held_out_every: int = Field(default=20, ge=2)
     """Every n-th document (in the order of their paths or rows) is kept for evaluation."""
 

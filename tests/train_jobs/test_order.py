@@ -4,61 +4,104 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train_jobs.data.order import Place, SampleOrder, evaluation_share, sample_at
+from train_jobs.data.arrangements import Arrangement, LengthGrouped, Shuffled, Windowed
+from train_jobs.data.order import BatchPlan, Place, SampleOrder, evaluation_share
 
 
-def taken(order: SampleOrder, step: int, size: int) -> list[int]:
+def taken(order: SampleOrder, plan: BatchPlan, step: int, size: int) -> list[int]:
     """What all ranks of a step take, in rank order."""
     places = [Place(index, size) for index in range(size)]
-    return [sample for place in places for batch in order.micro_batches(step, place) for sample in batch]
+    return [order.at(p) for place in places for batch in plan.micro_batches(step, place) for p in batch]
 
 
 def test_one_two_and_four_workers_read_the_same_samples_in_the_same_order() -> None:
-    order = SampleOrder(num_samples=1000, global_size=32, micro=4, seed=7)
+    order, plan = SampleOrder(Shuffled(1000), seed=7), BatchPlan(global_size=32, micro=4)
     for step in range(70):  # more than two epochs
-        alone = taken(order, step, 1)
-        assert taken(order, step, 2) == alone
-        assert taken(order, step, 4) == alone
+        alone = taken(order, plan, step, 1)
+        assert taken(order, plan, step, 2) == alone
+        assert taken(order, plan, step, 4) == alone
+
+
+arrangements = st.one_of(
+    st.integers(1, 300).map(Shuffled),
+    st.tuples(st.lists(st.integers(0, 30), min_size=1, max_size=12), st.integers(1, 5))
+    .filter(lambda case: sum(case[0]) > 0)
+    .map(lambda case: Windowed(*case)),
+    st.tuples(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 8)).map(
+        lambda case: LengthGrouped(np.asarray(case[0]), case[1])
+    ),
+)
+
+
+@given(arrangements, st.integers(0, 2**40), st.integers(0, 3))
+def test_an_epoch_holds_every_sample_once(arrangement: Arrangement, seed: int, epoch: int) -> None:
+    order = arrangement.epoch(seed, epoch)
+    assert sorted(order.tolist()) == list(range(arrangement.num_samples))
+    assert order.tolist() == arrangement.epoch(seed, epoch).tolist()
 
 
 @given(
-    st.integers(1, 40),
-    st.integers(1, 8),
+    arrangements,
+    st.integers(1, 4),
     st.integers(0, 2**40),
-    st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=1, max_size=20),
+    st.lists(st.tuples(st.sampled_from([1, 2, 3, 4, 6]), st.integers(0, 6), st.integers(0, 3)), max_size=20),
 )
-def test_a_change_of_workers_between_steps_neither_repeats_nor_skips_a_sample(
-    epoch_steps: int, micro: int, seed: int, sizes: list[int]
+def test_resizes_and_kills_neither_repeat_nor_skip_a_sample(
+    arrangement: Arrangement, micro: int, seed: int, history: list[tuple[int, int, int]]
 ) -> None:
-    global_size = micro * 12
-    num_samples = epoch_steps * global_size
-    order = SampleOrder(num_samples, global_size, micro, seed)
-    counts: Counter[int] = Counter()
-    for step in range(epoch_steps):
-        counts.update(taken(order, step, sizes[step % len(sizes)]))
-    assert counts == Counter(range(num_samples))
+    """A job's history: so many steps at so many ranks, then a kill that throws it back a few steps."""
+    order, plan = SampleOrder(arrangement, seed), BatchPlan(micro * 12, micro)
+    step, counted = 0, {}
+    for size, steps, lost in history:
+        for _ in range(steps):
+            counted[step] = taken(order, plan, step, size)  # of a step done again, the last counts
+            step += 1
+        step = max(0, step - lost)
+    done = len(counted) * plan.global_size
+    samples = [sample for step in sorted(counted) for sample in counted[step]]
+    epochs, rest = divmod(done, arrangement.num_samples)
+    whole = Counter(samples[: epochs * arrangement.num_samples])
+    assert whole == Counter({sample: epochs for sample in range(arrangement.num_samples) if epochs})
+    assert len(set(samples[done - rest :])) == rest
 
 
 def test_another_seed_and_another_epoch_give_another_order() -> None:
-    first = [sample_at(position, 100, seed=1) for position in range(100)]
-    assert first != [sample_at(position, 100, seed=2) for position in range(100)]
-    assert first != [sample_at(position, 100, seed=1) for position in range(100, 200)]
-    assert sorted(first) == list(range(100))
+    one, other = SampleOrder(Shuffled(100), seed=1), SampleOrder(Shuffled(100), seed=2)
+    first = [one.at(position) for position in range(100)]
+    assert first != [other.at(position) for position in range(100)]
+    assert first != [one.at(position) for position in range(100, 200)]
 
 
-def test_an_epoch_that_ends_inside_a_step_goes_on_with_the_next() -> None:
-    order = SampleOrder(num_samples=10, global_size=4, micro=1, seed=3)
-    read = [sample for step in range(5) for sample in order.step(step)]
-    assert sorted(read[:10]) == sorted(read[10:]) == list(range(10))
+def test_a_window_reads_few_groups_at_once() -> None:
+    order = Windowed([10] * 20, window=2).epoch(seed=1, epoch=0)
+    groups = [set((order[start : start + 20] // 10).tolist()) for start in range(0, 200, 20)]
+    assert [len(each) for each in groups] == [2] * 10
+    assert set.union(*groups) == set(range(20))
+    assert order.tolist() != sorted(order.tolist())
+
+
+def test_samples_grouped_by_length_leave_little_padding() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 4000)
+
+    def padding(order: np.ndarray) -> float:
+        batches = lengths[order].reshape(-1, 8)
+        return 1 - lengths.sum() / (batches.max(axis=1) * 8).sum()
+
+    grouped = LengthGrouped(lengths, 8).epoch(seed=1, epoch=0)
+    assert padding(grouped) < 0.03 < 0.3 < padding(Shuffled(4000).epoch(1, 0))
+    firsts = lengths[grouped][::8][:50]
+    assert (np.diff(firsts) > 0).any(), "lengths only fall"
+    assert (np.diff(firsts) < 0).any()
 
 
 def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
     with pytest.raises(ValueError, match="32"):
-        SampleOrder(100, 32, 8, 0).micro_batches(0, Place(0, 3))
+        BatchPlan(32, 8).micro_batches(0, Place(0, 3))
 
 
 @given(st.integers(0, 200), st.integers(1, 9))

@@ -102,7 +102,6 @@ def test_compiled_blocks_step_like_one_process(
     compiled = {**parallel, "compile": True, "activation_checkpointing": "full"}
     run_ranks(tiny_job(corpus, parallel=compiled, **SHORT), tmp_path, world_size)
     assert max(astuple(compare(tmp_path, references("short")))) < TOLERANCE
-    assert "torch._inductor" not in (tmp_path / "rank-0.log").read_text(), "it fell back"
 
 
 @pytest.mark.slow

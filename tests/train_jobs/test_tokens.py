@@ -20,7 +20,7 @@ def test_streams_hold_every_document_once_closed_by_the_end_of_text(tmp_path: Pa
     assert len(tokenizer) == streams.vocab_size <= 300
     for stream, held_out in ((streams.train, False), (streams.held_out, True)):
         texts = [document.text for document in read_documents(config.data) if document.held_out is held_out]
-        assert tokenizer.decode(stream.tolist()) == "".join(f"{text}<|endoftext|>" for text in texts)
+        assert tokenizer.decode(stream.tokens.tolist()) == "".join(f"{text}<|endoftext|>" for text in texts)
 
 
 def test_byte_level_tokens_bring_back_any_text(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_work_that_was_cut_off_is_done_again_and_finished_work_is_not(tmp_path: 
     written = (directory / "train.npy").stat().st_mtime_ns
     again = TokenStreams.prepare(config, directory)
     assert (directory / "train.npy").stat().st_mtime_ns == written
-    assert np.array_equal(first.train, again.train)
+    assert np.array_equal(first.train.tokens, again.train.tokens)
 
 
 def test_a_corpus_too_small_for_a_step_or_for_evaluation_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 from concurrent.futures import Future
 from pathlib import Path
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
 
@@ -30,18 +32,23 @@ _SETTINGS = "param_groups."
 class TrainingState:
     """Model, optimizer, loss scale, data position and random states of one rank's share of a job.
 
-    The data position is the number of steps done: which samples come next follows from it alone, and so does
-    the learning rate. The optimizer's settings are the config's, which a resumed job may have changed; only
-    what it has learned is saved. Parameters and what the optimizer keeps of each are saved under the model's
-    own names whatever the strategy, so that any other strategy finds them.
+    The data position is the number of steps done: which samples come next follows from it alone (a stream
+    knows its own place), and so does the learning rate. The optimizer's settings are the config's, which a
+    resumed job may have changed; only what it has learned is saved. Parameters and what the optimizer keeps
+    of each are saved under the model's own names whatever the strategy, so that any other finds them.
     """
 
     def __init__(
-        self, parallel: ParallelModel, optimizer: torch.optim.Optimizer, loss_scale: LossScale
+        self,
+        parallel: ParallelModel,
+        optimizer: torch.optim.Optimizer,
+        loss_scale: LossScale,
+        loader: BatchLoader | StreamLoader,
     ) -> None:
         self.parallel = parallel
         self.optimizer = optimizer
         self.loss_scale = loss_scale
+        self.loader = loader
         self.step = 0
         # Collectives of a save that runs in the background must not mix with those of the step loop.
         self.group = dist.new_group(backend="gloo")
@@ -79,6 +86,7 @@ class TrainingState:
         self.parallel.parameters_changed()
         self.step = wanted["progress"]["step"]
         self.loss_scale.load(wanted["progress"]["loss_scale"])
+        self.loader.seek(json.loads(wanted["progress"]["data"]), self.step)
         if _own_key() in wanted:
             self._restore_own(wanted[_own_key()])
 
@@ -93,7 +101,11 @@ class TrainingState:
         return {
             "model": model,
             "optimizer": {key: value for key, value in optimizer.items() if not key.startswith(_SETTINGS)},
-            "progress": {"step": self.step, "loss_scale": self.loss_scale.state()},
+            "progress": {
+                "step": self.step,
+                "loss_scale": self.loss_scale.state(),
+                "data": json.dumps(self.loader.position()),
+            },
             _own_key(): self._own(),
         }
 

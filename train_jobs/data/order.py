@@ -7,17 +7,7 @@ from functools import lru_cache
 
 import numpy as np
 
-
-@lru_cache(maxsize=2)
-def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
-    """The permutation of one epoch, from (seed, epoch) alone."""
-    return np.random.default_rng([seed, epoch]).permutation(num_samples)
-
-
-def sample_at(position: int, num_samples: int, seed: int) -> int:
-    """The sample at a global position; positions count from 0 over all epochs."""
-    epoch, offset = divmod(position, num_samples)
-    return int(epoch_order(num_samples, seed, epoch)[offset])
+from train_jobs.data.arrangements import Arrangement
 
 
 @dataclass(frozen=True)
@@ -33,26 +23,19 @@ class Place:
 
 
 @dataclass(frozen=True)
-class SampleOrder:
-    """The order of a job's samples.
+class BatchPlan:
+    """How a global batch is cut.
 
-    Step s (from 0) takes the global positions [s·global_size, (s+1)·global_size), cut into micro-batches;
-    a rank takes a run of whole micro-batches. Nothing but (seed, epoch, global position) decides which
-    sample stands at a position, so a change of workers neither repeats nor skips one.
+    Step s (from 0) takes the global positions [s·global_size, (s+1)·global_size), cut into micro-batches; a
+    rank takes a run of whole micro-batches. What stands at a position never depends on who reads it, so that
+    a change of ranks neither repeats nor skips a sample.
     """
 
-    num_samples: int
     global_size: int
     micro: int
-    seed: int
 
-    def step(self, step: int) -> list[int]:
-        """All samples of a step, in order."""
-        first = step * self.global_size
-        return [sample_at(p, self.num_samples, self.seed) for p in range(first, first + self.global_size)]
-
-    def micro_batches(self, step: int, place: Place) -> list[list[int]]:
-        """The micro-batches of one rank in one step; every rank of a step gets equally many.
+    def micro_batches(self, step: int, place: Place) -> list[range]:
+        """The global positions of one rank in one step, by micro-batch; every rank has equally many.
 
         Raises:
             ValueError: the global batch cannot be cut evenly for so many ranks.
@@ -62,10 +45,26 @@ class SampleOrder:
                 f"a global batch of {self.global_size} cannot be cut into micro-batches of {self.micro} "
                 f"for {place.size} ranks"
             )
-        samples = self.step(step)
         share = self.global_size // place.size
-        mine = samples[place.index * share : (place.index + 1) * share]
-        return [mine[start : start + self.micro] for start in range(0, share, self.micro)]
+        first = step * self.global_size + place.index * share
+        return [range(start, start + self.micro) for start in range(first, first + share, self.micro)]
+
+
+class SampleOrder:
+    """The samples at all global positions, which count from 0 over all epochs.
+
+    Nothing but (seed, epoch, position) decides which sample stands at a position.
+    """
+
+    def __init__(self, arrangement: Arrangement, seed: int) -> None:
+        self.num_samples = arrangement.num_samples
+        self._epoch = lru_cache(maxsize=2)(lambda epoch: arrangement.epoch(seed, epoch))
+
+    def at(self, position: int) -> int:
+        """The index of the sample at a position."""
+        epoch, offset = divmod(position, self.num_samples)
+        order: np.ndarray = self._epoch(epoch)
+        return int(order[offset])
 
 
 def evaluation_share(num_samples: int, place: Place) -> range:

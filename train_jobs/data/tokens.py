@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -68,19 +69,32 @@ def tokenizer_for(config: TrainJobConfig) -> PreTrainedTokenizerBase:
     )
 
 
-class TokenStreams:
-    """A job's corpus as two flat token arrays (training, held out) in one directory, memory-mapped.
+class TokenStream(NamedTuple):
+    """One part of a corpus: all its tokens, and where each document begins (both of one dimension)."""
 
-    Files: `train.npy`, `held_out.npy` (unsigned integers, one dimension), `tokenizer/` (Hugging Face format)
-    and `streams.json`, written last.
+    tokens: np.ndarray
+    starts: np.ndarray
+
+
+class TokenStreams:
+    """A job's corpus as two token streams (training, held out) in one directory, memory-mapped.
+
+    Files: `train.npy`, `held_out.npy` (tokens), `train_starts.npy`, `held_out_starts.npy` (documents),
+    `tokenizer/` (Hugging Face format) and `streams.json`, written last.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         facts: dict[str, Any] = json.loads((directory / "streams.json").read_text())
         self.vocab_size: int = facts["vocab_size"]
-        self.train: np.ndarray = np.load(directory / "train.npy", mmap_mode="r")
-        self.held_out: np.ndarray = np.load(directory / "held_out.npy", mmap_mode="r")
+        self.train = self._open("train")
+        self.held_out = self._open("held_out")
+
+    def _open(self, part: str) -> TokenStream:
+        return TokenStream(
+            np.load(self.directory / f"{part}.npy", mmap_mode="r"),
+            np.load(self.directory / f"{part}_starts.npy", mmap_mode="r"),
+        )
 
     @property
     def tokenizer_directory(self) -> Path:
@@ -96,32 +110,65 @@ class TokenStreams:
         if not (directory / "streams.json").exists():
             directory.mkdir(parents=True, exist_ok=True)
             tokenizer = tokenizer_for(config)
-            train, held_out = _encode(tokenizer, read_documents(config.data))
-            _check_sizes(config, len(train), len(held_out))
-            np.save(directory / "train.npy", train)
-            np.save(directory / "held_out.npy", held_out)
+            _write_streams(tokenizer, read_documents(config.data), directory)
             tokenizer.save_pretrained(directory / "tokenizer")
             staged = directory / "streams.json.tmp"
             staged.write_text(json.dumps({"vocab_size": len(tokenizer)}))
             staged.replace(directory / "streams.json")
-        return cls(directory)
+        streams = cls(directory)
+        _check_sizes(config, len(streams.train.tokens), len(streams.held_out.tokens))
+        return streams
 
 
-def _encode(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document]
-) -> tuple[np.ndarray, np.ndarray]:
+def _write_streams(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path
+) -> None:
     """Both streams: every document's tokens, each followed by the end-of-text token."""
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     end = tokenizer.eos_token_id
-    streams: dict[bool, list[np.ndarray]] = {False: [], True: []}
-    while batch := list(islice(documents, _BATCH)):
-        encoded = tokenizer([document.text for document in batch], add_special_tokens=False, verbose=False)
-        ids: Sequence[Sequence[int]] = encoded["input_ids"]
-        for document, tokens in zip(batch, ids, strict=True):
-            closed = tokens if end is None else [*tokens, end]
-            streams[document.held_out].append(np.asarray(closed, dtype=kind))
-    empty = np.zeros(0, dtype=kind)
-    return np.concatenate([empty, *streams[False]]), np.concatenate([empty, *streams[True]])
+    with ExitStack() as stack:
+        writers = {
+            held_out: stack.enter_context(_StreamWriter(directory, name, kind))
+            for held_out, name in ((False, "train"), (True, "held_out"))
+        }
+        while batch := list(islice(documents, _BATCH)):
+            encoded = tokenizer([each.text for each in batch], add_special_tokens=False, verbose=False)
+            ids: Sequence[Sequence[int]] = encoded["input_ids"]
+            for document, tokens in zip(batch, ids, strict=True):
+                writers[document.held_out].add(tokens if end is None else [*tokens, end])
+
+
+class _StreamWriter:
+    """Writes one stream as it comes: a corpus need not fit into memory, only the places of its documents."""
+
+    def __init__(self, directory: Path, part: str, kind: type[np.generic]) -> None:
+        self.directory = directory
+        self.part = part
+        self.kind = kind
+        self.raw = directory / f"{part}.raw"
+        self.starts: list[int] = []
+        self.length = 0
+
+    def __enter__(self) -> _StreamWriter:
+        self.file = self.raw.open("wb")
+        return self
+
+    def add(self, tokens: Sequence[int]) -> None:
+        self.starts.append(self.length)
+        self.length += len(tokens)
+        self.file.write(np.asarray(tokens, dtype=self.kind).tobytes())
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        self.file.close()
+        if kind is None:
+            target = np.lib.format.open_memmap(
+                self.directory / f"{self.part}.npy", mode="w+", dtype=self.kind, shape=(self.length,)
+            )
+            if self.length:
+                target[:] = np.memmap(self.raw, dtype=self.kind, mode="r")
+            target.flush()
+            np.save(self.directory / f"{self.part}_starts.npy", np.asarray(self.starts, dtype=np.int64))
+        self.raw.unlink()
 
 
 def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from cluster.config.parallel_section import Dtype
 from cluster.config.train_section import TrainJobConfig
+from train_jobs.data.source import Batch
 from train_jobs.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from train_jobs.parallel.context import ContextParallelism
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-Batch = Mapping[str, Tensor]
-"""The tensors of some samples by name; the first dim of each counts the samples."""
 
 
 class ParallelModel:

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError
-from train_jobs.data.samples import IGNORED, PackedSamples
+from train_jobs.data.samples import IGNORED, DocumentSamples, PackedSamples
+from train_jobs.data.source import Batch
 from train_jobs.data.tokens import TokenStreams
-from train_jobs.parallel.model import Batch
 from train_jobs.tasks.task import Sums
 
 if TYPE_CHECKING:
@@ -83,9 +83,19 @@ class CausalLM:
         )
         return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
 
-    def samples(self, held_out: bool) -> PackedSamples:
-        tokens = self.streams.held_out if held_out else self.streams.train
-        return PackedSamples(tokens, self.config.data.sequence_length, keep_tail=held_out)
+    def samples(self, held_out: bool) -> PackedSamples | DocumentSamples:
+        stream = self.streams.held_out if held_out else self.streams.train
+        data = self.config.data
+        if data.packing:
+            return PackedSamples(stream.tokens, data.sequence_length, keep_tail=held_out)
+        return DocumentSamples(
+            stream.tokens,
+            stream.starts,
+            data.sequence_length,
+            micro=self.config.batch.micro,
+            multiple=self.config.parallel.context,
+            group_by_length=data.group_by_length and not held_out,
+        )
 
     def loss(self, model: nn.Module, batch: Batch) -> Sums:
         """Summed cross-entropy in nats over the targets that count.

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from train_jobs.parallel.model import Batch
+from train_jobs.data.source import Batch, Samples
 
 
 @dataclass(frozen=True)
@@ -27,22 +28,6 @@ class Sums:
     others: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Samples(Protocol):
-    """The samples of one part of the data, by index."""
-
-    @property
-    def targets_per_sample(self) -> int:
-        """How much counts in a whole sample: its tokens, or 1."""
-
-    def __len__(self) -> int: ...
-
-    def batch(self, indices: list[int]) -> dict[str, Any]:
-        """The arrays or tensors of some samples; the first dim of each counts the samples."""
-
-    def nothing(self) -> dict[str, Any]:
-        """A batch of one sample of which nothing counts: for ranks that have none left."""
-
-
 class Task(Protocol):
     """What is trained; one object a rank."""
 
@@ -52,8 +37,12 @@ class Task(Protocol):
     def build(self) -> nn.Module:
         """The model with its initial weights, fp32, on the CPU; the same on every rank."""
 
-    def samples(self, held_out: bool) -> Samples:
-        """The samples to train on, or those to evaluate on."""
+    def samples(self, held_out: bool) -> Samples | Dataset[Any]:
+        """The samples to train on, or those to evaluate on.
+
+        A torch Dataset gives each sample as a dict of tensors, arrays or numbers; an IterableDataset is a
+        stream of unknown length, which every rank reads and takes its part of.
+        """
 
     def loss(self, model: nn.Module, batch: Batch) -> Sums:
         """The loss of a batch, in training and in evaluation."""

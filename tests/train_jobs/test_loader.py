@@ -1,0 +1,142 @@
+"""Loading ahead in processes and out of streams: the same batches as reading one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from cluster.errors import RequestError
+from train_jobs.data.loader import BatchLoader, StreamLoader, evaluation_batches
+from train_jobs.data.order import BatchPlan, Place
+from train_jobs.data.samples import PackedSamples
+from train_jobs.data.source import DatasetSamples, StreamSamples, as_samples
+
+PLAN = BatchPlan(global_size=8, micro=2)
+SAMPLES = PackedSamples(np.arange(500, dtype=np.uint16), 4)
+
+
+def first_tokens(batches: list[Any]) -> list[int]:
+    return [int(row[0]) for batch in batches for row in batch["input_ids"]]
+
+
+def test_processes_load_the_same_batches_whatever_the_place_and_the_step() -> None:
+    plain = BatchLoader(SAMPLES, PLAN, seed=3, workers=0)
+    ahead = BatchLoader(SAMPLES, PLAN, seed=3, workers=2)
+    # Steps in a row, a change of the number of ranks, a step back, a leap, and a step done twice.
+    history = [(0, 0, 1), (1, 0, 1), (2, 1, 2), (3, 1, 2), (1, 1, 2), (40, 3, 4), (40, 3, 4), (41, 3, 4)]
+    for step, index, size in history:
+        place = Place(index, size)
+        assert first_tokens(ahead.step(step, place)) == first_tokens(plain.step(step, place))
+    assert ahead.waited_s > 0
+
+
+class Noisy(Dataset[dict[str, Any]]):
+    """Samples that come out different each time."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        noise = [torch.rand(1).item(), random.random(), float(np.random.rand())]
+        return {"index": index, "noise": np.asarray(noise)}
+
+
+def test_random_changes_follow_from_the_position_alone() -> None:
+    loaders = [BatchLoader(DatasetSamples(Noisy()), PLAN, seed=3, workers=workers) for workers in (0, 2)]
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    one, other = (loader.step(4, Place(0, 1)) for loader in loaders)
+    assert torch.equal(torch.rand(1), expected), "the process's own generator was moved"
+    for mine, theirs in zip(one, other, strict=True):
+        assert torch.equal(mine["index"], theirs["index"])
+        assert torch.equal(mine["noise"], theirs["noise"])
+    rows = torch.cat([batch["noise"] for batch in one])
+    assert len(rows.unique()) == rows.numel()
+    halves = [loaders[0].step(4, Place(index, 2)) for index in (0, 1)]
+    assert torch.equal(torch.cat([batch["noise"] for half in halves for batch in half]), rows)
+
+
+class Stream(IterableDataset[dict[str, int]]):
+    """A stream of unknown length whose samples say where they stood."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[dict[str, int]]:
+        for item in range(self.length):
+            yield {"item": self.epoch * self.length + item}
+
+
+def items(batches: list[Any]) -> list[int]:
+    return [int(item) for batch in batches for item in batch["item"]]
+
+
+@given(
+    st.integers(1, 40),
+    st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4)), min_size=1, max_size=6),
+)
+def test_a_stream_is_read_once_whatever_the_number_of_ranks(
+    length: int, history: list[tuple[int, int]]
+) -> None:
+    step, position, found = 0, {"epoch": 0, "offset": 0}, []
+    for size, steps in history:
+        ranks = [StreamLoader(StreamSamples(Stream(length)), PLAN) for _ in range(size)]
+        for rank in ranks:  # a restart, at another number of ranks
+            rank.seek(position, step)
+        for _ in range(steps):
+            found += [
+                item
+                for index, rank in enumerate(ranks)
+                for item in items(rank.step(step, Place(index, size)))
+            ]
+            step += 1
+        positions = [rank.position() for rank in ranks]
+        assert all(each == positions[0] for each in positions)
+        position = positions[0]  # type: ignore[assignment]
+    assert found == list(range(len(found)))
+
+
+def test_a_step_of_a_stream_is_done_again_with_the_same_samples() -> None:
+    loader = StreamLoader(StreamSamples(Stream(30)), PLAN)
+    assert items(loader.step(0, Place(0, 1))) == list(range(8))
+    again = items(loader.step(0, Place(0, 2))) + items(loader.step(0, Place(1, 2)))
+    assert again == list(range(8))
+    assert items(loader.step(1, Place(0, 1))) == list(range(8, 16))
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 30])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_evaluation_takes_every_sample_once_and_every_rank_runs_equally_often(length: int, size: int) -> None:
+    indexed = PackedSamples(np.arange(length * 4 + 1, dtype=np.uint16), 4)
+    for source, first in ((indexed, first_tokens), (StreamSamples(Stream(length)), items)):
+        ranks = [list(evaluation_batches(source, Place(index, size), 3)) for index in range(size)]
+        assert len({len(rank) for rank in ranks}) == 1
+        found = [value for rank in ranks for batch, counts in rank if counts for value in first([batch])]
+        assert sorted(found) == [4 * i for i in range(length)] if source is indexed else list(range(length))
+
+
+def test_data_that_cannot_be_read_is_refused() -> None:
+    class Endless(Dataset[Any]):
+        def __getitem__(self, index: int) -> Any:
+            return index
+
+    with pytest.raises(RequestError, match="Endless has no length"):
+        as_samples(Endless())
+    Endless.__len__ = lambda self: 3  # type: ignore[attr-defined]
+    with pytest.raises(RequestError, match="Endless gives int; a sample is a dict"):
+        as_samples(Endless()).batch([0], None)  # type: ignore[union-attr]
+    with pytest.raises(RequestError, match="Stream gives no sample at all"):
+        StreamLoader(StreamSamples(Stream(0)), PLAN).step(0, Place(0, 1))

@@ -1,0 +1,180 @@
+"""Reading the batches of the next steps while this one computes, in order and from any step on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from train_jobs.data.order import BatchPlan, Place, SampleOrder, evaluation_share
+from train_jobs.data.source import Batch, Samples, StreamSamples, collated
+
+_AHEAD_STEPS = 2
+"""Steps that the loading processes read ahead."""
+
+
+class BatchLoader:
+    """The micro-batches of one rank, step by step.
+
+    It keeps no position of its own that could be lost: what a step takes follows from the step and the rank's
+    place. It reads ahead as long as steps follow one another at the same place, and begins anew where they do
+    not: after a restart, or when the ranks of a job have changed.
+
+    Args:
+        seed: of the order of the samples and of their random changes.
+        workers: processes that load ahead; with 0 this one loads, when a step asks.
+    """
+
+    def __init__(self, samples: Samples, plan: BatchPlan, seed: int, workers: int) -> None:
+        self.samples = samples
+        self.plan = plan
+        self.seed = seed
+        self.workers = workers
+        self.order = SampleOrder(samples.arrangement(), seed)
+        self.waited_s = 0.0
+        """Seconds that steps have waited for their data, since this was last set to 0."""
+        self._expected: tuple[int, Place] | None = None
+        self._ahead: Iterator[list[Batch]] | None = None
+
+    @property
+    def targets_per_sample(self) -> int:
+        return self.samples.targets_per_sample
+
+    def step(self, step: int, place: Place) -> list[Batch]:
+        """The micro-batches of this rank in a step, on the CPU."""
+        began = time.perf_counter()
+        if self.workers == 0:
+            read = _Positions(self.samples, self.order, self.seed)
+            batches = [read[positions] for positions in self.plan.micro_batches(step, place)]
+        else:
+            if self._ahead is None or self._expected != (step, place):
+                self._ahead = self._read_ahead(step, place)
+            batches = next(self._ahead)
+            self._expected = (step + 1, place)
+        self.waited_s += time.perf_counter() - began
+        return batches
+
+    def position(self) -> dict[str, int] | None:
+        return None
+
+    def seek(self, position: dict[str, int] | None, step: int) -> None:
+        """Nothing to do: a step says all."""
+
+    def _read_ahead(self, step: int, place: Place) -> Iterator[list[Batch]]:
+        micro_batches = self.plan.global_size // self.plan.micro // place.size
+        loader: DataLoader[Batch] = DataLoader(
+            _Positions(self.samples, self.order, self.seed),
+            sampler=_endless(self.plan, step, place),
+            batch_size=None,
+            num_workers=self.workers,
+            prefetch_factor=-(-_AHEAD_STEPS * micro_batches // self.workers),
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # it would draw from the one that the model draws from
+        )
+        batches = iter(loader)
+        while True:
+            yield [next(batches) for _ in range(micro_batches)]
+
+
+class _Positions(Dataset[Batch]):
+    """Whole micro-batches by their positions, as a DataLoader asks for them."""
+
+    def __init__(self, samples: Samples, order: SampleOrder, seed: int) -> None:
+        self.samples = samples
+        self.order = order
+        self.seed = seed
+
+    def __getitem__(self, positions: range) -> Batch:
+        indices = [self.order.at(position) for position in positions]
+        return self.samples.batch(indices, [(self.seed, position) for position in positions])
+
+
+def _endless(plan: BatchPlan, step: int, place: Place) -> Iterator[range]:
+    while True:
+        yield from plan.micro_batches(step, place)
+        step += 1
+
+
+class StreamLoader:
+    """The micro-batches of one rank out of a stream: every rank reads it, and takes what stands at its place.
+
+    Its position is the stream's own (epoch and samples read), the same on all ranks between two steps.
+    """
+
+    def __init__(self, stream: StreamSamples, plan: BatchPlan) -> None:
+        self.stream = stream
+        self.plan = plan
+        self.targets_per_sample = 1
+        self.waited_s = 0.0
+        self._step: int | None = None
+        self._began: dict[str, int] = {"epoch": 0, "offset": 0}
+
+    def step(self, step: int, place: Place) -> list[Batch]:
+        began = time.perf_counter()
+        if step == self._step:
+            self.stream.seek(**self._began)  # the step is done again
+        self._step, self._began = step, self.stream.position()
+        micro_batches = self.plan.micro_batches(step, place)
+        before = micro_batches[0].start - step * self.plan.global_size
+        self.stream.drop(before)
+        batches = [collated(self.stream.take(len(each)), self.stream.dataset) for each in micro_batches]
+        taken = sum(map(len, micro_batches))
+        self.stream.drop(self.plan.global_size - before - taken)
+        self.waited_s += time.perf_counter() - began
+        return batches
+
+    def position(self) -> dict[str, int] | None:
+        return self.stream.position()
+
+    def seek(self, position: dict[str, int] | None, step: int) -> None:
+        if position is not None:
+            self.stream.seek(**position)
+        elif step:
+            self.stream.drop(step * self.plan.global_size)  # saved by a job that read by index
+
+
+def make_loader(
+    samples: Samples | StreamSamples, plan: BatchPlan, seed: int, workers: int
+) -> BatchLoader | StreamLoader:
+    if isinstance(samples, StreamSamples):
+        return StreamLoader(samples, plan)
+    return BatchLoader(samples, plan, seed, workers)
+
+
+def evaluation_batches(
+    samples: Samples | StreamSamples, place: Place, micro: int
+) -> Iterator[tuple[Batch, bool]]:
+    """The held-out batches of one rank, and whether they count; every rank gets equally many.
+
+    Sharded models gather parameters in every forward, so that a rank that has nothing left goes on with a
+    batch that does not count.
+    """
+    if isinstance(samples, StreamSamples):
+        yield from _from_stream(samples, place, micro)
+        return
+    mine = list(evaluation_share(len(samples), place))
+    most = -(-len(samples) // place.size)
+    for start in range(0, most, micro):
+        indices = mine[start : start + micro]
+        yield samples.batch(indices or [0], None), bool(indices)
+
+
+def _from_stream(stream: StreamSamples, place: Place, micro: int) -> Iterator[tuple[Batch, bool]]:
+    """Rounds of a micro-batch for every rank, to the end of the stream."""
+    last: list[Any] = []
+
+    def mine(round_: list[Any]) -> tuple[Batch, bool]:
+        part = round_[place.index * micro : (place.index + 1) * micro]
+        return collated(part or last[:1] or round_[:1], stream.dataset), bool(part)
+
+    collected: list[Any] = []
+    for item in stream.rest_of_epoch():
+        collected.append(item)
+        if len(collected) == micro * place.size:
+            yield mine(collected)
+            last, collected = collected, []
+    if collected:
+        yield mine(collected)

@@ -1,0 +1,185 @@
+"""What the loader reads from: samples by index, or a stream of samples."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from cluster.errors import RequestError
+from train_jobs.data.arrangements import Arrangement, Shuffled
+
+Batch = Mapping[str, torch.Tensor]
+"""The tensors of some samples by name; the first dim of each counts the samples."""
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """Samples by index; what a built-in task reads from."""
+
+    @property
+    def targets_per_sample(self) -> int:
+        """How much counts in a sample at most: its tokens, or 1."""
+
+    def __len__(self) -> int: ...
+
+    def arrangement(self) -> Arrangement:
+        """How an epoch is shuffled."""
+
+    def batch(self, indices: Sequence[int], keys: Sequence[Sequence[int]] | None) -> Batch:
+        """Some samples, in this order.
+
+        Args:
+            keys: for each sample what its random changes follow from, (seed, position); None changes nothing.
+        """
+
+
+class DatasetSamples:
+    """A torch Dataset (with a length) of a user's task as Samples.
+
+    Random changes in `__getitem__` follow from the seed and the sample's position in the run, whoever reads
+    it: torch's, numpy's and Python's generators are set before each call.
+    """
+
+    targets_per_sample = 1
+
+    def __init__(self, dataset: Dataset[Any]) -> None:
+        if not hasattr(dataset, "__len__"):
+            raise RequestError(
+                f"{type(dataset).__name__} has no length; data of unknown length is an IterableDataset"
+            )
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def arrangement(self) -> Arrangement:
+        return Shuffled(len(self))
+
+    def batch(self, indices: Sequence[int], keys: Sequence[Sequence[int]] | None) -> Batch:
+        items = []
+        for place, index in enumerate(indices):
+            if keys is None:
+                items.append(self.dataset[index])
+            else:
+                with seeded(keys[place]):
+                    items.append(self.dataset[index])
+        return collated(items, self.dataset)
+
+
+def collated(items: list[Any], source: object) -> Batch:
+    """Samples as one batch; each has to be a mapping from name to tensor, array or number."""
+    if not all(isinstance(item, Mapping) for item in items):
+        raise RequestError(
+            f"{type(source).__name__} gives {type(items[0]).__name__}; a sample is a dict of tensors, arrays "
+            "or numbers"
+        )
+    batch: Batch = default_collate(items)
+    return batch
+
+
+@contextmanager
+def seeded(key: Sequence[int]) -> Iterator[None]:
+    """All of a process's generators set from a key, and put back afterwards."""
+    words = np.random.SeedSequence(list(key)).generate_state(2)
+    python, old = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(words[0]))
+        random.seed(int(words[0]))
+        np.random.seed(words[1])
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(old)
+
+
+class StreamSamples:
+    """A torch IterableDataset of a user's task: samples in the order of the stream, of unknown number.
+
+    A stream that has a method `set_epoch(epoch)` is told when it begins anew, as transformers and datasets
+    have it; one with `skip(n)` goes on elsewhere without being read up to there.
+    """
+
+    def __init__(self, dataset: IterableDataset[Any]) -> None:
+        self.dataset = dataset
+        self.epoch = 0
+        self.offset = 0
+        """Samples of this epoch that were read or skipped."""
+        self._items: Iterator[Any] | None = None
+
+    def position(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "offset": self.offset}
+
+    def seek(self, epoch: int, offset: int) -> None:
+        """Go to a place that `position` gave."""
+        self.epoch, self.offset, self._items = epoch, 0, None
+        if offset and hasattr(self.dataset, "skip"):
+            self._set_epoch()
+            self._items = iter(self.dataset.skip(offset))
+            self.offset = offset
+        elif offset:
+            self._pass_over(offset)
+
+    def take(self, number: int) -> list[Any]:
+        """The next samples; where an epoch ends, the next begins."""
+        items: list[Any] = []
+        while len(items) < number:
+            for item in self._stream():
+                items.append(item)
+                self.offset += 1
+                if len(items) == number:
+                    return items
+            self._begin_next()
+        return items
+
+    def drop(self, number: int) -> None:
+        """Pass over samples that other ranks take."""
+        while number > 0:
+            number -= self._pass_over(number)
+            if number > 0:
+                self._begin_next()
+
+    def rest_of_epoch(self) -> Iterator[Any]:
+        """Every sample to the end of the stream, once; for evaluation."""
+        yield from self._stream()
+        self._items = None
+
+    def _pass_over(self, number: int) -> int:
+        """Read samples of this epoch and forget them; returns how many there were."""
+        done = 0
+        for _ in self._stream():
+            done += 1
+            self.offset += 1
+            if done == number:
+                break
+        return done
+
+    def _stream(self) -> Iterator[Any]:
+        if self._items is None:
+            self._set_epoch()
+            self._items = iter(self.dataset)
+        return self._items
+
+    def _set_epoch(self) -> None:
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.epoch)
+
+    def _begin_next(self) -> None:
+        if self.offset == 0:
+            raise RequestError(f"{type(self.dataset).__name__} gives no sample at all")
+        self.epoch, self.offset, self._items = self.epoch + 1, 0, None
+
+
+def as_samples(data: Samples | Dataset[Any]) -> Samples | StreamSamples:
+    """What a task gave, as the loader reads it."""
+    if isinstance(data, IterableDataset):
+        return StreamSamples(data)
+    if isinstance(data, Samples):
+        return data
+    return DatasetSamples(data)
