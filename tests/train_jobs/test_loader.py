@@ -125,7 +125,8 @@ def test_evaluation_takes_every_sample_once_and_every_rank_runs_equally_often(le
         ranks = [list(evaluation_batches(source, Place(index, size), 3)) for index in range(size)]
         assert len({len(rank) for rank in ranks}) == 1
         found = [value for rank in ranks for batch, counts in rank if counts for value in first([batch])]
-        assert sorted(found) == [4 * i for i in range(length)] if source is indexed else list(range(length))
+        step = 4 if source is indexed else 1
+        assert sorted(found) == [step * index for index in range(length)]
 
 
 def test_data_that_cannot_be_read_is_refused() -> None:
