@@ -25,7 +25,7 @@ from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.units import blocks_of
 from train_jobs.quorum import WholeGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
-from train_jobs.tasks import TASKS
+from train_jobs.tasks import make_task
 
 
 class RankAssembly:
@@ -49,7 +49,7 @@ class RankAssembly:
         self.config = config
         self.run = run
         self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
-        self.task = TASKS[config.task](config, run / DATA)
+        self.task = make_task(config, run / DATA)
         model = self.task.build()
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
         optimizer = build_optimizer(self.parallel.stepped, config.optimizer)

@@ -165,6 +165,7 @@ class StepLoop:
         self.evaluated_at = self.state.step
         module = self.parallel.module
         module.eval()
+        self.parallel.agree_on_statistics()
         place = self.quorum.start(self.state.step)
         totals: Tensor | None = None
         names: list[str] = []

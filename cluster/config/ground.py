@@ -15,10 +15,6 @@ from cluster.config.yaml_positions import Document
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import Mistake
 
-PYTHON_STDLIB = "python-stdlib"
-"""The data source that is no path."""
-
-
 NODES: KeyPath = ("cluster", "nodes")
 STORAGE: KeyPath = ("cluster", "storage")
 ANY = "*"

@@ -2,27 +2,66 @@
 
 from __future__ import annotations
 
-from cluster.config.ground import PYTHON_STDLIB, Ground, Reporter, path_problem
+from importlib.util import find_spec
+from pathlib import Path
+
+from cluster.config.ground import Ground, Reporter, path_problem
+from cluster.config.model_section import IMAGE_SIZES, TEXT_SIZES, ModelConfig
 from cluster.config.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
 from cluster.config.parallel_checks import check_parallel
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.train_section import ARCHITECTURES, BUILT_IN_SOURCES, TrainJobConfig
+
+_IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
+"""By task: the keys of `model` that it has no use for."""
 
 
 def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     """Report every mistake of one job; its paths are absolute."""
+    _check_task(job, report)
     sizes = _check_model(job, report)
     _check_data(job, report)
     check_parallel(job, sizes, ground, report)
     _check_schedule(job, report)
 
 
+def _check_task(job: TrainJobConfig, report: Reporter) -> None:
+    """What belongs to another task."""
+    where = f"under task {job.task}"
+    for key, value, task in (("script", job.script, "script"), ("arguments", job.arguments, "script")):
+        if value and job.task != task:
+            report(key, value, f"has a meaning under task {task} only, not {where}", "task")
+    if job.settings and not job.is_custom:
+        report("settings", job.settings, f"is for tasks of yours (`your.module:Task`), not {where}", "task")
+    if job.task == "script" and job.script is None:
+        report("script", None, "should name the script to run, a path from the config file", "task")
+    if job.script is not None:
+        problem = path_problem(str(Path(report.document.file).parent / job.script))
+        if problem is not None:
+            report("script", job.script, f"`{job.script}` {problem}")
+    wanted = ARCHITECTURES.get(job.task)
+    if wanted is not None and job.architecture != wanted:
+        message = f"should be {wanted} {where}, was {job.model.architecture}"
+        report("model.architecture", job.model.architecture, message, "task")
+    for name in _IDLE_SIZES.get(job.task, ()):
+        value = getattr(job.model, name)
+        if value != ModelConfig.model_fields[name].get_default():
+            report(f"model.{name}", value, f"has no effect {where}", "task")
+
+
 def _check_model(job: TrainJobConfig, report: Reporter) -> ModelSizes | None:
-    """Returns the model's sizes, None where they cannot be known."""
+    """Returns the sizes of a language model, None where they cannot be known."""
     model = job.model
     try:
         sizes = sizes_of_job(model)
     except ModelDirectoryError as error:
         report("model.directory", model.directory, f"`{model.directory}` {error}")
+        return None
+    if job.task == "image_classification" and len(model.hidden_sizes) != len(model.depths):
+        message = (
+            f"should be as many as model.hidden_sizes ({len(model.hidden_sizes)}), was {len(model.depths)}"
+        )
+        report("model.depths", model.depths, message, "model.hidden_sizes")
+    if job.task != "causal_lm":
         return None
     if model.directory is None:
         if model.hidden_size % model.num_heads:
@@ -41,19 +80,39 @@ def _check_model(job: TrainJobConfig, report: Reporter) -> ModelSizes | None:
 
 
 def _check_data(job: TrainJobConfig, report: Reporter) -> None:
-    if job.data.source != PYTHON_STDLIB:
-        problem = path_problem(job.data.source)
+    data, built_in = job.data, BUILT_IN_SOURCES.get(job.task)
+    others = set(BUILT_IN_SOURCES.values()) - {built_in}
+    if data.source in others and not job.is_custom:
+        report("data.source", data.source, f"`{data.source}` is no data for task {job.task}", "task")
+    elif data.source is not None and data.source not in BUILT_IN_SOURCES.values():
+        problem = path_problem(data.source)
         if problem is not None:
-            message = (
-                f"`{job.data.source}` {problem}; it should be {PYTHON_STDLIB}, or a Parquet file or directory"
-            )
-            report("data.source", job.data.source, message)
-    if job.data.group_by_length and job.data.packing:
+            choice = f"{built_in}, or a" if built_in else "a"
+            message = f"`{data.source}` {problem}; it should be {choice} Parquet file or directory"
+            report("data.source", data.source, message)
+    for key in ("held_out_source", "tokenizer"):
+        path = getattr(data, key)
+        problem = None if path is None else path_problem(path)
+        if problem is not None:
+            report(f"data.{key}", path, f"`{path}` {problem}")
+    if data.group_by_length and data.packing:
         report("data.group_by_length", True, "has no effect beside data.packing (true)", "data.packing")
-    if job.data.tokenizer is not None:
-        problem = path_problem(job.data.tokenizer)
-        if problem is not None:
-            report("data.tokenizer", job.data.tokenizer, f"`{job.data.tokenizer}` {problem}")
+    if job.task == "image_classification":
+        _check_images(job, report)
+
+
+def _check_images(job: TrainJobConfig, report: Reporter) -> None:
+    data = job.data
+    if data.mean is not None and data.std is not None and len(data.mean) != len(data.std):
+        message = f"should be as many numbers as data.mean ({len(data.mean)}), was {len(data.std)}"
+        report("data.std", data.std, message, "data.mean")
+    # Only looked for, not imported: validation answers at once.
+    missing = [package for package in ("PIL",) if find_spec(package) is None]
+    if job.source == BUILT_IN_SOURCES["image_classification"] and find_spec("sklearn") is None:
+        missing.append("sklearn")
+    if missing:
+        packages = " and ".join({"PIL": "Pillow", "sklearn": "scikit-learn"}[name] for name in missing)
+        report("task", job.task, f"images need {packages}: pip install 'shoal[images]'", "data.source")
 
 
 def _check_schedule(job: TrainJobConfig, report: Reporter) -> None:

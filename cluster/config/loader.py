@@ -16,12 +16,11 @@ from pydantic_core import ErrorDetails
 
 from cluster.config import schema
 from cluster.config.checks import find_mistakes
-from cluster.config.ground import PYTHON_STDLIB
 from cluster.config.model_sizes import is_directory
 from cluster.config.overrides import SETTING_FILE, apply_overrides, no_such_entry
 from cluster.config.root import ShoalConfig
 from cluster.config.sentences import intended, mistake_at, translate
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.train_section import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.config.yaml_positions import Document, Place, shorten
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.config.yaml_reader import read_yaml
@@ -113,13 +112,18 @@ def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
 
 
 def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:
-    source = job.data.source
-    data: dict[str, Any] = {"source": source if source == PYTHON_STDLIB else _absolute(source, base)}
+    data: dict[str, Any] = {}
+    if job.data.source is not None and job.data.source not in BUILT_IN_SOURCES.values():
+        data["source"] = _absolute(job.data.source, base)
+    if job.data.held_out_source is not None:
+        data["held_out_source"] = _absolute(job.data.held_out_source, base)
     if job.data.tokenizer is not None:
         data["tokenizer"] = _absolute(job.data.tokenizer, base)
     update: dict[str, Any] = {"data": job.data.model_copy(update=data)}
     if job.model.directory is not None:
         update["model"] = job.model.model_copy(update={"directory": _absolute(job.model.directory, base)})
+    if job.script is not None:
+        update["script"] = os.path.normpath(job.script)  # it travels with the working directory
     return job.model_copy(update=update)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config.train_section import ModelConfig
+from cluster.config.model_section import ModelConfig
 
 
 class ModelDirectoryError(Exception):

@@ -31,6 +31,11 @@ def _check_axes(job: TrainJobConfig, report: Reporter) -> bool:
     """Whether the strategy knows the axes that are asked for."""
     parallel, strategy = job.parallel, job.parallel.strategy
     name = f"parallel.strategy ({strategy})"
+    for axis in ("tensor", "context"):
+        if job.task in ("image_classification", "script") and getattr(parallel, axis) > 1:
+            message = f"should be 1 under task {job.task}, was {getattr(parallel, axis)}"
+            report(f"parallel.{axis}", getattr(parallel, axis), message, "task")
+            return False
     if parallel.tensor > 1 and strategy not in TENSOR:
         message = (
             f"should be 1 under {name}, was {parallel.tensor}; {', '.join(TENSOR)} know tensor parallelism"
@@ -116,7 +121,7 @@ def _check_heads(job: TrainJobConfig, sizes: ModelSizes, report: Reporter) -> No
 def _check_groups(job: TrainJobConfig, report: Reporter) -> None:
     parallel, workers = job.parallel, job.workers
     inner = parallel.tensor * parallel.context
-    if job.data.sequence_length % parallel.context:
+    if job.task == "causal_lm" and job.data.sequence_length % parallel.context:
         message = (
             f"should be a multiple of parallel.context ({parallel.context}), was {job.data.sequence_length}"
         )
@@ -135,8 +140,8 @@ def _check_groups(job: TrainJobConfig, report: Reporter) -> None:
 def _check_batch(job: TrainJobConfig, report: Reporter) -> None:
     whole, micro, workers = job.batch.global_size, job.batch.micro, job.workers
     inner = job.parallel.tensor * job.parallel.context
-    if workers.min % inner or workers.most % inner:
-        return  # said already
+    if job.task == "script" or workers.min % inner or workers.most % inner:
+        return  # a script has batches of its own; uneven workers were told already
     if whole % micro:
         message = f"should be a multiple of batch.micro ({micro}) × workers, was {whole}"
         report("batch.global", whole, message, "batch.micro")

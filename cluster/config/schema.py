@@ -8,12 +8,18 @@ from typing import Any
 
 from cluster.config.root import ShoalConfig
 from cluster.config.section import NAME_PATTERN
+from cluster.config.train_section import TASK_PATTERN, TASKS
 from cluster.config.yaml_positions import Path
 
 NAME_RULE = (
     "a name of lower-case letters, digits, `-`, `_` and `.`, with a letter or digit at both ends"
     " and at most 63 characters"
 )
+PATTERN_RULES = {
+    NAME_PATTERN: NAME_RULE,
+    TASK_PATTERN: f"{', '.join(f'`{task}`' for task in TASKS)}, or a class of yours, `your.module:Task`",
+}
+"""What a text that follows a pattern should be, in words."""
 
 Node = Mapping[str, Any]
 """A part of a JSON Schema."""
@@ -119,7 +125,8 @@ def choices(path: Path) -> list[str]:
     if node is None:
         return []
     node = _resolve(node)
-    return [str(node["const"])] if "const" in node else [str(item) for item in node.get("enum", [])]
+    words = node["const"] if "const" in node else node.get("enum", node.get("examples", []))
+    return [str(item) for item in words] if isinstance(words, list) else [str(words)]
 
 
 def allowed(path: Path) -> str:
@@ -145,7 +152,7 @@ def _allowed(node: Node) -> str:
     if kind == "boolean":
         return "true or false"
     if kind == "string":
-        return NAME_RULE if node.get("pattern") == NAME_PATTERN else "text" + _length(node)
+        return PATTERN_RULES.get(node.get("pattern", ""), "text" + _length(node))
     if kind == "array":
         return "a list" + _list_length(node)
     if "patternProperties" in node:

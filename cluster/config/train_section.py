@@ -2,63 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, StringConstraints
 
+from cluster.config.data_section import DataConfig
+from cluster.config.model_section import ModelConfig
 from cluster.config.parallel_section import Dtype, ParallelConfig
 from cluster.config.section import Name, Section
-
-
-class ModelConfig(Section):
-    """A causal language model: from sizes, or from a directory in the Hugging Face format."""
-
-    directory: str | None = None
-    """Continue from this Hugging Face directory (relative to the config file); the sizes are then its own."""
-    architecture: Literal["llama"] = "llama"
-    """Architecture of a model that starts from sizes."""
-    hidden_size: int = Field(default=256, ge=1)
-    intermediate_size: int | None = Field(default=None, ge=1)
-    """Width of the MLP. Default: 8/3 of hidden_size, rounded up to a multiple of 64."""
-    num_layers: int = Field(default=4, ge=1)
-    num_heads: int = Field(default=8, ge=1)
-    num_kv_heads: int | None = Field(default=None, ge=1)
-    """Key and value heads (grouped-query attention). Default: num_heads."""
-    vocab_size: int = Field(default=4096, ge=257)
-    """Tokens of the byte-level BPE that is trained when the data names no tokenizer."""
-    max_position_embeddings: int = Field(default=2048, ge=1)
-    """Longest sequence the model is made for, in tokens."""
-    tie_word_embeddings: bool = False
-
-    @property
-    def kv_heads(self) -> int:
-        return self.num_kv_heads or self.num_heads
-
-    @property
-    def mlp_size(self) -> int:
-        return self.intermediate_size or -(-self.hidden_size * 8 // 3 // 64) * 64
-
-
-class DataConfig(Section):
-    """The text to train on."""
-
-    source: str = Field(default="python-stdlib", min_length=1)
-    """`python-stdlib` (the sources of this Python's standard library), or a Parquet file or directory."""
-    text_column: str = Field(default="text", min_length=1)
-    """Column of the Parquet data that holds the text."""
-    sequence_length: int = Field(default=256, ge=2)
-    """Tokens in one sample."""
-    tokenizer: str | None = None
-    """Hugging Face tokenizer directory. Default: the model directory's, else one is trained on the data."""
-    packing: bool = True
-    """Cut the text into samples of exactly sequence_length; false makes each document a sample (or several)
-    and pads it."""
-    group_by_length: bool = False
-    """Without packing: put samples of similar length into a micro-batch."""
-    workers: int = Field(default=0, ge=0)
-    """Processes that load a worker's data ahead of its steps; with 0 the worker loads it itself."""
-    held_out_every: int = Field(default=20, ge=2)
-    """Every n-th document (in the order of their paths or rows) is kept for evaluation."""
 
 
 class WorkersConfig(Section):
@@ -143,11 +94,23 @@ class RecoveryConfig(Section):
     """Seconds a collective may take before its workers count as hung."""
 
 
+TASKS = ("causal_lm", "image_classification", "script")
+TASK_PATTERN = rf"^({'|'.join(TASKS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$"
+
+Task = Annotated[str, StringConstraints(pattern=TASK_PATTERN), Field(examples=list(TASKS))]
+
+BUILT_IN_SOURCES = {"causal_lm": "python-stdlib", "image_classification": "sklearn-digits"}
+"""By task: the data that is no path, but comes with Python or a package; the default."""
+ARCHITECTURES = {"causal_lm": "llama", "image_classification": "resnet"}
+"""By task: the model that starts from sizes."""
+
+
 class TrainJobConfig(Section):
     """One training job."""
 
-    task: Literal["causal_lm"] = "causal_lm"
-    """What is trained."""
+    task: Task = "causal_lm"
+    """What is trained: `causal_lm`, `image_classification`, `script` (an unchanged torchrun script), or a
+    class of yours, `your.module:Task`."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -158,6 +121,12 @@ class TrainJobConfig(Section):
     """Arithmetic of the model (fp16 with a loss scale); parameters and optimizer state stay fp32."""
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
+    script: str | None = None
+    """The script of task `script`, a path from the config file."""
+    arguments: tuple[str, ...] = Field(default=(), strict=False)
+    """Arguments of the script."""
+    settings: dict[str, Any] = Field(default={})
+    """Anything that a task of yours wants to know."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Initial weights and the order of the data follow from it."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -165,3 +134,17 @@ class TrainJobConfig(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     publish: Name | None = None
     """Name under which the trained model is published in the registry; null publishes nothing."""
+
+    @property
+    def source(self) -> str | None:
+        """Where the data comes from, the task's own default where none is given."""
+        return self.data.source or BUILT_IN_SOURCES.get(self.task)
+
+    @property
+    def architecture(self) -> str | None:
+        return self.model.architecture or ARCHITECTURES.get(self.task)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the task is a class of the user's."""
+        return ":" in self.task

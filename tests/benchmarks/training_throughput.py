@@ -122,7 +122,7 @@ def measure(directory: Path, options: argparse.Namespace) -> list[dict[str, floa
 
 def architecture() -> dict[str, Any]:
     """The same model in LlamaConfig's words."""
-    from cluster.config.train_section import ModelConfig
+    from cluster.config.model_section import ModelConfig
 
     return {
         "hidden_size": MODEL["hidden_size"],

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.config.train_section import DataConfig
+from cluster.config.data_section import DataConfig
 from cluster.errors import RequestError
 from train_jobs.data.documents import read_documents
 

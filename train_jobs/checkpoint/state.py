@@ -92,11 +92,13 @@ class TrainingState:
 
     def full_model(self) -> dict[str, Tensor]:
         """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
+        self.parallel.agree_on_statistics()
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(self.parallel.stepped, options=options)
         return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
     def _collect(self) -> dict[str, Any]:
+        self.parallel.agree_on_statistics()
         model, optimizer = get_state_dict(self.parallel.stepped, self.optimizer, options=_FLAT)
         return {
             "model": model,

@@ -7,11 +7,13 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from cluster.config.train_section import DataConfig
+from cluster.config.data_section import DataConfig
+from cluster.config.train_section import BUILT_IN_SOURCES
 from cluster.errors import RequestError
 
-PYTHON_STDLIB = "python-stdlib"
+PYTHON_STDLIB = BUILT_IN_SOURCES["causal_lm"]
 
 # Test suites are most of the files and read like tables; installed packages differ from machine to machine.
 _STDLIB_LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "lib2to3"}
@@ -26,8 +28,8 @@ class Document:
     held_out: bool
 
 
-def is_held_out(index: int, every: int) -> bool:
-    """The rule: of each `every` documents in order, the last is held out."""
+def is_held_out(index: Any, every: int) -> Any:
+    """The rule: of each `every` documents (or images) in order, the last is held out."""
     return index % every == every - 1
 
 
@@ -37,9 +39,16 @@ def read_documents(data: DataConfig) -> Iterator[Document]:
     Raises:
         RequestError: the source is not there, is not Parquet, or lacks the text column.
     """
-    texts = _stdlib_texts() if data.source == PYTHON_STDLIB else _parquet_texts(data.source, data.text_column)
+    if data.source is None or data.source == PYTHON_STDLIB:
+        texts = _stdlib_texts()
+    else:
+        texts = _parquet_texts(data.source, data.text_column, "data.source")
     for index, (name, text) in enumerate(texts):
-        yield Document(name, text, is_held_out(index, data.held_out_every))
+        held_out = data.held_out_source is None and is_held_out(index, data.held_out_every)
+        yield Document(name, text, held_out)
+    if data.held_out_source is not None:
+        for name, text in _parquet_texts(data.held_out_source, data.text_column, "data.held_out_source"):
+            yield Document(name, text, held_out=True)
 
 
 def _stdlib_texts() -> Iterator[tuple[str, str]]:
@@ -57,36 +66,16 @@ def _stdlib_texts() -> Iterator[tuple[str, str]]:
             continue  # a handful of files are broken on purpose, to test tools that read sources
 
 
-def _parquet_texts(source: str, column: str) -> Iterator[tuple[str, str]]:
+def _parquet_texts(source: str, column: str, key: str) -> Iterator[tuple[str, str]]:
     import pyarrow as pa
-    import pyarrow.dataset as ds
-    from pyarrow import fs
 
-    try:
-        if "://" in source:
-            filesystem, path = fs.FileSystem.from_uri(source)
-        else:
-            filesystem, path = fs.LocalFileSystem(), source
-        found = ds.dataset(path, filesystem=filesystem, format="parquet", exclude_invalid_files=False)
-        schema = found.schema
-    except (OSError, pa.ArrowException) as error:
-        raise RequestError(f"data.source {source!r} cannot be read as Parquet: {error}") from error
-    if column not in schema.names:
-        raise RequestError(
-            f"data.source {source!r} has no column {column!r} (data.text_column); "
-            f"it has {', '.join(schema.names)}"
-        )
-    kind = schema.field(column).type
+    from train_jobs.data.parquet import ParquetRows
+
+    rows = ParquetRows(source, [column], key)
+    kind = rows.schema.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise RequestError(f"column {column!r} of {source!r} holds {kind}, not text")
-    # Fragments in the order of their paths, rows in the order of the file: the order never depends on timing.
-    for fragment in sorted(found.get_fragments(), key=lambda item: item.path):
-        try:
-            row = 0
-            for batch in fragment.to_batches(columns=[column], use_threads=False):
-                for value in batch.column(0).to_pylist():
-                    if value:
-                        yield f"{fragment.path}:{row}", value
-                    row += 1
-        except (OSError, pa.ArrowException) as error:
-            raise RequestError(f"{fragment.path} (data.source) broke after row {row}: {error}") from error
+        raise RequestError(f"column {column!r} of {source!r} (data.text_column) holds {kind}, not text")
+    for place, table in rows.walk():
+        for row, value in enumerate(table.column(column).to_pylist()):
+            if value:
+                yield f"{place}, row {row}", value

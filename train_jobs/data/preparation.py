@@ -8,7 +8,17 @@ from pathlib import Path
 from cluster.config.train_section import TrainJobConfig
 from train_jobs.data.tokens import TokenStreams
 
-PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], object]] = {"causal_lm": TokenStreams.prepare}
+
+def _images(config: TrainJobConfig, directory: Path) -> None:
+    from train_jobs.data.images import prepare_images
+
+    prepare_images(config, directory)
+
+
+PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], object]] = {
+    "causal_lm": TokenStreams.prepare,
+    "image_classification": _images,
+}
 """From the config's `task`; a task without preparation is not in it."""
 
 

@@ -175,12 +175,12 @@ def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:
     needed = config.batch.global_size * config.data.sequence_length + 1
     if train < needed:
         raise RequestError(
-            f"data.source {config.data.source!r} gives {train} training tokens; one step takes {needed} "
+            f"data.source {config.source!r} gives {train} training tokens; one step takes {needed} "
             f"(batch.global {config.batch.global_size} × data.sequence_length "
             f"{config.data.sequence_length} + 1)"
         )
     if held_out < 2:
         raise RequestError(
-            f"data.source {config.data.source!r} has no document to evaluate on: data.held_out_every is "
+            f"data.source {config.source!r} has no document to evaluate on: data.held_out_every is "
             f"{config.data.held_out_every} and there are fewer documents than that"
         )

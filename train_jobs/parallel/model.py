@@ -7,7 +7,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from cluster.config.parallel_section import Dtype
 from cluster.config.train_section import TrainJobConfig
@@ -79,6 +81,13 @@ class ParallelModel:
     def drop_gradients(self) -> None:
         """Forget the gradients: the next backward begins anew."""
         self.module.zero_grad(set_to_none=True)
+
+    def agree_on_statistics(self) -> None:
+        """Take rank 0's batch statistics: what is evaluated and saved must not depend on the rank."""
+        for module in self.module.modules():
+            if isinstance(module, _BatchNorm):
+                for buffer in module.buffers(recurse=False):
+                    dist.broadcast(buffer, src=0)
 
     def parameters_changed(self) -> None:
         """The parameters of `stepped` were loaded: copies of them have to follow."""

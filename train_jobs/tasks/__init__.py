@@ -2,7 +2,77 @@
 
 from __future__ import annotations
 
-from train_jobs.tasks.causal_lm import CausalLM
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-TASKS = {"causal_lm": CausalLM}
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from cluster.config.train_section import TrainJobConfig
+from cluster.errors import RequestError
+from train_jobs.data.source import Batch, Samples
+from train_jobs.tasks.causal_lm import CausalLM
+from train_jobs.tasks.image_classification import ImageClassification
+from train_jobs.tasks.task import Sums, Task
+
+__all__ = ["TASKS", "Sums", "Task", "make_task"]
+
+TASKS: dict[str, Callable[[TrainJobConfig, Path], Task]] = {
+    "causal_lm": CausalLM,
+    "image_classification": ImageClassification,
+}
 """From the config's `task` to the class."""
+
+
+def make_task(config: TrainJobConfig, data: Path) -> Task:
+    """The task of a job.
+
+    Args:
+        data: the run's directory of prepared data.
+
+    Raises:
+        RequestError: the class of the user's cannot be imported, or lacks a method.
+    """
+    if not config.is_custom:
+        return TASKS[config.task](config, data)
+    module, _, name = config.task.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise RequestError(f"task {config.task!r} cannot be imported: {error}") from error
+    missing = [
+        method for method in ("build", "samples", "loss") if not callable(getattr(found, method, None))
+    ]
+    if missing:
+        raise RequestError(f"task {config.task!r} has no method {' and no '.join(missing)}")
+    return CustomTask(found(config))
+
+
+class CustomTask:
+    """A task of the user's, with what it may leave out."""
+
+    def __init__(self, own: Any) -> None:
+        self.own = own
+        self.unit: str = getattr(own, "unit", "samples")
+
+    def build(self) -> nn.Module:
+        return self.own.build()
+
+    def samples(self, held_out: bool) -> Samples | Dataset[Any]:
+        return self.own.samples(held_out)
+
+    def loss(self, model: nn.Module, batch: Batch) -> Sums:
+        return self.own.loss(model, batch)
+
+    def export(self, weights: dict[str, Tensor], directory: Path) -> None:
+        """As the task does it; else the whole state dict as `model.safetensors`."""
+        if hasattr(self.own, "export"):
+            self.own.export(weights, directory)
+        else:
+            directory.mkdir(parents=True)
+            save_file(
+                {name: value.contiguous() for name, value in weights.items()}, directory / "model.safetensors"
+            )

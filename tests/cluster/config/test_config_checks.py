@@ -373,7 +373,7 @@ serve_apps:
     job = resolved.train_jobs["a"]
     assert (job.data.source, job.data.tokenizer) == (str(tmp_path / "data"), str(tmp_path.parent / "t"))
     assert job.model.directory == str(tmp_path / "m")
-    assert [resolved.train_jobs[name].data.source for name in "bc"] == ["s3://bucket/x", "python-stdlib"]
+    assert [resolved.train_jobs[name].source for name in "bc"] == ["s3://bucket/x", "python-stdlib"]
     models = [app.model for app in resolved.serve_apps.values()]
     assert models == ["lm@latest", str(tmp_path / "m"), str(tmp_path.parent / "m"), "/m"]
     assert resolve_paths(resolved, Path("/elsewhere")) == resolved

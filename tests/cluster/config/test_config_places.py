@@ -76,7 +76,7 @@ def message(directory: Path, text: str) -> str:
             'should be one of `adamw`, `sgd`, `adafactor`, was "adamv"; did you mean `adamw`?',
         ),
         ("checkpoint: {asynchronous: 1}", "should be true or false, was 1"),
-        ("data: {source: ''}", 'should be text, not empty, was ""'),
+        ("data: {source: ''}", 'should be text, not empty, or null, was ""'),
         ("data: {text_column: 5}", "should be text, not empty, was 5"),
         ("evaluate: [50]", "should be a section with the key `every_steps`, was a list of 1"),
         ("publish: Bad Name", None),

@@ -1,0 +1,267 @@
+"""Images and their classes out of Parquet in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from cluster.config.data_section import AugmentConfig, DataConfig
+from cluster.config.train_section import BUILT_IN_SOURCES, TrainJobConfig
+from cluster.errors import RequestError
+from train_jobs.data.arrangements import Arrangement, Windowed
+from train_jobs.data.documents import is_held_out
+from train_jobs.data.parquet import ParquetRows
+from train_jobs.data.source import Batch
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+FACTS = "images.json"
+DIGITS = "digits.parquet"
+_MEASURED = 2048
+"""Training images from which mean and standard deviation are taken."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What is known of a job's images once they were looked through.
+
+    Attributes:
+        labels: name of every class.
+        mode: Pillow's: L (one channel) or RGB.
+        size: height and width that images are scaled to.
+        mean, std: of each channel, on a scale of 0 to 1.
+    """
+
+    labels: tuple[str, ...]
+    mode: str
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def read(cls, directory: Path) -> ImageFacts:
+        facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
+        mean, std = tuple(facts["mean"]), tuple(facts["std"])
+        return cls(tuple(facts["labels"]), facts["mode"], facts["size"], mean, std)
+
+
+class ImageSamples:
+    """The images of one part of the data, decoded, scaled, changed at random and normalised.
+
+    Args:
+        rows: all images of a source.
+        held_out: None takes all of them, else those that are kept for evaluation, or the others.
+    """
+
+    targets_per_sample = 1
+
+    def __init__(
+        self, rows: ParquetRows, facts: ImageFacts, data: DataConfig, held_out: bool | None = None
+    ) -> None:
+        self.rows = rows
+        self.facts = facts
+        self.data = data
+        self.augment = data.augment
+        every = data.held_out_every
+        indices = np.arange(len(rows))
+        if held_out is not None:
+            indices = indices[is_held_out(indices, every) == held_out]
+        self.indices = indices
+        self.mean = np.asarray(facts.mean, dtype=np.float32)[:, None, None]
+        self.std = np.asarray(facts.std, dtype=np.float32)[:, None, None]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def arrangement(self) -> Arrangement:
+        ends = np.searchsorted(self.indices, self.rows.ends)
+        return Windowed(np.diff(ends, prepend=0).tolist(), self.data.shuffle_row_groups)
+
+    def batch(self, indices: Sequence[int], keys: Sequence[Sequence[int]] | None) -> Batch:
+        """`pixel_values` [samples, channels, size, size] and `labels` [samples]."""
+        images = np.empty((len(indices), len(self.facts.mean), self.facts.size, self.facts.size), np.float32)
+        labels = np.empty(len(indices), dtype=np.int64)
+        for place, index in enumerate(indices):
+            image, labels[place] = self.sample(index)
+            if keys is not None:
+                image = augmented(image, self.augment, np.random.default_rng(list(keys[place])))
+            images[place] = (image.astype(np.float32) / 255 - self.mean) / self.std
+        return {"pixel_values": torch.from_numpy(images), "labels": torch.from_numpy(labels)}
+
+    def sample(self, index: int) -> tuple[np.ndarray, int]:
+        """One image, [channels, size, size] from 0 to 255, and its class."""
+        row = int(self.indices[index])
+        values = self.rows.row(row)
+        image = decoded(values[self.data.image_column], self.facts.mode, self.rows, row)
+        if image.size != (self.facts.size, self.facts.size):
+            from PIL import Image
+
+            image = image.resize((self.facts.size, self.facts.size), Image.Resampling.BILINEAR)
+        pixels = np.asarray(image, dtype=np.uint8)
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), values[self.data.label_column]
+
+
+def augmented(image: np.ndarray, augment: AugmentConfig, generator: np.random.Generator) -> np.ndarray:
+    """A random crop of the padded image, and its mirror image in half of the cases."""
+    if augment.crop_padding:
+        pad, size = augment.crop_padding, image.shape[1]
+        whole = np.pad(image, ((0, 0), (pad, pad), (pad, pad)))
+        top, left = generator.integers(0, 2 * pad + 1, 2)
+        image = whole[:, top : top + size, left : left + size]
+    if augment.flip and generator.random() < 0.5:
+        image = image[:, :, ::-1]
+    return image
+
+
+def decoded(value: Any, mode: str | None, rows: ParquetRows, row: int) -> Image.Image:
+    """An image of the Hugging Face layout: its bytes, or the path of its file.
+
+    Raises:
+        RequestError: there is no image, or it cannot be decoded; the message says where.
+    """
+    from PIL import Image
+
+    place = f"{rows.place_of(row)}: column {rows.columns[0]!r}"
+    if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
+        raise RequestError(f"{place} holds no image")
+    try:
+        image = Image.open(io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"])
+        image.load()
+        return image.convert(mode or ("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise RequestError(f"{place} holds an image that cannot be decoded: {error}") from error
+
+
+def open_images(config: TrainJobConfig, directory: Path, held_out: bool) -> ImageSamples:
+    """One part of a job's images, which `prepare_images` has looked through."""
+    facts, data = ImageFacts.read(directory), config.data
+    if data.held_out_source is None:
+        return ImageSamples(_rows(_source(config, directory), data), facts, data, held_out)
+    if held_out:
+        return ImageSamples(_rows(data.held_out_source, data, "data.held_out_source"), facts, data)
+    return ImageSamples(_rows(_source(config, directory), data), facts, data)
+
+
+def prepare_images(config: TrainJobConfig, directory: Path) -> None:
+    """Look through a job's images and leave what was found in the directory.
+
+    Raises:
+        RequestError: there are none, a label is no class, or an image cannot be decoded.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    source, data = _source(config, directory), config.data
+    if source == str(directory / DIGITS) and not Path(source).exists():
+        _write_digits(Path(source))
+    rows = _rows(source, data)
+    labels = _labels(rows, data.label_column)
+    first = decoded(rows.row(0)[data.image_column], None, rows, 0)
+    facts = ImageFacts(labels, first.mode, data.image_size or _square(first, rows), (0.0,), (1.0,))
+    if data.held_out_source is not None:
+        known = _labels(_rows(data.held_out_source, data, "data.held_out_source"), data.label_column)
+        if len(known) > len(labels):
+            raise RequestError(
+                f"data.held_out_source {data.held_out_source!r} has {len(known)} classes, the training data "
+                f"only {len(labels)}"
+            )
+    mean, std = _measure(ImageSamples(rows, facts, data, False if data.held_out_source is None else None))
+    channels = len(mean)
+    for key, given in (("mean", data.mean), ("std", data.std)):
+        if given is not None and len(given) != channels:
+            raise RequestError(f"data.{key} has {len(given)} numbers; the images have {channels} channels")
+    facts = ImageFacts(labels, first.mode, facts.size, data.mean or mean, data.std or std)
+    staged = directory / f"{FACTS}.tmp"
+    staged.write_text(json.dumps(asdict(facts)))
+    staged.replace(directory / FACTS)
+
+
+def _source(config: TrainJobConfig, directory: Path) -> str:
+    source = config.source
+    assert source is not None
+    return str(directory / DIGITS) if source == BUILT_IN_SOURCES["image_classification"] else source
+
+
+def _rows(source: str, data: DataConfig, key: str = "data.source") -> ParquetRows:
+    columns = (data.image_column, data.label_column)
+    rows = ParquetRows(source, columns, key, kept=2 * data.shuffle_row_groups)
+    kind = rows.schema.field(data.image_column).type
+    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        raise RequestError(
+            f"column {data.image_column!r} of {source!r} (data.image_column) holds {kind}, not images in the "
+            "Hugging Face layout: struct<bytes: binary, path: string>"
+        )
+    kind = rows.schema.field(data.label_column).type
+    if not pa.types.is_integer(kind):
+        raise RequestError(
+            f"column {data.label_column!r} of {source!r} (data.label_column) holds {kind}, not whole numbers"
+        )
+    if not len(rows):
+        raise RequestError(f"{key} {source!r} holds no images")
+    return rows
+
+
+def _labels(rows: ParquetRows, column: str) -> tuple[str, ...]:
+    """The names of the classes: those that the file knows (as datasets writes them), else their numbers."""
+    most = 0
+    for place, table in rows.walk([column]):
+        values = table.column(column)
+        if values.null_count:
+            raise RequestError(f"{place}: column {column!r} holds {values.null_count} rows without a class")
+        span = pc.min_max(values).as_py()
+        low, high = span["min"], span["max"]
+        if low < 0:
+            raise RequestError(f"{place}: column {column!r} holds {low}; classes count from 0")
+        most = max(most, high)
+    try:
+        written = json.loads((rows.schema.metadata or {})[b"huggingface"])
+        names = tuple(written["info"]["features"][column]["names"])
+    except (KeyError, TypeError, ValueError):
+        names = ()
+    return names if len(names) > most else tuple(str(index) for index in range(most + 1))
+
+
+def _square(image: Image.Image, rows: ParquetRows) -> int:
+    if image.width != image.height:
+        raise RequestError(
+            f"the first image of {rows.source!r} has {image.width} × {image.height} pixels; data.image_size "
+            "says what all are scaled to"
+        )
+    return image.width
+
+
+def _measure(samples: ImageSamples) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, on a scale of 0 to 1."""
+    if not len(samples):
+        raise RequestError(f"data.source {samples.rows.source!r} leaves no image to train on")
+    step = -(-len(samples) // _MEASURED)
+    images = np.stack([samples.sample(index)[0] for index in range(0, len(samples), step)]) / 255
+    mean, std = images.mean(axis=(0, 2, 3)), images.std(axis=(0, 2, 3))
+    return tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist())
+
+
+def _write_digits(target: Path) -> None:
+    """scikit-learn's 1,797 handwritten digits, 8 × 8 pixels, as Parquet in the Hugging Face layout."""
+    import pyarrow.parquet as pq
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = []
+    for pixels in digits.images:
+        stream = io.BytesIO()
+        Image.fromarray((pixels * 255 / 16).round().astype(np.uint8)).save(stream, "PNG")
+        images.append({"bytes": stream.getvalue(), "path": None})
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"image": pa.array(images, kind), "label": pa.array(digits.target, pa.int64())})
+    staged = target.with_suffix(".tmp")
+    pq.write_table(table, staged, row_group_size=256)
+    staged.replace(target)
