@@ -50,6 +50,7 @@ class RankAssembly:
         self.run = run
         self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
         self.task = make_task(config, run / DATA)
+        torch.manual_seed(config.seed)  # a task of the user's may not think of it, and ranks must be alike
         model = self.task.build()
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
         optimizer = build_optimizer(self.parallel.stepped, config.optimizer)

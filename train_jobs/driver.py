@@ -72,7 +72,7 @@ class Driver:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         try:
-            self._event("preparing", source=self.config.source, pid=os.getpid())
+            self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
             prepare_data(self.config, self.run_directory / DATA)
             try:
                 self._train()

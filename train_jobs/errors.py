@@ -9,6 +9,18 @@ class LossError(ShoalError):
     """The loss or its gradient is not a number; stepping on would only destroy the model."""
 
 
+class ScriptError(ShoalError):
+    """A script of the user's ended with an error.
+
+    Attributes:
+        output: the end of what it printed.
+    """
+
+    def __init__(self, message: str, output: str) -> None:
+        super().__init__(message)
+        self.output = output
+
+
 class RankError(Exception):
     """An exception in one rank, as the driver judges it; made of strings, so that it always travels.
 

@@ -118,8 +118,8 @@ class StepLoop:
             "learning_rate": rate,
             "grad_norm": norm if finite else None,
             "world_size": self.mesh.shape.world_size,
-            "samples": self.config.batch.global_size,
-            "tokens" if self.task.unit == "tokens" else "counted": int(count),
+            "samples": int(count) if self.task.unit == "samples" else self.config.batch.global_size,
+            "tokens": int(count) if self.task.unit == "tokens" else None,
         }
         if scale.enabled:
             line |= {"loss_scale": scale.value, "skipped": not finite}

@@ -15,8 +15,9 @@ import torch.distributed as dist
 
 from train_jobs.assembly import RankAssembly
 from train_jobs.control import find_control
-from train_jobs.errors import RankError
-from train_jobs.spec import GroupSpec
+from train_jobs.errors import RankError, ScriptError
+from train_jobs.script import RankPlace, ScriptProcess, free_port, torchrun_environment
+from train_jobs.spec import CHECKPOINTS, EXPORT, LOGS, GroupSpec
 
 
 class ControlReporter:
@@ -46,28 +47,88 @@ def run_rank(spec: GroupSpec) -> str:
         RankError: whatever went wrong, in a form that reaches the driver whole.
     """
     torch.set_num_threads(max(1, spec.config.workers.cpus))
-    rank = dist.get_rank()
-    reporter = ControlReporter(spec.job, rank)
-    assembly: RankAssembly | None = None
+    reporter = ControlReporter(spec.job, dist.get_rank())
+    run = _ScriptRun(spec, reporter) if spec.config.task == "script" else _TaskRun(spec, reporter)
     try:
-        assembly = RankAssembly(
-            spec.config, spec.run, spec.attempt, spec.nodes, reporter, ray.train.torch.get_device()
-        )
+        return run.run()
+    except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
+        trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
+        raise RankError(
+            dist.get_rank(),
+            run.step,
+            type(error).__name__,
+            str(error),
+            trace,
+            collective=is_collective(error),
+        ) from None
+
+
+class _TaskRun:
+    """A rank of one of our own step loops."""
+
+    def __init__(self, spec: GroupSpec, reporter: ControlReporter) -> None:
+        self.spec = spec
+        self.reporter = reporter
+        self.assembly: RankAssembly | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return 0 if self.assembly is None else self.assembly.state.step
+
+    def run(self) -> str:
+        spec = self.spec
+        device = ray.train.torch.get_device()
+        assembly = RankAssembly(spec.config, spec.run, spec.attempt, spec.nodes, self.reporter, device)
+        self.assembly = assembly
         step = assembly.restore()
-        _say_started(spec, reporter, step, assembly)
+        mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
+        _say_started(spec, self.reporter, step=step, mesh=mesh, notes=notes)
         outcome = assembly.loop.run()
         if outcome == "finished":
             assembly.export()
         return outcome
-    except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
-        raise RankError(
-            rank,
-            0 if assembly is None else assembly.state.step,
-            type(error).__name__,
-            str(error),
-            traceback.format_exc(),
-            collective=is_collective(error),
-        ) from None
+
+
+class _ScriptRun:
+    """A rank of a script of the user's, in a process of its own."""
+
+    step = 0
+
+    def __init__(self, spec: GroupSpec, reporter: ControlReporter) -> None:
+        self.spec = spec
+        self.reporter = reporter
+        self.control = find_control(spec.job)
+
+    def run(self) -> str:
+        spec, context = self.spec, ray.train.get_context()
+        place = RankPlace(
+            rank=dist.get_rank(),
+            world_size=dist.get_world_size(),
+            local_rank=context.get_local_rank(),
+            local_world_size=context.get_local_world_size(),
+            node_rank=context.get_node_rank(),
+            num_nodes=len(set(spec.nodes)),
+        )
+        host = ray.util.get_node_ip_address()
+        master: list[Any] = [(host, free_port(host)) if place.rank == 0 else None]
+        dist.broadcast_object_list(master)
+        environment = torchrun_environment(
+            place, master[0], spec.job, spec.attempt, spec.config.workers.cpus
+        ) | {
+            "SHOAL_CHECKPOINT_DIR": str(spec.run / CHECKPOINTS),
+            "SHOAL_EXPORT_DIR": str(spec.run / EXPORT),
+        }
+        _say_started(spec, self.reporter, step=0)
+        log = spec.run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
+        process = ScriptProcess(spec.config, environment, log)
+        try:
+            return process.wait(self._stop_asked)
+        finally:
+            process.kill()
+
+    def _stop_asked(self) -> bool:
+        return self.control is not None and ray.get(self.control.is_stopping.remote(), timeout=60)
 
 
 def is_collective(error: BaseException) -> bool:
@@ -79,18 +140,10 @@ def is_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and ("gloo/" in text or "Connection closed by peer" in text)
 
 
-def _say_started(spec: GroupSpec, reporter: ControlReporter, step: int, assembly: RankAssembly) -> None:
+def _say_started(spec: GroupSpec, reporter: ControlReporter, **facts: Any) -> None:
     context = ray.get_runtime_context()
     node = context.get_node_labels().get("shoal.io/node", context.get_node_id())
     mine = {"rank": dist.get_rank(), "node": node, "pid": os.getpid()}
     ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, mine)
-    reporter.event(
-        "started",
-        attempt=spec.attempt,
-        world_size=len(ranks),
-        step=step,
-        mesh=asdict(assembly.mesh.shape),
-        notes=assembly.parallel.notes,
-        ranks=ranks,
-    )
+    reporter.event("started", attempt=spec.attempt, world_size=len(ranks), **facts, ranks=ranks)

@@ -90,21 +90,21 @@ def sentence(event: dict[str, Any]) -> str | None:
     """What an event says to a person; None for those that say nothing new."""
     kind = event["kind"]
     if kind == "preparing":
-        return f"reading and tokenizing {event['source']}"
+        return f"reading {event['source']}" if event.get("source") else None
     if kind == "waiting":
         least = f"{event['min']} to " if event["min"] < event["max"] else ""
         return f"waiting for a lease of {least}{_workers(event['max'])}"
     if kind == "leased":
         return f"leased {_workers(event['workers'])} on {', '.join(event['nodes'])}; starting"
     if kind == "started":
-        return f"attempt {event['attempt']}: {_workers(event['world_size'])} from step {event['step']} on"
+        first = f"attempt {event['attempt']}: {_workers(event['world_size'])} from step {event['step']} on"
+        return "\n".join([first, *event.get("notes", [])])
     if kind == "checkpointed":
         return f"checkpoint at step {event['step']}"
     if kind == "evaluated":
-        return (
-            f"evaluation at step {event['step']}: loss {event['loss']:.4f}, perplexity "
-            f"{event['perplexity']:.2f} over {event['tokens']} held-out tokens"
-        )
+        unit = "tokens" if "tokens" in event else "samples"
+        means = ", ".join(f"{name} {value:.4f}" for name, value in event.items() if isinstance(value, float))
+        return f"evaluation at step {event['step']}: {means} over {event[unit]} held-out {unit}"
     if kind == "failed":
         where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
         reason = event["reason"].splitlines()[0]
@@ -185,7 +185,8 @@ class BarView(View):
 
 def figures(line: dict[str, Any]) -> str:
     """Loss and speed of one step."""
-    return f"loss {line['loss']:.4f}  {line['tokens'] / line['step_s']:,.0f} tokens/s"
+    unit = "tokens" if line["tokens"] is not None else "samples"
+    return f"loss {line['loss']:.4f}  {line[unit] / line['step_s']:,.0f} {unit}/s"
 
 
 def _workers(count: int) -> str:

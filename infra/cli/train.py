@@ -218,7 +218,10 @@ def _print_result(result: dict[str, Any]) -> None:
         say(result["error"])
     typer.echo(f"{result['job']} {_ended(result['status'])} at step {result['step']}")
     if result["evaluation"]:
-        typer.echo(f"held-out loss {result['evaluation']['loss']:.4f}")
+        means = (
+            f"{name} {value:.4f}" for name, value in result["evaluation"].items() if isinstance(value, float)
+        )
+        typer.echo(f"held-out {', '.join(means)}")
     if result["model"]:
         typer.echo(f"published as {result['model']}")
     typer.echo(f"files: {result['path']}")

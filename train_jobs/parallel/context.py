@@ -130,7 +130,7 @@ class _Gather(torch.autograd.Function):
         ctx.group = group  # type: ignore[attr-defined]
         size = dist.get_world_size(group)
         parts = mine.new_empty((size * mine.shape[0], *mine.shape[1:]))  # gathered along the first dim
-        dist.all_gather_into_tensor(parts, mine.contiguous(), group=group)
+        dist.all_gather_single(parts, mine.contiguous(), group=group)
         return torch.cat(parts.chunk(size), dim=3)
 
     @staticmethod
@@ -138,7 +138,7 @@ class _Gather(torch.autograd.Function):
         size = dist.get_world_size(ctx.group)
         parts = torch.cat(gradient.chunk(size, dim=3))
         mine = parts.new_empty((parts.shape[0] // size, *parts.shape[1:]))
-        dist.reduce_scatter_tensor(mine, parts, group=ctx.group)
+        dist.reduce_scatter_single(mine, parts, group=ctx.group)
         return mine, None
 
 

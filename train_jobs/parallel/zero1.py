@@ -69,7 +69,7 @@ class ZeroModel(ReplicatedModel):
         parts = [p.data[slice(*each[rank])].flatten() for p, each in zip(parameters, rows, strict=True)]
         torch.cat(parts, out=own[: lengths[rank]])
         gathered = own.new_empty(size * longest)
-        dist.all_gather_into_tensor(gathered, own, group=self.over.get_group())
+        dist.all_gather_single(gathered, own, group=self.over.get_group())
         for other in range(size):
             position = other * longest
             if other == rank:
