@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ class GroupRunner:
         )
         from ray.train.torch import TorchConfig, TorchTrainer
 
+        # Ranks stay in the job's working directory, where a script and its files are.
+        os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
         workers = spec.config.workers
         resources = {"CPU": float(workers.cpus), "GPU": float(workers.gpus)}
         trainer = TorchTrainer(

@@ -131,13 +131,18 @@ class _ScriptRun:
         return self.control is not None and ray.get(self.control.is_stopping.remote(), timeout=60)
 
 
+_LOST_PEER = ("gloo/", "Connection closed by peer", "Connection reset by peer", "DistBackendError")
+"""What a traceback says of a rank whose peer went away."""
+
+
 def is_collective(error: BaseException) -> bool:
     """Whether an exception came out of torch.distributed: this rank lost a peer and made no mistake."""
     if isinstance(error, dist.DistError):
         return True
-    text = str(error)
+    if isinstance(error, ScriptError):
+        return any(words in error.output for words in _LOST_PEER)
     # Gloo raises plain RuntimeErrors that name its own source files.
-    return isinstance(error, RuntimeError) and ("gloo/" in text or "Connection closed by peer" in text)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
 
 
 def _say_started(spec: GroupSpec, reporter: ControlReporter, **facts: Any) -> None:

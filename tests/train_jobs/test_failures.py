@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from train_jobs.errors import ScriptError
 from train_jobs.failures import Failure, FailureBudget, FailureClass, RankFailure, classify
+from train_jobs.worker import is_collective
 
 NODES = ["n1", "n2"]
 NAMES = {"n1": "worker-1", "n2": "worker-2"}
@@ -23,6 +25,16 @@ def test_a_dead_process_that_is_of_no_rank_is_the_groups() -> None:
     failure = classify([dead], NODES, NAMES.keys(), NAMES)
     assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.WORKER, None, None)
     assert failure.reason == "the process of the group ended: killed"
+
+
+def test_a_script_that_lost_its_peer_made_no_mistake() -> None:
+    lost = ScriptError(
+        "the script ended with exit code 1", "RuntimeError: [../gloo/transport/tcp/pair.cc:547]"
+    )
+    assert is_collective(lost)
+    assert not is_collective(ScriptError("the script ended with exit code 1", "KeyError: 'gloo'"))
+    assert is_collective(RuntimeError("Connection closed by peer [127.0.0.1]:1"))
+    assert not is_collective(KeyError("Connection closed by peer"))
 
 
 def test_the_users_exception_is_the_cause_and_not_the_rank_that_lost_its_peer() -> None:
