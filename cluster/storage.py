@@ -16,16 +16,17 @@ from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 import pyarrow as pa
 from pyarrow import fs
 
 from cluster.errors import RequestError, ShoalError
 from cluster.local_files import HIDDEN, copy_whole, flush_dir, temporary_name, write_whole
+from cluster.storage_locations import bounded, local_path_of, reason
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
-GCS_RETRY_S = 60
 SCHEMES = "file, s3, gs, hdfs, abfs"
 
 
@@ -88,7 +89,7 @@ class Storage:
             self._base = Path(os.path.abspath(os.path.expanduser(text)))
             self._root = str(self._base)
         elif scheme is not None and "file" in scheme.groups():
-            self._base = _local_path(text)
+            self._base = local_path_of(text)
             self._root = str(self._base)
         else:
             before, mark, after = text.partition("://")
@@ -160,6 +161,53 @@ class Storage:
                 return local.read_bytes()
             with self._open().open_input_stream(self._target(path)) as stream:
                 return bytes(stream.read())
+
+    @contextmanager
+    def writer(self, path: str) -> Iterator[BinaryIO]:
+        """A file that is written bit by bit, and is there in part meanwhile: whoever reads needs a marker.
+
+        On a local file system it has a `fileno`, which can be flushed to the disk.
+        """
+        with self._explained("write", path):
+            if self._base is not None:
+                with open(self._make_parent(path), "wb") as file:
+                    yield file
+                return
+            if self._open().type_name not in OBJECT_STORES and "/" in self._target(path):
+                self._open().create_dir(self._target(path).rsplit("/", 1)[0], recursive=True)
+            with self._open().open_output_stream(self._target(path)) as stream:
+                yield stream
+
+    @contextmanager
+    def reader(self, path: str) -> Iterator[BinaryIO]:
+        """A file to read from anywhere.
+
+        Raises:
+            MissingError: there is no such file.
+        """
+        with self._explained("read", path):
+            if (local := self.local_path(path)) is not None:
+                with open(local, "rb") as file:
+                    yield file
+                return
+            with self._open().open_input_file(self._target(path)) as stream:
+                yield stream
+
+    def size_bytes(self, path: str) -> int | None:
+        """The size of a file; None where there is none."""
+        with self._explained("look for", path):
+            if (local := self.local_path(path)) is not None:
+                return local.stat().st_size if local.is_file() else None
+            size: int | None = self._open().get_file_info(self._target(path)).size
+            return size
+
+    def move(self, path: str, to: str) -> None:
+        """Rename a file; what is at the new path is replaced."""
+        with self._explained("write", to):
+            if self._base is not None:
+                os.replace(self._base / self._join(path), self._make_parent(to))
+            else:
+                self._open().move(self._target(path), self._target(to))
 
     def append_lines(self, path: str, lines: Iterable[str]) -> None:
         """Add lines at the end of a file, in one write; only where the storage is `appendable`.
@@ -309,14 +357,14 @@ class Storage:
                 if self._uri is None:
                     self._filesystem = fs.LocalFileSystem()
                 else:
-                    self._filesystem, self._root = fs.FileSystem.from_uri(_bounded(self._uri, self._query))
+                    self._filesystem, self._root = fs.FileSystem.from_uri(bounded(self._uri, self._query))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
                 raise RequestError(
                     f"storage {self._uri}: not a location that pyarrow.fs opens (a path, or a URI of"
-                    f" {SCHEMES}): {_reason(error)}"
+                    f" {SCHEMES}): {reason(error)}"
                 ) from error
             except OSError as error:
-                raise StorageError(f"storage {self._uri} cannot be reached: {_reason(error)}") from error
+                raise StorageError(f"storage {self._uri} cannot be reached: {reason(error)}") from error
         return self._filesystem
 
     def _make_base(self) -> None:
@@ -346,9 +394,9 @@ class Storage:
         except FileNotFoundError as error:
             if verb == "read":
                 raise MissingError(f"cannot read {place}: it is not there") from error
-            raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
+            raise StorageError(f"cannot {verb} {place}: {reason(error)}") from error
         except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"cannot {verb} {place}: {_reason(error)}") from error
+            raise StorageError(f"cannot {verb} {place}: {reason(error)}") from error
 
 
 def _list_local(directory: Path) -> list[Entry]:
@@ -364,27 +412,3 @@ def _list_local(directory: Path) -> list[Entry]:
     except FileNotFoundError:
         return []
     return entries
-
-
-def _local_path(uri: str) -> Path:
-    try:
-        return Path(fs.FileSystem.from_uri(uri)[1])
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise RequestError(
-            f"storage {uri}: not a file URI (file:///absolute/path): {_reason(error)}"
-        ) from error
-
-
-def _bounded(uri: str, query: str) -> str:
-    """The whole URI; Google's client gets a limit to its retries (it is 15 minutes otherwise)."""
-    if uri.startswith(("gs://", "gcs://")) and "retry_limit_seconds" not in query:
-        query = f"{query}&retry_limit_seconds={GCS_RETRY_S}".lstrip("&")
-    return f"{uri}?{query}" if query else uri
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of an error, as the end of a sentence."""
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    lines = str(error).splitlines()
-    return lines[0] if lines else type(error).__name__

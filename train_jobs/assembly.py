@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cluster.config.train_section import TrainJobConfig
+from cluster.storage import Storage
 from cluster.topology import mesh_shape
+from train_jobs.checkpoint.restore import restore
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
@@ -62,13 +65,10 @@ class RankAssembly:
             config.data.workers,
         )
         self.state = TrainingState(self.parallel, optimizer, loss_scale, loader)
-        self.store = CheckpointStore(run / CHECKPOINTS)
+        self.store = CheckpointStore(Storage(run / CHECKPOINTS))
+        self.event = partial(reporter.event, attempt=attempt)
         self.saver = CheckpointSaver(
-            self.store,
-            self.state,
-            keep=config.checkpoint.keep,
-            asynchronous=config.checkpoint.asynchronous,
-            on_commit=lambda step: reporter.event("checkpointed", attempt=attempt, step=step),
+            self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
         )
         self.loop = StepLoop(
             config=config,
@@ -82,15 +82,10 @@ class RankAssembly:
         )
 
     def restore(self) -> int:
-        """Go on from the newest complete checkpoint, the same on every rank; returns the steps done."""
-        newest: list[int | None] = [None]
-        if dist.get_rank() == 0:
-            self.store.drop_incomplete()
-            newest[0] = self.store.newest()
-        dist.broadcast_object_list(newest)
-        if newest[0] is not None:
-            self.state.load(self.store.path(newest[0]))
-            self.saver.last = self.state.step
+        """Go on from the newest good checkpoint, the same on every rank; returns the steps done."""
+        restored = restore(self.store, self.state, self.event)
+        if restored is not None:
+            self.saver.last = restored
         return self.state.step
 
     def export(self) -> None:

@@ -251,7 +251,7 @@ class Driver:
         return f"{version.name}@{version.version}"
 
     def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
-        step = CheckpointStore(self.run_directory / CHECKPOINTS).newest() or 0
+        step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             shutil.rmtree(self.run_directory / scratch, ignore_errors=True)
         self._event("finished", status=status, step=step, model=model, error=error)

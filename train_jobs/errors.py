@@ -9,6 +9,10 @@ class LossError(ShoalError):
     """The loss or its gradient is not a number; stepping on would only destroy the model."""
 
 
+class CheckpointError(ShoalError):
+    """Checkpoints could not be saved more often than the job allows, or one could not be loaded."""
+
+
 class ScriptError(ShoalError):
     """A script of the user's ended with an error.
 

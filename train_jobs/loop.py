@@ -65,7 +65,7 @@ class StepLoop:
         self.mesh = parallel.mesh
         self.loader = state.loader
         self.held_out = as_samples(task.samples(held_out=True))
-        self.evaluated_at: int | None = None
+        self.evaluation: dict[str, Any] | None = None
 
     def run(self) -> Literal["finished", "stopped"]:
         """Returns with the last step saved, on all ranks alike."""
@@ -76,15 +76,15 @@ class StepLoop:
             step = self.state.step
             if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
                 self.evaluate()
-            if self._due(self.config.checkpoint.every_steps):
-                self.saver.save()
+            if self._due(self.config.checkpoint.every_steps) and step < self.config.steps:
+                self._save()
+        finished = self.state.step == self.config.steps
+        if finished:
+            self.evaluate()
         if self.saver.last != self.state.step and self.state.step:
-            self.saver.save()
+            self._save()
         self.saver.finish()
-        if self.state.step < self.config.steps:
-            return "stopped"
-        self.evaluate()
-        return "finished"
+        return "finished" if finished else "stopped"
 
     def step(self) -> bool:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
@@ -160,9 +160,6 @@ class StepLoop:
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
         """Evaluate every held-out sample once, each rank its share; all ranks get the same means."""
-        if self.evaluated_at == self.state.step:
-            raise RuntimeError("evaluated twice at one step")
-        self.evaluated_at = self.state.step
         module = self.parallel.module
         module.eval()
         self.parallel.agree_on_statistics()
@@ -185,7 +182,13 @@ class StepLoop:
             means["perplexity"] = math.exp(min(means["loss"], 700.0))
         evaluation = {"step": self.state.step, **means, self.task.unit: int(count)}
         self.reporter.event("evaluated", attempt=self.attempt, **evaluation)
+        self.evaluation = evaluation
         return evaluation
+
+    def _save(self) -> None:
+        """Save this step, with its evaluation where there was one."""
+        known = self.evaluation is not None and self.evaluation["step"] == self.state.step
+        self.saver.save(self.evaluation if known else None)
 
     def _once(self, sums: Tensor) -> Tensor:
         """Sums that all ranks of a `tp` group have alike, counted for one of them."""

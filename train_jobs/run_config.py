@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -22,6 +23,29 @@ def write_run_config(storage: Storage, job: str, name: str, config: TrainJobConf
     yaml.default_flow_style = False
     yaml.dump(document, text)
     storage.child("jobs", job).write_bytes(CONFIG, text.getvalue().encode())
+
+
+def changes(before: TrainJobConfig, after: TrainJobConfig) -> list[str]:
+    """What differs between two configs of a job, a line a key: `batch.global: 16 → 32`."""
+
+    def flat(values: dict[str, Any], path: str = "") -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, value in values.items():
+            inner = flat(value, f"{path}{key}.") if isinstance(value, dict) else {f"{path}{key}": value}
+            result |= inner
+        return result
+
+    old, new = (flat(each.model_dump(mode="json", by_alias=True)) for each in (before, after))
+    keys = [*old, *(key for key in new if key not in old)]
+    return [
+        f"{key}: {_shown(old.get(key))} → {_shown(new.get(key))}"
+        for key in keys
+        if old.get(key) != new.get(key)
+    ]
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else json.dumps(value)
 
 
 def read_run_config(storage: Storage, job: str) -> tuple[str, TrainJobConfig]:

@@ -40,8 +40,7 @@ def record_submission(
 def record_end(storage: Storage, job: str, status: str, error: str) -> None:
     """Say how a job ended whose driver cannot say it."""
     run = storage.child("jobs", job)
-    checkpoints = run.local_path(CHECKPOINTS)
-    step = CheckpointStore(checkpoints).newest() if checkpoints is not None else None
+    step = CheckpointStore(run.child(CHECKPOINTS)).newest()
     log = RunLog(run)
     log.event(now(), "finished", status=status, step=step or 0, error=error)
     log.flush()

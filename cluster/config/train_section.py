@@ -80,6 +80,14 @@ class CheckpointConfig(Section):
     every_steps: int = Field(default=50, ge=1)
     keep: int = Field(default=3, ge=1)
     """How many of the newest checkpoints are kept."""
+    keep_best: int = Field(default=0, ge=0)
+    """How many of those with the best metric are kept beside them."""
+    metric: str = Field(default="loss", min_length=1)
+    """The mean of an evaluation that keep_best goes by: loss, perplexity, accuracy, or a task's own."""
+    greater_is_better: bool = False
+    """Whether the greater metric is the better, as for accuracy."""
+    keep_every_steps: int | None = Field(default=None, ge=1)
+    """Checkpoints of steps that are multiples of this are kept for good."""
     asynchronous: bool = False
     """Write in the background while training goes on; the save still counts only once it is whole."""
 
@@ -90,6 +98,8 @@ class RecoveryConfig(Section):
     worker_failures: int = Field(default=10, ge=0)
     """Times in a row that the job is started again after it lost a worker or a node; the count begins anew
     whenever the job got further than before."""
+    checkpoint_failures: int = Field(default=3, ge=0)
+    """Times in a row that a checkpoint may fail to be saved before the job ends."""
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds a collective may take before its workers count as hung."""
 

@@ -150,7 +150,7 @@ def resume(
     from cluster.config.loader import load_config
     from cluster.errors import RequestError
     from train_jobs.listing import find_job, is_running, run_of
-    from train_jobs.run_config import CONFIG, read_run_config
+    from train_jobs.run_config import CONFIG, changes, read_run_config
     from train_jobs.run_log import summarize
 
     storage = _storage(loaded)
@@ -160,14 +160,18 @@ def resume(
     submissions = _submissions(loaded)
     if is_running(summary, submissions.statuses()):
         raise RequestError(f"{found} runs: it is at step {summary.step}")
-    name, config = read_run_config(storage, found)
+    name, before = read_run_config(storage, found)
+    config = before
     own_file = run.local_path(CONFIG)
     if settings and own_file is not None:
         config = load_config(own_file, settings, f"train_jobs.{name}", across=False).config.train_jobs[name]
+    changed = changes(before, config)
     if summary.status == "succeeded" and config.steps <= summary.step:
         raise RequestError(
             f"{found} has done all its {summary.step} steps; --set steps=N with more steps goes on from there"
         )
+    for change in changed:
+        say(f"changed {change}")
     submission_id = f"{found}-{time.strftime('%H%M%S', time.gmtime())}"
     submissions.submit(storage, found, name, config, submission_id, loaded.base)
     _after_submission(submissions, storage, found, submission_id, detach, as_json)

@@ -1,74 +1,134 @@
-"""When a checkpoint is saved and when it counts; in the foreground or behind the step loop."""
+"""When a checkpoint is saved and what stays of the older ones; in the foreground or behind the step loop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
 
+from cluster.config.train_section import CheckpointConfig
+from cluster.errors import ShoalError
+from train_jobs.checkpoint.files import CheckpointWriter
+from train_jobs.checkpoint.retention import Retention
 from train_jobs.checkpoint.state import TrainingState
-from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
+from train_jobs.errors import CheckpointError
+
+# torch derives its own from BaseException.
+_FAILED = (Exception, CheckpointException)
+
+
+class Events(Protocol):
+    def __call__(self, kind: str, **facts: Any) -> None: ...
 
 
 class CheckpointSaver:
-    """Saves the state of all ranks and commits it from rank 0. All ranks call the same methods in step.
+    """Saves the state of all ranks. All ranks call the same methods in step.
+
+    A save that fails is logged and counted; the job ends when more fail in a row than
+    `recovery.checkpoint_failures` allows.
 
     Args:
-        keep: how many of the newest checkpoints stay.
-        asynchronous: write behind the step loop; at most one save is in flight.
-        on_commit: called on rank 0 with the step, once the checkpoint counts.
+        event: where rank 0 says what was saved.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
         state: TrainingState,
-        *,
-        keep: int,
-        asynchronous: bool,
-        on_commit: Callable[[int], None],
+        config: CheckpointConfig,
+        allowed_failures: int,
+        event: Events,
     ) -> None:
         self.store = store
         self.state = state
-        self.keep = keep
-        self.asynchronous = asynchronous
-        self.on_commit = on_commit
+        self.config = config
+        self.retention = Retention.of(config)
+        self.allowed_failures = allowed_failures
+        self.event = event
         self.last: int | None = None
+        self.failures = 0
         self._pending: tuple[int, Future[Any]] | None = None
 
-    def save(self) -> None:
-        """Save the state as it is now. In the foreground it counts on return."""
+    def save(self, evaluation: dict[str, Any] | None = None) -> None:
+        """Save the state as it is now. In the foreground it counts on return.
+
+        Args:
+            evaluation: means of the held-out data at this step, where they are known.
+
+        Raises:
+            CheckpointError: too many saves in a row have failed.
+        """
         self.finish()
         step = self.state.step
-        if dist.get_rank() == 0:
-            self.store.prepare(step)
-        dist.barrier()
         self.last = step
-        if self.asynchronous:
-            self._pending = (step, self.state.save_in_background(self.store.path(step)))
+        facts = {"step": step, "world_size": dist.get_world_size(), "evaluation": evaluation}
+        try:
+            self._prepare(step)
+            writer = CheckpointWriter(self.store.storage, checkpoint_name(step), facts)
+            if self.config.asynchronous:
+                self._pending = (step, self.state.save_in_background(writer))
+                return
+            self.state.save(writer)
+        except _FAILED as error:  # whatever it is, the job may go on without this one
+            self._failed(step, error)
             return
-        self.state.save(self.store.path(step))
-        self._commit(step)
+        self._saved(step)
 
     def poll(self) -> None:
-        """Commit a background save that is done; costs nothing otherwise."""
+        """Look after a background save that is done; costs nothing otherwise."""
         if self._pending is not None and self._pending[1].done():
             self.finish()
 
     def finish(self) -> None:
-        """Wait for the save in flight and commit it."""
+        """Wait for the save in flight."""
         if self._pending is None:
             return
         step, saved = self._pending
         self._pending = None
-        saved.result()
-        self._commit(step)
+        try:
+            saved.result()
+        except _FAILED as error:
+            self._failed(step, error)
+            return
+        self._saved(step)
 
-    def _commit(self, step: int) -> None:
-        # DCP's coordinator (rank 0) ends a save only when it has the results of all ranks, so that rank 0 may
-        # commit without asking the others.
+    def _prepare(self, step: int) -> None:
+        """Rank 0 makes room; the others wait, and hear when it could not."""
+        problem: list[Exception | None] = [None]
         if dist.get_rank() == 0:
-            self.store.commit(step, {"world_size": dist.get_world_size()}, self.keep)
-            self.on_commit(step)
+            try:
+                self.store.prepare(step)
+            except ShoalError as error:
+                problem[0] = error
+        dist.broadcast_object_list(problem)
+        if problem[0] is not None:
+            raise problem[0]
+
+    def _saved(self, step: int) -> None:
+        # It was committed by the coordinator, when all ranks had written.
+        self.failures = 0
+        if dist.get_rank() == 0:
+            self.event("checkpointed", step=step)
+            self.store.retain(self.retention, self.config.metric)
+
+    def _failed(self, step: int, error: BaseException) -> None:
+        self.failures += 1
+        reason = first_line(error)
+        if dist.get_rank() == 0:
+            self.event("checkpoint_failed", step=step, reason=reason, failures=self.failures)
+        if self.failures > self.allowed_failures:
+            raise CheckpointError(
+                f"{self.failures} checkpoints in a row could not be saved (recovery.checkpoint_failures "
+                f"allows {self.allowed_failures}); the last, of step {step}: {reason}"
+            ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The cause in a line; torch wraps what went wrong on each rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        return f"rank {rank}: {type(cause).__name__}: {cause}"
+    return f"{type(error).__name__}: {error}".splitlines()[0]

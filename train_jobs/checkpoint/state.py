@@ -6,7 +6,6 @@ import io
 import json
 import random
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 
+from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
@@ -53,21 +53,18 @@ class TrainingState:
         # Collectives of a save that runs in the background must not mix with those of the step loop.
         self.group = dist.new_group(backend="gloo")
 
-    def save(self, directory: Path) -> None:
-        """Write this rank's part into `directory`; returns when all ranks have written theirs."""
-        dcp.save(self._collect(), storage_writer=self._writer(directory), process_group=self.group)
+    def save(self, writer: CheckpointWriter) -> None:
+        """Write this rank's part; returns when all ranks have written theirs and the checkpoint counts."""
+        dcp.save(self._collect(), storage_writer=writer, process_group=self.group)
 
-    def save_in_background(self, directory: Path) -> Future[Any]:
-        """Copy the state and write it while training goes on; rank 0's future ends when all ranks wrote."""
-        saved = dcp.async_save(
-            self._collect(), storage_writer=self._writer(directory), process_group=self.group
-        )
+    def save_in_background(self, writer: CheckpointWriter) -> Future[Any]:
+        """Copy the state and write it while training goes on; the future ends when all ranks wrote."""
+        saved = dcp.async_save(self._collect(), storage_writer=writer, process_group=self.group)
         assert isinstance(saved, Future)
         return saved
 
-    def load(self, directory: Path) -> None:
+    def load(self, reader: CheckpointReader) -> None:
         """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
-        reader = dcp.FileSystemReader(directory)
         wanted = self._collect()
         # Another number of workers may have saved: a rank that was not among them keeps its own.
         if _own_key() not in reader.read_metadata().state_dict_metadata:
@@ -134,10 +131,6 @@ class TrainingState:
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"].cpu())
         self.parallel.load_own_state(state["strategy"])
-
-    @staticmethod
-    def _writer(directory: Path) -> dcp.FileSystemWriter:
-        return dcp.FileSystemWriter(directory, sync_files=True)
 
 
 def _own_key() -> str:

@@ -1,16 +1,26 @@
-"""The checkpoints of a run on mounted storage: complete or not there, and the last few kept."""
+"""The checkpoints of a run: complete or not there, listed, held, and cleared away."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
-from pathlib import Path
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
-COMMIT_MARKER = "committed.json"
-"""Written last; a checkpoint without it is never loaded. It lists the checkpoint's files and their sizes."""
+from cluster.storage import Storage
+from train_jobs.checkpoint.manifest import COMMIT_MARKER, BrokenManifestError, Manifest, read_manifest
+from train_jobs.checkpoint.retention import Retention
+
+REJECTED = "rejected.json"
+"""In a checkpoint that was found damaged: why."""
+HELD = "held"
+"""Beside the checkpoints: one file for everybody who is reading one."""
+_HOLD_S = 3600.0
+"""After this time a reader is taken for dead."""
 
 _NAME = re.compile(r"step-(\d{8})")
 
@@ -19,21 +29,73 @@ def checkpoint_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-class CheckpointStore:
-    """The directory `checkpoints/` of one run, on a file system that every rank's node mounts.
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint as it lies in the storage.
 
-    Ranks write into the checkpoint's own directory; rank 0 commits it by writing the marker.
+    Attributes:
+        manifest: None where it was never completed, or where `damage` is its own.
+        damage: what is wrong with one that was completed; it is not loaded.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    step: int
+    manifest: Manifest | None
+    damage: str | None = None
 
-    def path(self, step: int) -> Path:
-        return self.directory / checkpoint_name(step)
+    @property
+    def complete(self) -> bool:
+        return self.manifest is not None and self.damage is None
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether it was never completed."""
+        return self.manifest is None and self.damage is None
+
+    def metric(self, name: str) -> float | None:
+        evaluation = (self.manifest.facts.get("evaluation") if self.manifest else None) or {}
+        value = evaluation.get(name)
+        return float(value) if value is not None else None
+
+
+class CheckpointStore:
+    """The directory `checkpoints/` of one run; one rank writes here, and calls what deletes."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def location(self, step: int) -> str:
+        """The path or URI of a checkpoint."""
+        return self.storage.child(checkpoint_name(step)).location
+
+    def all(self) -> list[Checkpoint]:
+        """Every checkpoint that is there in part or whole, oldest first."""
+        found = (_NAME.fullmatch(entry.name) for entry in self.storage.entries() if entry.is_dir)
+        return [self.look(int(match.group(1))) for match in found if match]
+
+    def look(self, step: int) -> Checkpoint:
+        """What can be told without reading the files themselves."""
+        name = checkpoint_name(step)
+        try:
+            manifest = read_manifest(self.storage, name)
+        except BrokenManifestError:
+            return Checkpoint(step, None, f"{COMMIT_MARKER} is not what was written")
+        if manifest is None:
+            return Checkpoint(step, None)
+        if self.storage.exists(f"{name}/{REJECTED}"):
+            return Checkpoint(
+                step, manifest, json.loads(self.storage.read_bytes(f"{name}/{REJECTED}"))["reason"]
+            )
+        for file, fact in manifest.files.items():
+            size = self.storage.size_bytes(f"{name}/{file}")
+            if size is None:
+                return Checkpoint(step, manifest, f"{file} is missing")
+            if size != fact.size_bytes:
+                return Checkpoint(step, manifest, f"{file} has {size} bytes; {fact.size_bytes} were written")
+        return Checkpoint(step, manifest)
 
     def steps(self) -> list[int]:
         """Steps of all complete checkpoints, oldest first."""
-        return sorted(step for step in self._all_steps() if self.is_complete(step))
+        return [checkpoint.step for checkpoint in self.all() if checkpoint.complete]
 
     def newest(self) -> int | None:
         steps = self.steps()
@@ -41,56 +103,55 @@ class CheckpointStore:
 
     def prepare(self, step: int) -> None:
         """Make room for a checkpoint that is about to be written; one rank calls this, before any writes."""
-        self._delete(step)
-        self.path(step).mkdir(parents=True)
+        self.delete(step)
+        self.storage.make_dir(checkpoint_name(step))
 
-    def commit(self, step: int, facts: dict[str, Any], keep: int) -> None:
-        """All ranks have written: the checkpoint counts from here on, and the oldest beyond `keep` go."""
-        directory = self.path(step)
-        files = {path.name: path.stat().st_size for path in sorted(directory.iterdir())}
-        staged = directory / f"{COMMIT_MARKER}.tmp"
-        with staged.open("w") as file:
-            json.dump({"step": step, **facts, "files": files}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.rename(directory / COMMIT_MARKER)
-        _sync_directory(directory)
-        for old in self.steps()[:-keep]:
-            self._delete(old)
+    def reject(self, step: int, reason: str) -> None:
+        """Never load this one again."""
+        self.storage.write_bytes(
+            f"{checkpoint_name(step)}/{REJECTED}", json.dumps({"reason": reason}).encode()
+        )
 
-    def drop_incomplete(self) -> list[int]:
+    def retain(self, retention: Retention, metric: str) -> list[int]:
+        """Delete what needs not stay; returns the steps. What somebody is reading stays for now."""
+        found = self.all()
+        complete = {each.step: each.metric(metric) for each in found if each.complete}
+        leaving = complete.keys() - retention.stay(complete) - self._held()
+        # Damaged ones can be looked at until as many good ones are there after them.
+        oldest = min(sorted(complete)[-retention.newest :], default=0)
+        leaving |= {each.step for each in found if each.damage is not None and each.step < oldest}
+        for step in sorted(leaving):
+            self.delete(step)
+        return sorted(leaving)
+
+    def drop_unfinished(self) -> list[int]:
         """Delete what was left half-written by ranks that died; returns the steps."""
-        left = sorted(step for step in self._all_steps() if not self.is_complete(step))
+        left = [each.step for each in self.all() if each.unfinished]
         for step in left:
-            self._delete(step)
+            self.delete(step)
         return left
 
-    def is_complete(self, step: int) -> bool:
-        """The marker is there, and every file it lists has the size it lists."""
-        directory = self.path(step)
+    @contextmanager
+    def reading(self, step: int) -> Iterator[None]:
+        """Keep a checkpoint from being deleted while it is read."""
+        mark = f"{HELD}/{checkpoint_name(step)}.{uuid.uuid4().hex}"
+        self.storage.write_bytes(mark, json.dumps({"time": time.time()}).encode())
         try:
-            files = json.loads((directory / COMMIT_MARKER).read_text())["files"]
-            return all((directory / name).stat().st_size == size for name, size in files.items())
-        except (FileNotFoundError, NotADirectoryError):
-            return False
+            yield
+        finally:
+            self.storage.delete(mark)
 
-    def _delete(self, step: int) -> None:
+    def delete(self, step: int) -> None:
+        name = checkpoint_name(step)
         # The marker goes first: a deletion that is cut off must not leave what looks like a whole checkpoint.
-        (self.path(step) / COMMIT_MARKER).unlink(missing_ok=True)
-        if self.path(step).exists():
-            shutil.rmtree(self.path(step))
+        self.storage.delete(f"{name}/{COMMIT_MARKER}")
+        self.storage.delete_dir(name)
 
-    def _all_steps(self) -> list[int]:
-        if not self.directory.is_dir():
-            return []
-        return [
-            int(found.group(1)) for path in self.directory.iterdir() if (found := _NAME.fullmatch(path.name))
-        ]
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    def _held(self) -> set[int]:
+        held = set()
+        for name in self.storage.list(HELD):
+            match = _NAME.match(name)
+            facts: dict[str, Any] = json.loads(self.storage.read_bytes(f"{HELD}/{name}"))
+            if match and time.time() - facts["time"] < _HOLD_S:
+                held.add(int(match.group(1)))
+        return held

@@ -1,0 +1,102 @@
+"""Checkpoints of jobs from the command line: `checkpoints`, `export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.common import FileOption, JsonOption, load, print_json
+
+if TYPE_CHECKING:
+    from train_jobs.checkpoint.store import Checkpoint, CheckpointStore
+
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this noun."""
+    app.command("checkpoints")(checkpoints)
+    app.command("export")(export)
+
+
+def checkpoints(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
+    """List the checkpoints of a job; works without a running cluster."""
+    from cluster.storage import Storage
+    from train_jobs.checkpoint.store import CheckpointStore
+    from train_jobs.listing import find_job, run_of
+    from train_jobs.spec import CHECKPOINTS
+
+    storage = Storage(load(file, across=False).resolved.cluster.storage)
+    found = find_job(storage, job)
+    store = CheckpointStore(run_of(storage, found).child(CHECKPOINTS))
+    rows = [_row(store, checkpoint) for checkpoint in store.all()]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo(f"{found} has no checkpoints yet")
+        return
+    _print_table(rows)
+    typer.echo(f"{found}; `shoal export {found}@STEP DIR` writes the model of one")
+
+
+def export(
+    which: Annotated[str, typer.Argument(metavar="JOB[@STEP]", help="A job, and a step; else its newest.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Where the model goes; made by this.")],
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a checkpoint as a model in the Hugging Face format; works without a running cluster."""
+    from cluster.errors import RequestError
+    from cluster.storage import Storage
+    from train_jobs.listing import find_job, run_of
+    from train_jobs.run_config import read_run_config
+
+    name, at, text = which.rpartition("@") if "@" in which else (which, "", "")
+    if at and not text.isdecimal():
+        raise RequestError(f"{which!r}: after the @ stands a step, a whole number")
+    loaded = load(file, across=False)
+    storage = Storage(loaded.resolved.cluster.storage)
+    job = find_job(storage, name)
+    _, config = read_run_config(storage, job)
+    sys.path.insert(0, str(loaded.base))  # a task of the user's lies beside the config
+
+    from train_jobs.checkpoint.export import export_checkpoint
+
+    step = export_checkpoint(run_of(storage, job), config, int(text) if at else None, directory.absolute())
+    if as_json:
+        print_json({"job": job, "step": step, "path": str(directory.absolute())})
+    else:
+        typer.echo(f"{job} at step {step} is in {directory}")
+
+
+def _row(store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+    manifest = checkpoint.manifest
+    return {
+        "step": checkpoint.step,
+        "complete": checkpoint.complete,
+        "size_bytes": manifest.size_bytes if manifest else None,
+        "evaluation": manifest.facts.get("evaluation") if manifest else None,
+        "damage": checkpoint.damage,
+        "path": store.location(checkpoint.step),
+    }
+
+
+def _print_table(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for heading in ("step", "size", "evaluation", "state"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        means = (row["evaluation"] or {}).items()
+        shown = ", ".join(f"{name} {value:.4f}" for name, value in means if isinstance(value, float))
+        size = f"{row['size_bytes'] / 1e6:,.1f} MB" if row["size_bytes"] is not None else ""
+        state = "complete" if row["complete"] else row["damage"] or "not complete"
+        table.add_row(str(row["step"]), size, shown, state)
+    Console().print(table)

@@ -1,0 +1,98 @@
+"""Saves that fail: seen, counted, and survived as often as the job allows."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import TrainJobConfig
+from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
+from train_jobs.data.preparation import prepare_data
+from train_jobs.errors import CheckpointError
+
+
+def fail_now_and_then(config_json: str, run: str) -> None:
+    """Rank 1's files may not grow, for a while; then for longer than the job allows."""
+    import torch.distributed as dist
+
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    saver = assembly.saver
+    outcomes: list[Any] = []
+
+    def save(*, limited: bool) -> None:
+        assembly.loop.step()
+        no_limit = resource.RLIM_INFINITY
+        limit = 4096 if limited and dist.get_rank() == 1 else no_limit
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, no_limit))
+        try:
+            saver.save()
+            saver.finish()
+            outcomes.append([saver.failures, assembly.store.steps()])
+        except CheckpointError as error:
+            outcomes.append(str(error))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (no_limit, no_limit))
+
+    for limited in (False, True, True, False, True, True, True):
+        save(limited=limited)
+        dist.barrier()
+    (Path(run) / f"outcomes-{dist.get_rank()}.json").write_text(json.dumps(outcomes))
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_save_that_fails_on_one_rank_is_counted_on_all(asynchronous: bool, tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus.parquet")
+    config = tiny_job(
+        corpus,
+        steps=20,
+        parallel={"strategy": "fsdp"},
+        checkpoint={"asynchronous": asynchronous, "keep": 5},
+        recovery={"checkpoint_failures": 2},
+    )
+    run = tmp_path / "run"
+    prepare_data(config, run / "data")
+    run_program(fail_now_and_then, run, 2, config.model_dump_json(), str(run))
+    for rank in (0, 1):
+        *counted, last = json.loads((run / f"outcomes-{rank}.json").read_text())
+        assert counted == [[0, [1]], [1, [1]], [2, [1]], [0, [1, 4]], [1, [1, 4]], [2, [1, 4]]]
+        assert last.startswith(
+            "3 checkpoints in a row could not be saved (recovery.checkpoint_failures allows 2)"
+        )
+        assert "the last, of step 7: rank 1: " in last
+        assert "file too large" in last
+    said = [(line["kind"], line["step"]) for line in reports(run) if "kind" in line]
+    assert said == [
+        *[("checkpointed", 1), ("checkpoint_failed", 2), ("checkpoint_failed", 3), ("checkpointed", 4)],
+        *[("checkpoint_failed", 5), ("checkpoint_failed", 6), ("checkpoint_failed", 7)],
+    ]
+
+
+def block(config_json: str, run: str) -> None:
+    """A file lies where the checkpoint's directory should be: rank 0 cannot make room."""
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    checkpoints = Path(run) / "checkpoints"
+    checkpoints.mkdir(exist_ok=True)
+    assembly.loop.step()
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        (checkpoints / "step-00000001").write_text("in the way")
+    dist.barrier()
+    assembly.saver.save()
+    assert assembly.saver.failures == 1
+    assembly.loop.step()
+    assembly.saver.save()
+    assert assembly.saver.failures == 0
+
+
+def test_a_checkpoint_that_cannot_be_begun_is_counted_too(tmp_path: Path) -> None:
+    config = tiny_job(write_corpus(tmp_path / "corpus.parquet"), steps=20)
+    run = tmp_path / "run"
+    prepare_data(config, run / "data")
+    run_program(block, run, 2, config.model_dump_json(), str(run))
+    (failed,) = [line for line in reports(run) if line.get("kind") == "checkpoint_failed"]
+    assert "step-00000001" in failed["reason"]

@@ -1,0 +1,84 @@
+"""A checkpoint as a model directory: what `shoal export` leaves, for any checkpoint of any strategy."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from pathlib import Path
+
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint import CheckpointException
+
+from cluster.config import TrainJobConfig
+from cluster.errors import RequestError
+from cluster.storage import Storage
+from train_jobs.checkpoint.files import CheckpointReader, damage
+from train_jobs.checkpoint.saver import first_line
+from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
+from train_jobs.errors import CheckpointError
+from train_jobs.spec import CHECKPOINTS, DATA
+from train_jobs.tasks import make_task
+
+
+def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, directory: Path) -> int:
+    """Write the model of a checkpoint as its task writes it, in one process and without a cluster.
+
+    Args:
+        run: the run's directory.
+        step: None takes the newest.
+        directory: must not be there yet; it is whole when it is.
+
+    Returns:
+        the step.
+
+    Raises:
+        RequestError: there is no such checkpoint, or the directory is there.
+        CheckpointError: the checkpoint is damaged, or not of this config.
+    """
+    store = CheckpointStore(run.child(CHECKPOINTS))
+    step = _choose(store, step)
+    if directory.exists():
+        raise RequestError(f"{directory} is there already; a model is written into a new directory")
+    data = run.local_path(DATA)
+    if data is None:
+        raise RequestError(f"the data of this job is at {run.child(DATA).location}, not on this machine")
+    with store.reading(step):
+        manifest = store.look(step).manifest
+        assert manifest is not None
+        problem = damage(store.storage, checkpoint_name(step), manifest)
+        if problem is not None:
+            store.reject(step, problem)
+            raise CheckpointError(f"the checkpoint of step {step} is damaged: {problem}")
+        task = make_task(config, data)
+        model = task.build()
+        state = {"model": model.state_dict()}
+        try:
+            dcp.load(
+                state, storage_reader=CheckpointReader(store.storage, checkpoint_name(step)), no_dist=True
+            )
+        except CheckpointException as error:
+            raise CheckpointError(
+                f"the checkpoint of step {step} is not one of this model: {first_line(error)}"
+            ) from error
+    beside = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+    try:
+        weights = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
+        task.export(weights, beside)
+        beside.rename(directory)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+    return step
+
+
+def _choose(store: CheckpointStore, step: int | None) -> int:
+    steps = store.steps()
+    if not steps:
+        raise RequestError(f"there is no complete checkpoint in {store.storage.location}")
+    if step is None:
+        return steps[-1]
+    if step not in steps:
+        problem = store.look(step).damage
+        why = f"is damaged: {problem}" if problem else "is not there"
+        raise RequestError(f"the checkpoint of step {step} {why}; there are {', '.join(map(str, steps))}")
+    return step
