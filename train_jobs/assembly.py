@@ -19,8 +19,10 @@ from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.data.loader import make_loader
 from train_jobs.data.order import BatchPlan, Place
-from train_jobs.data.source import as_samples
+from train_jobs.data.source import StreamSamples, as_samples
 from train_jobs.loop import Reporter, StepLoop
+from train_jobs.metering.flops import count_flops, peak_flops
+from train_jobs.metering.meter import Meter
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.optimization.optimizers import build_optimizer
 from train_jobs.parallel import parallelize
@@ -55,17 +57,22 @@ class RankAssembly:
         self.task = make_task(config, run / DATA)
         torch.manual_seed(config.seed)  # a task of the user's may not think of it, and ranks must be alike
         model = self.task.build()
+        samples = as_samples(self.task.samples(held_out=False))
+        flops = None
+        if not isinstance(samples, StreamSamples):
+            flops = count_flops(model, self.task, samples.batch([0], None))
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
         optimizer = build_optimizer(self.parallel.stepped, config.optimizer)
         loss_scale = LossScale(config.precision == "fp16")
         loader = make_loader(
-            as_samples(self.task.samples(held_out=False)),
+            samples,
             BatchPlan(config.batch.global_size, config.batch.micro),
             config.seed,
             config.data.workers,
         )
         self.state = TrainingState(self.parallel, optimizer, loss_scale, loader)
-        self.store = CheckpointStore(Storage(run / CHECKPOINTS))
+        rate, source = peak_flops(device, config.precision)
+        self.store = CheckpointStore(Storage(run).child(CHECKPOINTS))
         self.event = partial(reporter.event, attempt=attempt)
         self.saver = CheckpointSaver(
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
@@ -77,6 +84,7 @@ class RankAssembly:
             parallel=self.parallel,
             state=self.state,
             saver=self.saver,
+            meter=Meter(device, flops, (rate * self.mesh.shape.world_size, source), lambda: loader.waited_s),
             quorum=WholeGroup(Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)),
             reporter=reporter,
         )

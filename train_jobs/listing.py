@@ -98,6 +98,7 @@ def result_of(
         "world_sizes": summary.world_sizes,
         "metrics": summary.metrics,
         "evaluation": summary.evaluation,
+        "totals": summary.totals,
         "model": summary.model,
         "path": run.location,
         "error": summary.error if summary.ended else error,

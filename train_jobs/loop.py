@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import Any, Literal, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.loader import evaluation_batches
 from train_jobs.data.source import Batch, as_samples
 from train_jobs.errors import LossError
+from train_jobs.metering.meter import Meter
 from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
@@ -52,6 +52,7 @@ class StepLoop:
         state: TrainingState,
         saver: CheckpointSaver,
         quorum: Quorum,
+        meter: Meter,
         reporter: Reporter,
     ) -> None:
         self.config = config
@@ -61,6 +62,7 @@ class StepLoop:
         self.state = state
         self.saver = saver
         self.quorum = quorum
+        self.meter = meter
         self.reporter = reporter
         self.mesh = parallel.mesh
         self.loader = state.loader
@@ -84,11 +86,23 @@ class StepLoop:
         if self.saver.last != self.state.step and self.state.step:
             self._save()
         self.saver.finish()
+        totals = self.meter.totals()
+        if totals is not None:
+            self.reporter.event("measured", attempt=self.attempt, **totals)
         return "finished" if finished else "stopped"
 
     def step(self) -> bool:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
-        began = time.perf_counter()
+        with self.meter.step():
+            line, stop = self._step()
+        figures = self.meter.line(line["samples"], line["tokens"])
+        self._asked_to_stop = self.reporter.metric({**line, **figures})
+        return stop
+
+    _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
+
+    def _step(self) -> tuple[dict[str, Any], bool]:
+        """What was computed in the step, and whether all ranks are to stop."""
         step, scale = self.state.step, self.state.loss_scale
         while True:
             place = self.quorum.start(step)
@@ -124,10 +138,7 @@ class StepLoop:
         if scale.enabled:
             line |= {"loss_scale": scale.value, "skipped": not finite}
         scale.update(finite)
-        self._asked_to_stop = self.reporter.metric({**line, "step_s": round(time.perf_counter() - began, 6)})
-        return stop
-
-    _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
+        return line, stop
 
     def _gradients(self, batches: list[Batch], factor: float) -> Tensor:
         """Forward and backward of this rank's samples; returns its summed loss and what counted."""

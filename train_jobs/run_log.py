@@ -89,6 +89,7 @@ class RunSummary:
     world_sizes: list[int] = field(default_factory=list)
     metrics: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
+    totals: dict[str, Any] | None = None
     model: str | None = None
     error: str | None = None
 
@@ -130,6 +131,9 @@ class RunSummary:
         self.evaluation = {
             key: value for key, value in event.items() if key not in ("time", "kind", "attempt")
         }
+
+    def _on_measured(self, event: Mapping[str, Any]) -> None:
+        self.totals = {key: value for key, value in event.items() if key not in ("time", "kind")}
 
     def _on_failed(self, event: Mapping[str, Any]) -> None:
         self.status, self.workers = "recovering", 0

@@ -105,6 +105,12 @@ def sentence(event: dict[str, Any]) -> str | None:
         unit = "tokens" if "tokens" in event else "samples"
         means = ", ".join(f"{name} {value:.4f}" for name, value in event.items() if isinstance(value, float))
         return f"evaluation at step {event['step']}: {means} over {event[unit]} held-out {unit}"
+    if kind == "measured":
+        return totals(event)
+    if kind == "checkpoint_rejected":
+        return f"the checkpoint of step {event['step']} is damaged and passed over: {event['reason']}"
+    if kind == "checkpoint_failed":
+        return f"the checkpoint of step {event['step']} could not be saved: {event['reason']}"
     if kind == "failed":
         where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
         reason = event["reason"].splitlines()[0]
@@ -186,7 +192,22 @@ class BarView(View):
 def figures(line: dict[str, Any]) -> str:
     """Loss and speed of one step."""
     unit = "tokens" if line["tokens"] is not None else "samples"
-    return f"loss {line['loss']:.4f}  {line[unit] / line['step_s']:,.0f} {unit}/s"
+    mfu = f"  MFU {line['mfu']:.1%}" if line.get("mfu") is not None else ""
+    return f"loss {line['loss']:.4f}  {line[unit] / line['step_s']:,.0f} {unit}/s{mfu}"
+
+
+def totals(event: dict[str, Any]) -> str:
+    """The figures of merit of an attempt, at its end."""
+    unit = "tokens" if event["tokens_per_s"] is not None else "samples"
+    parts = [f"{event[f'{unit}_per_s']:,.0f} {unit}/s (median of {event['steps']} steps)"]
+    if event["mfu"] is not None:
+        peak = f"{event['peak_flops'] / 1e12:,.2f} TFLOP/s, {event['peak_flops_from']}"
+        parts.append(f"MFU {event['mfu']:.1%} of {peak}")
+    parts.append(f"waiting for data {event['data_wait']:.1%}")
+    if event["communication"] is not None:
+        parts.append(f"exposed communication {event['communication']:.1%}")
+    parts.append(f"peak memory {event['peak_memory_bytes'] / 1e9:.2f} GB")
+    return ", ".join(parts)
 
 
 def _workers(count: int) -> str:

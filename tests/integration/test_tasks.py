@@ -24,7 +24,7 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory)
     (directory / "seen").mkdir()
     shutil.copy(Path(__file__).with_name("sampled_task.py"), directory)
     shutil.copy(SCRIPTS / "plain_ddp.py", directory / "train.py")
-    settings = {"samples": SAMPLES, "log": str(directory / "seen"), "pause_s": 0.01}
+    settings = {"samples": SAMPLES, "log": str(directory / "seen"), "pause_s": 0.05}
     sampled = {
         "task": "sampled_task:Task",
         "settings": settings,

@@ -22,6 +22,7 @@ from torch.autograd.function import FunctionCtx
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from cluster.errors import RequestError
 from train_jobs.parallel.mesh import Mesh
 
 POSITIONS = "position_ids"
@@ -37,6 +38,7 @@ class ContextParallelism:
     def __init__(self, model: PreTrainedModel, mesh: Mesh, method: str) -> None:
         self.mesh = mesh
         self.method = method
+        _check_attention(model)
         if method == "ring":
             return
         # The registry is global, and a process may hold two groups one after the other.
@@ -73,6 +75,21 @@ class ContextParallelism:
             raise ValueError(f"a sequence of {length} tokens for {size} ranks")
         part = slice(self.mesh.cp_index * length // size, (self.mesh.cp_index + 1) * length // size)
         yield {name: tensor[:, part].contiguous() for name, tensor in whole.items()}
+
+
+def _check_attention(model: PreTrainedModel) -> None:
+    """Every token has to attend to all before it: masks of other kinds would be forgotten.
+
+    Raises:
+        RequestError: some layers of the model attend otherwise.
+    """
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        others = ", ".join(sorted(kinds - {"full_attention"})) or "a sliding window"
+        raise RequestError(
+            f"parallel.context: {type(model).__name__} attends by {others}, which is not known"
+        )
 
 
 class GatherAttention:

@@ -36,6 +36,33 @@ from train_jobs.run_log import EVENTS, METRICS, RunSummary
         ),
         ({"kind": "recovered", "workers": 1, "after": "node"}, "going on with 1 worker after a node failure"),
         ({"kind": "submitted"}, None),
+        (
+            {"kind": "started", "attempt": 1, "world_size": 1, "step": 0, "notes": ["no GPU"]},
+            "attempt 1: 1 worker from step 0 on\nno GPU",
+        ),
+        (
+            {"kind": "evaluated", "attempt": 1, "step": 5, "loss": 1.0, "accuracy": 0.5, "samples": 9},
+            "evaluation at step 5: loss 1.0000, accuracy 0.5000 over 9 held-out samples",
+        ),
+        (
+            {"kind": "checkpoint_rejected", "step": 5, "reason": ".metadata is missing"},
+            "the checkpoint of step 5 is damaged and passed over: .metadata is missing",
+        ),
+        (
+            {
+                "kind": "measured",
+                "steps": 9,
+                "tokens_per_s": 25180.8,
+                "mfu": 0.123,
+                "peak_flops": 1.5e12,
+                "peak_flops_from": "measured",
+                "data_wait": 0.004,
+                "communication": 0.054,
+                "peak_memory_bytes": 430_000_000,
+            },
+            "25,181 tokens/s (median of 9 steps), MFU 12.3% of 1.50 TFLOP/s, measured, waiting for data 0.4%, "
+            "exposed communication 5.4%, peak memory 0.43 GB",
+        ),
     ],
 )
 def test_an_event_is_said_in_a_sentence_or_not_at_all(event: dict[str, Any], said: str | None) -> None:

@@ -1,0 +1,1 @@
+"""Figures of merit of a run, measured: throughput, memory, waiting, communication, arithmetic."""
