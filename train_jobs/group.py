@@ -47,7 +47,11 @@ class GroupRunner:
         trainer = TorchTrainer(
             _train_loop,
             train_loop_config={"spec": spec},
-            torch_config=TorchConfig(timeout_s=int(max(1, spec.config.recovery.hang_timeout_s))),
+            torch_config=TorchConfig(
+                # Offloaded gradients lie on the CPU, and their norm is summed there.
+                backend="cpu:gloo,cuda:nccl" if workers.gpus else "gloo",
+                timeout_s=int(max(1, spec.config.recovery.hang_timeout_s)),
+            ),
             scaling_config=ScalingConfig(
                 num_workers=spec.world_size,
                 use_gpu=workers.gpus > 0,

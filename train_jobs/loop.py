@@ -113,6 +113,8 @@ class StepLoop:
             if self.quorum.commit():
                 break
             self.parallel.drop_gradients()
+        if count == 0:
+            raise LossError(f"nothing counts in the global batch of step {step + 1}")
         parameters = [*self.parallel.module.parameters()]
         norm = global_norm(parameters) * most / count / scale.value
         finite = math.isfinite(norm)

@@ -31,7 +31,7 @@ cluster:
 
 train_jobs:
   stdlib-lm:                      # `shoal train stdlib-lm`
-    task: causal_lm               # what is trained: a causal language model
+    task: causal_lm               # or image_classification, script, or a class of yours: your.module:Task
     model:                        # its sizes; or `directory: PATH` to continue from a Hugging Face model
       architecture: llama
       hidden_size: 128            # width; a multiple of num_heads
@@ -43,7 +43,8 @@ train_jobs:
       source: python-stdlib       # this Python's own sources; or a Parquet file or directory
       sequence_length: 128        # tokens in one sample
     parallel:
-      strategy: fsdp              # ddp copies the model to each worker, fsdp shards it over them
+      strategy: fsdp              # data_parallel, ddp, fsdp, hsdp, zero1, zero2 or zero3
+      tensor: 1                   # workers that share every matrix product (tensor parallelism)
     workers:
       min: 2                      # fewest workers the job starts with
       max: 2                      # most it takes when devices are free
@@ -54,9 +55,9 @@ train_jobs:
     optimizer:
       name: adamw
       learning_rate: 3.0e-3       # at its highest, after the warm-up
-      schedule: cosine            # constant, linear or cosine
+      schedule: cosine            # constant, linear, cosine or warmup_stable_decay
       warmup_steps: 20            # steps over which the learning rate rises
-    precision: fp32               # arithmetic: fp32 or bf16
+    precision: fp32               # arithmetic: fp32, bf16 or fp16
     steps: 200                    # optimizer steps
     seed: 1                       # initial weights and order of the data follow from it
     evaluate:

@@ -60,8 +60,8 @@ from train_jobs.run_log import EVENTS, METRICS, RunSummary
                 "communication": 0.054,
                 "peak_memory_bytes": 430_000_000,
             },
-            "25,181 tokens/s (median of 9 steps), MFU 12.3% of 1.50 TFLOP/s, measured, waiting for data 0.4%, "
-            "exposed communication 5.4%, peak memory 0.43 GB",
+            "25,181 tokens/s (median of 9 steps), MFU 12.3% of 1.50 TFLOP/s, measured, waiting for data "
+            "0.4%, exposed communication 5.4%, peak memory 0.43 GB",
         ),
     ],
 )
