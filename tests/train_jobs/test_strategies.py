@@ -18,7 +18,7 @@ from train_jobs.data.documents import read_documents
 
 # The ranks sum the same fp32 numbers in another order: a loss near 6 may differ by a few units in the last
 # place (4.8e-7 each) in each step, and the differences feed back through the weights.
-TOLERANCE = 1e-5
+TOLERANCE = 3e-6
 
 
 @pytest.fixture(scope="module")
