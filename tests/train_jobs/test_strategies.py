@@ -149,7 +149,8 @@ def test_one_process_steps_like_plain_torch(corpus: Path, alone: tuple[list[dict
             group["lr"] = rate
         optimizer.step()
         optimizer.zero_grad()
-        assert line["loss"] == pytest.approx(loss.item(), abs=TOLERANCE)
+        # Ten times the learning rate of the other tests, in which such differences grow.
+        assert line["loss"] == pytest.approx(loss.item(), abs=1e-5)
         assert line["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
         assert line["learning_rate"] == pytest.approx(rate)
 
