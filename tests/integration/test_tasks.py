@@ -101,3 +101,22 @@ def test_a_script_is_started_again_with_what_it_saved_and_its_logs_are_kept_by_r
         began = int(again.split("from step ")[1].split()[0])
         assert began >= 9
         assert f"rank {rank}: step 40, loss" in again
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_scaling_table_of_a_job_is_measured_and_drawn(jobs: JobFile, tmp_path: Path) -> None:
+    picture = tmp_path / "scaling.png"
+    options = ("--workers", "1,2", "--strategies", "ddp,fsdp", "--steps", "10", "--repeats", "1")
+    settings = ("--set", "settings.pause_s=0.0", "--plot", str(picture))
+    done = jobs.shoal("bench", "train", "sampled", "--json", *options, *settings)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["unit"], found["steps"], found["peak_flops_from"]) == ("samples", 10, "measured")
+    cases = [(row["strategy"], row["workers"]) for row in found["rows"]]
+    assert cases == [("ddp", 1), ("fsdp", 1), ("ddp", 2), ("fsdp", 2)]
+    for row in found["rows"]:
+        assert row["rate"] > 0
+        assert row["peak_memory_bytes"] > 50e6
+        assert (row["workers"] == 1) is (row["communication"] < 0.01)
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -29,7 +29,7 @@ def job(**changes: Any) -> TrainJobConfig:
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_digits_are_learned_and_counted_once(strategy: str, tmp_path: Path) -> None:
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,16 @@ def fp32(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return [line["loss"] for line in run_ranks(tiny_job(corpus), tmp_path_factory.mktemp("fp32"), 1)]
 
 
-@pytest.mark.parametrize("precision", TOLERANCES)
-@pytest.mark.parametrize("name", PARALLEL)
+QUICK = {("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("zero1", "bf16"), ("fsdp-tp", "bf16")}
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        pytest.param(*case, marks=[] if case in QUICK else pytest.mark.slow)
+        for case in product(PARALLEL, TOLERANCES)
+    ],
+)
 def test_losses_are_near_those_of_fp32(
     name: str, precision: str, corpus: Path, fp32: list[float], tmp_path: Path
 ) -> None:
@@ -74,7 +83,7 @@ def overflow(config_json: str, run: str) -> None:
         (Path(run) / "found.json").write_text(json.dumps(found))
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp", "fsdp-tp"])
+@pytest.mark.parametrize("name", ["ddp", "fsdp", pytest.param("fsdp-tp", marks=pytest.mark.slow)])
 def test_a_step_whose_gradients_overflow_is_left_out_and_the_scale_halved(
     name: str, corpus: Path, tmp_path: Path
 ) -> None:

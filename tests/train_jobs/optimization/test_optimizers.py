@@ -66,20 +66,26 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
 
 
-@pytest.mark.parametrize("name", ["sgd", "adafactor"])
+SPREAD: dict[str, tuple[dict[str, Any], int]] = {
+    "ddp": ({"strategy": "ddp"}, 2),
+    "zero1": ({"strategy": "zero1"}, 2),
+    "fsdp": ({"strategy": "fsdp"}, 4),
+    "fsdp-tp": ({"strategy": "fsdp", "tensor": 2}, 4),
+}
+
+
 @pytest.mark.parametrize(
-    ("parallel", "world_size"),
+    ("name", "spread"),
     [
-        ({"strategy": "ddp"}, 2),
-        ({"strategy": "zero1"}, 2),
-        ({"strategy": "fsdp"}, 4),
-        ({"strategy": "fsdp", "tensor": 2}, 4),
+        *(("adafactor", spread) for spread in SPREAD),
+        ("sgd", "zero1"),
+        *(pytest.param("sgd", spread, marks=pytest.mark.slow) for spread in ("ddp", "fsdp", "fsdp-tp")),
     ],
-    ids=["ddp", "zero1", "fsdp", "fsdp-tp"],
 )
 def test_sharded_parameters_are_stepped_as_whole_ones(
-    name: str, parallel: dict[str, Any], world_size: int, corpus: Path, tmp_path: Path
+    name: str, spread: str, corpus: Path, tmp_path: Path
 ) -> None:
+    parallel, world_size = SPREAD[spread]
     settings = {"name": name, "learning_rate": 0.1 if name == "sgd" else 0.01}
     alone = run_ranks(tiny_job(corpus, optimizer=settings), tmp_path / "alone", 1)
     metrics = run_ranks(

@@ -1,0 +1,1 @@
+"""Measuring jobs side by side."""
