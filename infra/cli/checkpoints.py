@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.common import FileOption, JsonOption, load, print_json
+from infra.cli.common import FileOption, JobArgument, JsonOption, load, print_json
 
 if TYPE_CHECKING:
     from train_jobs.checkpoint.store import Checkpoint, CheckpointStore
-
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -64,9 +63,12 @@ def export(
     _, config = read_run_config(storage, job)
     sys.path.insert(0, str(loaded.base))  # a task of the user's lies beside the config
 
-    from train_jobs.checkpoint.export import export_checkpoint
+    # DeepSpeed, where it is installed, and a task of the user's may print; the result stands alone.
+    with contextlib.redirect_stdout(sys.stderr):
+        from train_jobs.checkpoint.export import export_checkpoint
 
-    step = export_checkpoint(run_of(storage, job), config, int(text) if at else None, directory.absolute())
+        wanted = int(text) if at else None
+        step = export_checkpoint(run_of(storage, job), config, wanted, directory.absolute())
     if as_json:
         print_json({"job": job, "step": step, "path": str(directory.absolute())})
     else:

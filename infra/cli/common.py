@@ -38,6 +38,8 @@ JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON document on standard output instead of text.")
 ]
 
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
+
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it."""
 

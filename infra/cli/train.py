@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+from infra.cli.common import FileOption, JobArgument, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
@@ -21,7 +21,6 @@ STOP_TIMEOUT_S = 150.0
 """More than Ray gives a driver between SIGTERM and SIGKILL."""
 
 DetachOption = Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")]
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, or a name: its newest job.")]
 
 
 def register(app: typer.Typer) -> None:

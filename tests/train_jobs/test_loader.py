@@ -110,6 +110,28 @@ def test_a_stream_is_read_once_whatever_the_number_of_ranks(
     assert found == list(range(len(found)))
 
 
+class Skipping(Stream):
+    """A stream that can go on elsewhere, and counts what it was read."""
+
+    read = 0
+
+    def skip(self, number: int) -> Iterator[dict[str, int]]:
+        return (self.counted(item) for item in range(number, self.length))
+
+    def counted(self, item: int) -> dict[str, int]:
+        self.read += 1
+        return {"item": self.epoch * self.length + item}
+
+
+def test_a_stream_that_can_skip_is_not_read_up_to_its_place() -> None:
+    stream = Skipping(30)
+    loader = StreamLoader(StreamSamples(stream), PLAN)
+    loader.seek({"epoch": 1, "offset": 20}, 6)
+    assert items(loader.step(6, Place(0, 1))) == list(range(50, 58))
+    assert stream.read == 8
+    assert items(loader.step(7, Place(0, 1))) == list(range(58, 66)), "the next epoch follows"
+
+
 def test_a_step_of_a_stream_is_done_again_with_the_same_samples() -> None:
     loader = StreamLoader(StreamSamples(Stream(30)), PLAN)
     assert items(loader.step(0, Place(0, 1))) == list(range(8))

@@ -28,7 +28,7 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> float | None:
     They are counted on a copy without data (device `meta`): nothing is computed. What activation
     checkpointing computes twice counts once, as model FLOPs do (Chowdhery et al., PaLM, 2022, appendix B).
     """
-    empty = copy.deepcopy(model).to("meta")
+    empty = _without_data(model)
     if isinstance(empty, PreTrainedModel):
         # With an attention of its own name a model makes no mask, for which transformers looks at values.
         AttentionInterface.register(_COUNTED, sdpa_attention_forward)
@@ -39,6 +39,16 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> float | None:
     except (RuntimeError, NotImplementedError):
         return None  # a loss that looks at its values cannot be run without them
     return float(counter.get_total_flops()) or None
+
+
+def _without_data(model: nn.Module) -> nn.Module:
+    """A copy on device `meta`; the weights are never held twice."""
+    instead: dict[int, object] = {
+        id(parameter): nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+        for parameter in model.parameters()
+    }
+    instead |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, instead)
 
 
 def peak_flops(device: torch.device, precision: Dtype) -> tuple[float, str]:

@@ -31,7 +31,7 @@ class ZeroModel(ReplicatedModel):
     def __init__(self, model: nn.Module, mesh: Mesh, config: TrainJobConfig) -> None:
         super().__init__(model, mesh, config)
         # Every rank takes part, whatever its axis: over `cp` parameters are copies too.
-        self.over = _flat_mesh(mesh)
+        self.over = mesh.parameters["dp_replicate"]
         self.whole = [parameter for parameter in model.parameters() if parameter.requires_grad]
         parts = {parameter: self._part(parameter) for parameter in self.whole}
         self.parts = [parts[parameter] for parameter in self.whole]
@@ -84,10 +84,6 @@ def parallelize(
     model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, config: TrainJobConfig
 ) -> ParallelModel:
     return ZeroModel(model, mesh, config)
-
-
-def _flat_mesh(mesh: Mesh) -> DeviceMesh:
-    return mesh.parameters["dp_replicate"]
 
 
 def _rows(shape: Sequence[int], size: int) -> list[tuple[int, int]]:
