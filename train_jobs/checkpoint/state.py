@@ -6,6 +6,7 @@ import io
 import json
 import random
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,13 @@ class TrainingState:
         self.loss_scale = loss_scale
         self.loader = loader
         self.step = 0
-        # Collectives of a save that runs in the background must not mix with those of the step loop.
-        self.group = dist.new_group(backend="gloo")
+
+    @cached_property
+    def group(self) -> dist.ProcessGroup:
+        """Collectives of a save that runs in the background must not mix with those of the step loop."""
+        group = dist.new_group(backend="gloo")
+        assert group is not None, "every rank is in it"
+        return group
 
     def save(self, writer: CheckpointWriter) -> None:
         """Write this rank's part; returns when all ranks have written theirs and the checkpoint counts."""

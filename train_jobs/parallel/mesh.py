@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -14,13 +15,12 @@ from cluster.topology import AXES, MeshShape
 class Mesh:
     """The axes of a group and this rank's place on them; the default process group is there.
 
+    An axis costs a process group, with threads of its own under gloo: the device meshes are made when they
+    are asked for, by all ranks alike, and leave axes of one rank out where nobody names them.
+
     Attributes:
         shape: the size of each axis.
         device: this rank's.
-        axes: the device mesh with the axes of `cluster.topology.AXES`.
-        parameters: the device mesh by which parameters are sharded, axes `dp_replicate`, `dp_shard`, `tp`.
-            Ranks of one `cp` group see different parts of the same samples; for parameters they are
-            data-parallel ranks like any others, so `cp` is folded into one of the two data axes.
     """
 
     def __init__(self, shape: MeshShape, device: torch.device) -> None:
@@ -28,14 +28,28 @@ class Mesh:
             raise ValueError(f"a mesh of {shape.world_size} ranks for {dist.get_world_size()}")
         self.shape = shape
         self.device = device
-        self.axes = _device_mesh(device, shape)
-        self.parameters = self.axes if shape.cp == 1 else _device_mesh(device, _folded(shape))
         replicate, shard, self.cp_index, self.tp_index = shape.coordinate(dist.get_rank())
         self.data_index = replicate * shape.dp_shard + shard
 
+    @cached_property
+    def axes(self) -> DeviceMesh:
+        """The device mesh with the axes of `cluster.topology.AXES`."""
+        return _device_mesh(self.device, self.shape)
+
+    @cached_property
+    def parameters(self) -> DeviceMesh:
+        """The device mesh by which parameters are sharded, axes `dp_replicate`, `dp_shard`, `tp`.
+
+        Ranks of one `cp` group see different parts of the same samples; for parameters they are data-parallel
+        ranks like any others, so `cp` is folded into one of the two data axes.
+        """
+        return self.axes if self.shape.cp == 1 else _device_mesh(self.device, _folded(self.shape))
+
     def sharding(self) -> DeviceMesh:
         """What `fully_shard` takes: one axis where nothing is replicated, two for hybrid sharding."""
-        if self.parameters["dp_replicate"].size() == 1:
+        names = self.parameters.mesh_dim_names
+        assert names is not None, "the axes are named"
+        if "dp_replicate" not in names or self.parameters["dp_replicate"].size() == 1:
             return self.parameters["dp_shard"]
         return self.parameters["dp_replicate", "dp_shard"]
 
@@ -49,8 +63,10 @@ class Mesh:
 
 
 def _device_mesh(device: torch.device, shape: MeshShape) -> DeviceMesh:
-    sizes = (shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp)
-    return init_device_mesh(device.type, sizes, mesh_dim_names=AXES)
+    sizes = dict(zip(AXES, (shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp), strict=True))
+    named = ("dp_shard",) if shape.dp_shard > 1 else ("dp_replicate", "dp_shard")
+    used = {name: size for name, size in sizes.items() if size > 1 or name in named}
+    return init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
 
 
 def _folded(shape: MeshShape) -> MeshShape:
