@@ -124,6 +124,7 @@ class StepLoop:
             factor = clip_factor(norm, self.config.optimizer.max_grad_norm)
             scale_gradients(parameters, factor * most / count / scale.value)
             set_learning_rate(self.state.optimizer, rate)
+            self.saver.hold()
             self.parallel.step(self.state.optimizer)
         self.parallel.drop_gradients()
         self.state.step = step + 1

@@ -111,6 +111,8 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"the checkpoint of step {event['step']} is damaged and passed over: {event['reason']}"
     if kind == "checkpoint_failed":
         return f"the checkpoint of step {event['step']} could not be saved: {event['reason']}"
+    if kind == "retention_failed":
+        return f"older checkpoints could not be deleted: {event['reason']}"
     if kind == "failed":
         where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
         reason = event["reason"].splitlines()[0]

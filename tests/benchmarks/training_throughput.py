@@ -6,8 +6,8 @@
 Both train the same Llama on the same tokens with the same global batch in fp32, each worker on one thread.
 They take turns (A B A B …) on an otherwise idle cluster, so that whatever else the machine does falls on
 both. A run's figure is the median over its steps, the first quarter left out; the table shows the median over
-the runs, and the median of the ratios of neighbouring runs. Evaluation, checkpoints and the start are not part
-of a step, on either side.
+the runs, and the median of the ratios of neighbouring runs. Evaluation, checkpoints and the start are not
+part of a step, on either side.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
+from train_jobs.checkpoint.files import CheckpointReader
+from train_jobs.checkpoint.store import checkpoint_name
 from train_jobs.data.preparation import prepare_data
 from train_jobs.errors import CheckpointError
 
@@ -86,6 +89,7 @@ def block(config_json: str, run: str) -> None:
     assert assembly.saver.failures == 1
     assembly.loop.step()
     assembly.saver.save()
+    assembly.saver.finish()
     assert assembly.saver.failures == 0
 
 
@@ -96,3 +100,60 @@ def test_a_checkpoint_that_cannot_be_begun_is_counted_too(tmp_path: Path) -> Non
     run_program(block, run, 2, config.model_dump_json(), str(run))
     (failed,) = [line for line in reports(run) if line.get("kind") == "checkpoint_failed"]
     assert "step-00000001" in failed["reason"]
+
+
+def save_while_stepping(config_json: str, run: str) -> None:
+    """Saves in the background whose copy is made late, while the next forward and backward already ran."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.checkpoint.staging import DefaultStager
+
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    copy = DefaultStager._stage
+    held: list[float] = []
+
+    def late(self: DefaultStager, *arguments: Any, **options: Any) -> Any:
+        time.sleep(0.5)
+        return copy(self, *arguments, **options)
+
+    DefaultStager._stage = late  # type: ignore[method-assign]
+    saved: dict[int, dict[str, torch.Tensor]] = {}
+    for _ in range(3):
+        assembly.loop.step()
+        assembly.parallel.agree_on_statistics()  # rank 0's are saved
+        saved[assembly.state.step] = {
+            name: value.detach().clone()
+            for name, value in assembly.state.parallel.stepped.state_dict().items()
+        }
+        assembly.saver.save()
+        before = time.perf_counter()
+        assembly.loop.step()
+        held.append(time.perf_counter() - before)
+    assembly.saver.finish()
+    again = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    for step, state in saved.items():
+        again.state.load(CheckpointReader(again.store.storage, checkpoint_name(step)))
+        found = again.state.parallel.stepped.state_dict()
+        assert state.keys() == found.keys()
+        for name, value in state.items():
+            assert torch.equal(value, found[name]), f"{name} of step {step}"
+    # The call returned before the copy was made; the optimizer waited for it.
+    assert min(held) > 0.4, held
+    assert assembly.saver.stalled_s > 0.4
+    dist.barrier()
+
+
+def test_a_background_save_holds_what_was_there_when_it_was_asked_for(tmp_path: Path) -> None:
+    config = TrainJobConfig.model_validate(
+        {
+            "task": "image_classification",
+            "model": {"architecture": "resnet", "hidden_sizes": [8], "depths": [1], "embedding_size": 8},
+            "parallel": {"strategy": "ddp"},
+            "batch": {"global": 8, "micro": 4},
+            "checkpoint": {"asynchronous": True, "keep": 5},
+            "steps": 20,
+        }
+    )
+    run = tmp_path / "run"
+    prepare_data(config, run / "data")
+    run_program(save_while_stepping, run, 2, config.model_dump_json(by_alias=True), str(run))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 import torch.distributed as dist
@@ -12,7 +13,7 @@ from cluster.config.train_section import CheckpointConfig
 from cluster.errors import ShoalError
 from train_jobs.checkpoint.files import CheckpointWriter
 from train_jobs.checkpoint.retention import Retention
-from train_jobs.checkpoint.state import TrainingState
+from train_jobs.checkpoint.state import BackgroundSave, TrainingState
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.errors import CheckpointError
 
@@ -50,10 +51,14 @@ class CheckpointSaver:
         self.event = event
         self.last: int | None = None
         self.failures = 0
-        self._pending: tuple[int, Future[Any]] | None = None
+        self.stalled_s = 0.0
+        """Seconds that training stood still for the last save."""
+        self._pending: tuple[int, BackgroundSave] | None = None
+        self._clearing: Future[object] | None = None
+        self._clearer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="retention")
 
     def save(self, evaluation: dict[str, Any] | None = None) -> None:
-        """Save the state as it is now. In the foreground it counts on return.
+        """Save the state as it is now: on return it counts, or in the background, and then `hold` comes next.
 
         Args:
             evaluation: means of the held-out data at this step, where they are known.
@@ -61,7 +66,9 @@ class CheckpointSaver:
         Raises:
             CheckpointError: too many saves in a row have failed.
         """
+        began = time.perf_counter()
         self.finish()
+        self.stalled_s = 0.0
         step = self.state.step
         self.last = step
         facts = {"step": step, "world_size": dist.get_world_size(), "evaluation": evaluation}
@@ -70,26 +77,47 @@ class CheckpointSaver:
             writer = CheckpointWriter(self.store.storage, checkpoint_name(step), facts)
             if self.config.asynchronous:
                 self._pending = (step, self.state.save_in_background(writer))
-                return
-            self.state.save(writer)
+            else:
+                self.state.save(writer)
         except _FAILED as error:  # whatever it is, the job may go on without this one
             self._failed(step, error)
             return
-        self._saved(step)
+        self.stalled_s = time.perf_counter() - began
+        if self._pending is None:
+            self._saved(step)
+
+    def hold(self) -> None:
+        """Wait until parameters and optimizer state may change: a save in flight may be copying them."""
+        if self._pending is None or self._pending[1].copied.done():
+            return
+        began = time.perf_counter()
+        wait([self._pending[1].copied])  # what went wrong in it, the save itself says
+        self.stalled_s += time.perf_counter() - began
+
+    @property
+    def saving(self) -> bool:
+        """Whether a save is in flight."""
+        return self._pending is not None
 
     def poll(self) -> None:
         """Look after a background save that is done; costs nothing otherwise."""
-        if self._pending is not None and self._pending[1].done():
-            self.finish()
+        if self._pending is not None and self._pending[1].written.done():
+            self._end()
 
     def finish(self) -> None:
-        """Wait for the save in flight."""
-        if self._pending is None:
-            return
-        step, saved = self._pending
+        """Wait for the save in flight, and for older checkpoints to be cleared away."""
+        if self._pending is not None:
+            self._end()
+        if self._clearing is not None:
+            clearing, self._clearing = self._clearing, None
+            clearing.result()
+
+    def _end(self) -> None:
+        assert self._pending is not None, "no save is in flight"
+        step, save = self._pending
         self._pending = None
         try:
-            saved.result()
+            save.written.result()
         except _FAILED as error:
             self._failed(step, error)
             return
@@ -111,8 +139,15 @@ class CheckpointSaver:
         # It was committed by the coordinator, when all ranks had written.
         self.failures = 0
         if dist.get_rank() == 0:
-            self.event("checkpointed", step=step)
+            self.event("checkpointed", step=step, stalled_s=round(self.stalled_s, 3))
+            # Deleting takes its time, on an object store above all.
+            self._clearing = self._clearer.submit(self._clear)
+
+    def _clear(self) -> None:
+        try:
             self.store.retain(self.retention, self.config.metric)
+        except ShoalError as error:  # the next one tries again
+            self.event("retention_failed", reason=str(error))
 
     def _failed(self, step: int, error: BaseException) -> None:
         self.failures += 1

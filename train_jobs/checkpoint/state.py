@@ -6,6 +6,7 @@ import io
 import json
 import random
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,12 +15,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
@@ -28,6 +31,19 @@ from train_jobs.parallel.model import ParallelModel
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _SETTINGS = "param_groups."
+
+
+@dataclass(frozen=True)
+class BackgroundSave:
+    """A save in flight.
+
+    Attributes:
+        copied: ends when the state may change again.
+        written: ends when all ranks have written.
+    """
+
+    copied: Future[None]
+    written: Future[None]
 
 
 class TrainingState:
@@ -63,11 +79,34 @@ class TrainingState:
         """Write this rank's part; returns when all ranks have written theirs and the checkpoint counts."""
         dcp.save(self._collect(), storage_writer=writer, process_group=self.group)
 
-    def save_in_background(self, writer: CheckpointWriter) -> Future[Any]:
-        """Copy the state and write it while training goes on; the future ends when all ranks wrote."""
-        saved = dcp.async_save(self._collect(), storage_writer=writer, process_group=self.group)
-        assert isinstance(saved, Future)
-        return saved
+    def save_in_background(self, writer: CheckpointWriter) -> BackgroundSave:
+        """Copy the state and write the copy, both while training goes on.
+
+        Parameters and optimizer state must not change before the copy is made: the next forward and backward
+        may run, the optimizer waits. The one before must have ended.
+        """
+        state = self._collect()
+        # A forward pass changes these; they are small.
+        buffers = {name for name, _ in self.parallel.stepped.named_buffers()}
+        model = state["model"]
+        state["model"] = {name: model[name].clone() if name in buffers else model[name] for name in model}
+        saved = dcp.async_save(
+            state, storage_writer=writer, process_group=self.group, async_stager=self._stager
+        )
+        assert isinstance(saved, AsyncSaveResponse)
+        return BackgroundSave(saved.staging_completion, saved.upload_completion)
+
+    @cached_property
+    def _stager(self) -> DefaultStager:
+        """Copies in a thread of its own, into memory that it keeps from one save to the next."""
+        gpu = self.parallel.mesh.device.type == "cuda"
+        options = StagingOptions(
+            use_pinned_memory=gpu,
+            use_shared_memory=False,
+            use_async_staging=True,
+            use_non_blocking_copy=gpu,
+        )
+        return DefaultStager(options)
 
     def load(self, reader: CheckpointReader) -> None:
         """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
