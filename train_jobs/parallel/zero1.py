@@ -21,7 +21,7 @@ from train_jobs.parallel.ddp import ReplicatedModel
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import ParallelModel
 
-_BUCKET_ELEMENTS = 8 * 2**20
+BUCKET_ELEMENTS = 8 * 2**20
 """Parameters that are gathered together: few collectives, and a buffer that stays small."""
 
 
@@ -109,7 +109,7 @@ def _as_shard(own: Tensor, whole: Tensor, over: DeviceMesh) -> DTensor:
 def _buckets(parameters: Iterable[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        if bucket and sum(p.numel() for p in bucket) + parameter.numel() > _BUCKET_ELEMENTS:
+        if bucket and sum(p.numel() for p in bucket) + parameter.numel() > BUCKET_ELEMENTS:
             yield bucket
             bucket = []
         bucket.append(parameter)
