@@ -121,6 +121,10 @@ class Storage:
         """The absolute path on this machine, or None where the storage is not a local file system."""
         return None if self._base is None else self._base / self._join(path)
 
+    def pyarrow(self) -> tuple[fs.FileSystem, str]:
+        """The directory for libraries that write through pyarrow.fs: a file system, and a path in it."""
+        return self._open(), self._target("")
+
     def prepare(self) -> None:
         """Make the directory (a local one with its `.gitignore`), and see that it can be written.
 

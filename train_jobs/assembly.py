@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from cluster.config.train_section import TrainJobConfig
-from cluster.storage import Storage
 from cluster.topology import mesh_shape
 from train_jobs.checkpoint.restore import restore
 from train_jobs.checkpoint.saver import CheckpointSaver
@@ -31,13 +29,14 @@ from train_jobs.parallel.units import blocks_of
 from train_jobs.quorum import WholeGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import make_task
+from train_jobs.workspace import Workspace
 
 
 class RankAssembly:
     """Mesh, model, strategy, optimizer, data and checkpoints of one rank; the default process group is there.
 
     Args:
-        run: the run's directory, which already holds the prepared data.
+        workspace: the run's files, with the prepared data among them.
         attempt: counts from 1 over the life of the job.
         rank_nodes: the node of every rank, in rank order.
     """
@@ -45,16 +44,16 @@ class RankAssembly:
     def __init__(
         self,
         config: TrainJobConfig,
-        run: Path,
+        workspace: Workspace,
         attempt: int,
         rank_nodes: Sequence[str],
         reporter: Reporter,
         device: torch.device,
     ) -> None:
         self.config = config
-        self.run = run
+        self.workspace = workspace
         self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
-        self.task = make_task(config, run / DATA)
+        self.task = make_task(config, workspace.directory / DATA)
         torch.manual_seed(config.seed)  # a task of the user's may not think of it, and ranks must be alike
         model = self.task.build()
         samples = as_samples(self.task.samples(held_out=False))
@@ -72,7 +71,7 @@ class RankAssembly:
         )
         self.state = TrainingState(self.parallel, optimizer, loss_scale, loader)
         rate, source = peak_flops(device, config.precision)
-        self.store = CheckpointStore(Storage(run).child(CHECKPOINTS))
+        self.store = CheckpointStore(workspace.storage.child(CHECKPOINTS))
         self.event = partial(reporter.event, attempt=attempt)
         self.saver = CheckpointSaver(
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
@@ -97,10 +96,11 @@ class RankAssembly:
         return self.state.step
 
     def export(self) -> None:
-        """Leave the whole model in the run's directory. Called by all ranks."""
+        """Leave the whole model with the run. Called by all ranks."""
         weights = self.state.full_model()
         if dist.get_rank() == 0:
-            directory = self.run / EXPORT
+            directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)
+            self.workspace.put(EXPORT)
         dist.barrier()

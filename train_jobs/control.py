@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 
-from cluster.storage import Storage
+from cluster.storage import Storage, StorageError
 from train_jobs.run_log import RunLog, now
 
 NAMESPACE = "shoal"
+_FLUSH_S = 2.0
 
 
 def control_name(job: str) -> str:
@@ -31,17 +33,33 @@ class JobControl:
         self.log = RunLog(Storage(run_location))
         self.stopping = False
         self.step = 0
+        self._flush_at = 0.0
 
     def metric(self, line: dict[str, Any]) -> dict[str, bool]:
         """Log one step; the answer says what is asked of all ranks."""
         self.log.metric(line)
         self.step = line["step"]
+        self._flush_now_and_then()
         return {"stop": self.stopping}
 
     def event(self, kind: str, **facts: Any) -> None:
         self.log.event(now(), kind, **facts)
         if kind in ("checkpointed", "finished"):
             self.log.flush()
+        else:
+            self._flush_now_and_then()
+
+    def _flush_now_and_then(self) -> None:
+        """People follow the logs: where they are written whole, it happens every few seconds."""
+        began = time.monotonic()
+        if began < self._flush_at:
+            return
+        try:
+            self.log.flush()
+        except StorageError as error:  # the next one writes all of it
+            print(f"the logs could not be written: {error}", flush=True)
+        # Never more than a small share of the time, however long the logs are.
+        self._flush_at = time.monotonic() + max(_FLUSH_S, 20 * (time.monotonic() - began))
 
     def stop(self) -> None:
         """Ask the ranks to save and leave at the next step boundary."""

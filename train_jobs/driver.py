@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import signal
 import threading
 from collections.abc import Collection, Iterable, Sequence
@@ -27,6 +26,7 @@ from train_jobs.failures import Failure, FailureBudget, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.run_log import summarize
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, plan_groups
+from train_jobs.workspace import Workspace
 
 _HEARTBEAT_S = 2.0
 
@@ -48,12 +48,7 @@ class Driver:
         self.config = config
         self.storage = storage
         self.run_storage = storage.child("jobs", job)
-        directory = self.run_storage.local_path("")
-        if directory is None:
-            raise RequestError(
-                f"training needs storage that every node mounts; {storage.location} is an object store"
-            )
-        self.run_directory = directory
+        self.workspace = Workspace(self.run_storage)
         self.broker = BrokerClient()
         self.control = JobControl.options(  # type: ignore[attr-defined]
             name=control_name(job),
@@ -73,7 +68,7 @@ class Driver:
         signal.signal(signal.SIGINT, self._on_signal)
         try:
             self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
-            prepare_data(self.config, self.run_directory / DATA)
+            self._prepare_data()
             try:
                 self._train()
             finally:
@@ -89,6 +84,17 @@ class Driver:
             raise
         return self._finish("succeeded", model=model)
 
+    def _prepare_data(self) -> None:
+        if self.config.task == "script" and not self.workspace.mounted:
+            raise RequestError(
+                "a script writes its files into a directory, so it needs storage that every node mounts; "
+                f"{self.storage.location} is none"
+            )
+        self.workspace.fetch(DATA)
+        prepare_data(self.config, self.workspace.directory / DATA)
+        if not self.workspace.has(DATA):
+            self.workspace.put(DATA)
+
     # -- lease, group, failure, again ------------------------------------------------------------------
 
     def _train(self) -> None:
@@ -101,7 +107,7 @@ class Driver:
                 after = failed.failure_class
                 self._event("recovered", attempt=self.attempt, after=after, workers=self._workers(grant))
             spec, outcome = self._run_groups(
-                plan_groups(self.job, self.config, self.run_directory, self.attempt, grant.nodes)
+                plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
             )
             if outcome.status == "finished":
                 return
@@ -150,7 +156,7 @@ class Driver:
             self.groups.append(Group())
         running = self.groups[: len(specs)]
         for group, spec in zip(running, specs, strict=True):
-            group.start(spec, str(spec.run / RAY_TRAIN))
+            group.start(spec, self.run_storage.child(RAY_TRAIN))
         while True:
             ended = first_ended(running, _HEARTBEAT_S)
             if ended is not None:
@@ -237,9 +243,10 @@ class Driver:
         for version in registry.versions(self.config.publish):
             if version.job == self.job and version.step == self.config.steps:
                 return f"{version.name}@{version.version}"
+        self.workspace.fetch(EXPORT, anew=True)
         version = registry.publish(
             self.config.publish,
-            self.run_directory / EXPORT,
+            self.workspace.directory / EXPORT,
             {
                 "job": self.job,
                 "step": self.config.steps,
@@ -253,7 +260,8 @@ class Driver:
     def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
         step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
-            shutil.rmtree(self.run_directory / scratch, ignore_errors=True)
+            self.workspace.forget(scratch)
+        self.workspace.clear()
         self._event("finished", status=status, step=step, model=model, error=error)
         if error is not None:
             print(error, flush=True)

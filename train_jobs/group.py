@@ -12,6 +12,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.storage import Storage
 from train_jobs.errors import RankError
 from train_jobs.failures import RankFailure
 from train_jobs.spec import GroupSpec
@@ -29,7 +30,7 @@ class GroupOutcome:
 class GroupRunner:
     """Calls `fit` in an actor of its own: killing the actor ends the Ray Train run and frees its devices."""
 
-    def fit(self, spec: GroupSpec, storage_path: str) -> GroupOutcome:
+    def fit(self, spec: GroupSpec, own: Storage) -> GroupOutcome:
         from ray.train import (
             ControllerError,
             FailureConfig,
@@ -43,6 +44,7 @@ class GroupRunner:
         # Ranks stay in the job's working directory, where a script and its files are.
         os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
         workers = spec.config.workers
+        filesystem, path = own.pyarrow()
         resources = {"CPU": float(workers.cpus), "GPU": float(workers.gpus)}
         trainer = TorchTrainer(
             _train_loop,
@@ -61,7 +63,8 @@ class GroupRunner:
             ),
             run_config=RunConfig(
                 name=f"attempt-{spec.attempt}-group-{spec.index}",
-                storage_path=storage_path,
+                storage_path=path,
+                storage_filesystem=filesystem,
                 # The driver decides about another attempt: it may have to be on other nodes. Ray Train would
                 # try these again, for ever where a group could not start or a node was preempted.
                 failure_config=FailureConfig(
@@ -111,8 +114,12 @@ class Group:
         self._actor: ActorHandle | None = None
         self._ended: ray.ObjectRef | None = None
 
-    def start(self, spec: GroupSpec, storage_path: str) -> None:
-        """Start the workers; the group must not be running."""
+    def start(self, spec: GroupSpec, own: Storage) -> None:
+        """Start the workers; the group must not be running.
+
+        Args:
+            own: where Ray Train keeps what is its own.
+        """
         if self._actor is None or self.spec.nodes[0] != spec.nodes[0]:
             self.kill()
             self._actor = GroupRunner.options(  # type: ignore[attr-defined]
@@ -122,7 +129,7 @@ class Group:
             ).remote()
         # An actor that is there already has imported everything: that saves the next attempt seconds.
         self._spec = spec
-        self._ended = self._actor.fit.remote(spec, storage_path)
+        self._ended = self._actor.fit.remote(spec, own)
 
     @property
     def spec(self) -> GroupSpec:

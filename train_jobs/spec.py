@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from cluster.config.train_section import TrainJobConfig
 
@@ -26,7 +25,7 @@ class GroupSpec:
 
     Attributes:
         job: the job's id.
-        run: the run's directory, on storage that every node mounts.
+        run: the path or URI of the run's directory in the cluster's storage.
         attempt: counts from 1 over the life of the job.
         index: counts the groups of the attempt from 0.
         nodes: node id of every worker, in rank order.
@@ -34,7 +33,7 @@ class GroupSpec:
 
     job: str
     config: TrainJobConfig
-    run: Path
+    run: str
     attempt: int
     index: int
     nodes: tuple[str, ...]
@@ -45,7 +44,7 @@ class GroupSpec:
 
 
 def plan_groups(
-    job: str, config: TrainJobConfig, run: Path, attempt: int, granted: Sequence[str]
+    job: str, config: TrainJobConfig, run: str, attempt: int, granted: Sequence[str]
 ) -> list[GroupSpec]:
     """The groups that a grant pays for: one, of as many workers as its mesh can use.
 

@@ -13,11 +13,13 @@ import ray.train.torch
 import torch
 import torch.distributed as dist
 
+from cluster.storage import Storage
 from train_jobs.assembly import RankAssembly
 from train_jobs.control import find_control
 from train_jobs.errors import RankError, ScriptError
 from train_jobs.script import RankPlace, ScriptProcess, free_port, torchrun_environment
-from train_jobs.spec import CHECKPOINTS, EXPORT, LOGS, GroupSpec
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS, GroupSpec
+from train_jobs.workspace import Workspace
 
 
 class ControlReporter:
@@ -79,7 +81,9 @@ class _TaskRun:
     def run(self) -> str:
         spec = self.spec
         device = ray.train.torch.get_device()
-        assembly = RankAssembly(spec.config, spec.run, spec.attempt, spec.nodes, self.reporter, device)
+        workspace = Workspace(Storage(spec.run))
+        workspace.fetch(DATA)
+        assembly = RankAssembly(spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device)
         self.assembly = assembly
         step = assembly.restore()
         mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
@@ -113,14 +117,15 @@ class _ScriptRun:
         host = ray.util.get_node_ip_address()
         master: list[Any] = [(host, free_port(host)) if place.rank == 0 else None]
         dist.broadcast_object_list(master)
+        run = Workspace(Storage(spec.run)).directory
         environment = torchrun_environment(
             place, master[0], spec.job, spec.attempt, spec.config.workers.cpus
         ) | {
-            "SHOAL_CHECKPOINT_DIR": str(spec.run / CHECKPOINTS),
-            "SHOAL_EXPORT_DIR": str(spec.run / EXPORT),
+            "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
+            "SHOAL_EXPORT_DIR": str(run / EXPORT),
         }
         _say_started(spec, self.reporter, step=0)
-        log = spec.run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
+        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
         process = ScriptProcess(spec.config, environment, log)
         try:
             return process.wait(self._stop_asked)

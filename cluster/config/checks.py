@@ -33,7 +33,11 @@ def find_mistakes(config: ShoalConfig, document: Document, broken: Collection[Ke
     _check_storage(config.cluster, cluster)
     _check_endpoints(config.cluster, cluster)
     for name, job in config.train_jobs.items():
-        check_job(job, ground, report.inside("train_jobs", name))
+        own = report.inside("train_jobs", name)
+        check_job(job, ground, own)
+        if job.task == "script" and local_path(config.cluster.storage) is None:
+            message = "a script writes into directories: it needs a cluster.storage that every node mounts"
+            own("task", job.task, message)
     for name, app in config.serve_apps.items():
         check_app(app, config, ground, report.inside("serve_apps", name))
     return mistakes

@@ -18,8 +18,8 @@ those of the largest block, r those outside of blocks, and N ranks:
     fsdp   4p/N          + 4u + 2r: two blocks gathered, of which one is on its way; gradients as in zero2; what
                          is outside of blocks stays gathered to the end of the backward, with its gradients
 
-gloo holds what it all-gathers and reduce-scatters once more, while it does: + 2u in zero2 and fsdp, in zero1 it
-is in the 2b (measured: 100 MB for 100 MB gathered or scattered, 2 MB for 100 MB all-reduced).
+gloo holds what it all-gathers and reduce-scatters once more, while it does: + 2u in zero2 and fsdp, in
+zero1 it is in the 2b (measured: 100 MB for 100 MB gathered or scattered, 2 MB where all-reduced).
 
 Between steps, ddp and zero1 keep their gradients' buckets; zero2 and fsdp keep 3p/N, parameters and means.
 """
@@ -34,6 +34,7 @@ import os
 import statistics
 import sys
 import tempfile
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def measure(config_json: str, run: str) -> None:
         mine.append((resting, _status("VmHWM") - before))
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
-    resting, peak = (statistics.median(each) for each in zip(*sum(found, []), strict=True))
+    resting, peak = (statistics.median(each) for each in zip(*chain.from_iterable(found), strict=True))
     module = assembly.parallel.stepped
     sizes = {name: 4 * parameter.numel() for name, parameter in module.named_parameters()}
     if dist.get_rank() == 0:
@@ -140,9 +141,7 @@ def main() -> None:
     if options.json:
         print(json.dumps({"rows": rows}))
         return
-    print(
-        f"{rows[0]['parameters'] / 4e6:.0f}M parameters, fp32, AdamW; MB of a rank (theory, measured / theory)"
-    )
+    print(f"{rows[0]['parameters'] / 4e6:.0f}M parameters, fp32, AdamW; MB of a rank (theory, ratio to it)")
     print("strategy  ranks  between steps           at most in a step")
     for row in rows:
         cells = [

@@ -180,10 +180,14 @@ def assemble(config: TrainJobConfig, run: Path, attempt: int = 1, ranks_per_node
     import torch
     import torch.distributed as dist
 
+    from cluster.storage import Storage
     from train_jobs.assembly import RankAssembly
+    from train_jobs.workspace import Workspace
 
     nodes = [f"node-{rank // ranks_per_node}" for rank in range(dist.get_world_size())]
-    return RankAssembly(config, run, attempt, nodes, FileReporter(run), torch.device("cpu"))
+    return RankAssembly(
+        config, Workspace(Storage(run)), attempt, nodes, FileReporter(run), torch.device("cpu")
+    )
 
 
 def train(config_json: str, run: str, attempt: int) -> None:

@@ -69,6 +69,7 @@ def save(config_json: str, run: str, out: str) -> None:
     for _ in range(SAVED_AT):
         assembly.loop.step()
     assembly.saver.save()
+    assembly.saver.finish()
     write(out, [{"digests": digests(assembly), "losses": losses(assembly)}])
 
 

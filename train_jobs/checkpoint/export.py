@@ -19,6 +19,7 @@ from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.errors import CheckpointError
 from train_jobs.spec import CHECKPOINTS, DATA
 from train_jobs.tasks import make_task
+from train_jobs.workspace import Workspace
 
 
 def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, directory: Path) -> int:
@@ -40,9 +41,8 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
     step = _choose(store, step)
     if directory.exists():
         raise RequestError(f"{directory} is there already; a model is written into a new directory")
-    data = run.local_path(DATA)
-    if data is None:
-        raise RequestError(f"the data of this job is at {run.child(DATA).location}, not on this machine")
+    workspace = Workspace(run)
+    workspace.fetch(DATA)
     with store.reading(step):
         manifest = store.look(step).manifest
         assert manifest is not None
@@ -50,7 +50,7 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
         if problem is not None:
             store.reject(step, problem)
             raise CheckpointError(f"the checkpoint of step {step} is damaged: {problem}")
-        task = make_task(config, data)
+        task = make_task(config, workspace.directory / DATA)
         model = task.build()
         state = {"model": model.state_dict()}
         try:
