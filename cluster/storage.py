@@ -8,6 +8,7 @@ beside the target and moved.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import re
 import shutil
@@ -24,10 +25,12 @@ from pyarrow import fs
 from cluster.errors import RequestError, ShoalError
 from cluster.local_files import HIDDEN, copy_whole, flush_dir, temporary_name, write_whole
 from cluster.storage_locations import bounded, local_path_of, reason
+from cluster.storage_retries import PatientFile, patiently
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
 SCHEMES = "file, s3, gs, hdfs, abfs"
+_BUFFER = 1 << 20
 
 
 class StorageError(ShoalError):
@@ -163,8 +166,11 @@ class Storage:
         with self._explained("read", path):
             if (local := self.local_path(path)) is not None:
                 return local.read_bytes()
-            with self._open().open_input_stream(self._target(path)) as stream:
-                return bytes(stream.read())
+            return patiently(lambda: self._read_whole(path))
+
+    def _read_whole(self, path: str) -> bytes:
+        with self._open().open_input_stream(self._target(path)) as stream:
+            return bytes(stream.read())
 
     @contextmanager
     def writer(self, path: str) -> Iterator[BinaryIO]:
@@ -195,7 +201,7 @@ class Storage:
                     yield file
                 return
             with self._open().open_input_file(self._target(path)) as stream:
-                yield stream
+                yield io.BufferedReader(PatientFile(stream), _BUFFER)
 
     def size_bytes(self, path: str) -> int | None:
         """The size of a file; None where there is none."""
@@ -325,7 +331,8 @@ class Storage:
         Path(local).mkdir(parents=True, exist_ok=True)
         with self._explained("read", path):
             filesystem = fs.LocalFileSystem() if self._base is not None else self._open()
-            fs.copy_files(self._target(path), str(local), filesystem, fs.LocalFileSystem())
+            source, target = self._target(path), str(local)
+            patiently(lambda: fs.copy_files(source, target, filesystem, fs.LocalFileSystem()))
 
     def claim_dir(self, staged: str, path: str) -> bool:
         """Rename a directory of a local storage to `path`; False when that is taken: one of many wins."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import http.client
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "shoal",
@@ -16,6 +19,7 @@ CREDENTIALS = {
 }
 """What clients of the server have in their environment; it takes any."""
 BUCKET = "shoal-tests"
+_OF_A_HOP = ("transfer-encoding", "connection", "content-length", "expect")
 
 
 @contextmanager
@@ -41,6 +45,73 @@ def object_store() -> Iterator[int]:
 def uri(port: int, path: str) -> str:
     """The location of a path in the bucket."""
     return f"s3://{BUCKET}/{path}?endpoint_override=127.0.0.1:{port}&scheme=http&region=us-east-1"
+
+
+@contextmanager
+def faltering(port: int) -> Iterator[tuple[int, list[str]]]:
+    """A port that turns every request away once, as a busy store does, before it reaches the server.
+
+    Yields:
+        the port, and what was turned away so far.
+    """
+    refused: list[str] = []
+    seen: set[str] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def handle_any(self) -> None:
+            body = self._body()
+            request = f"{self.command} {self.path}"
+            if request not in seen:
+                seen.add(request)
+                refused.append(request)
+                self._answer(503, {}, b"<Error><Code>SlowDown</Code><Message>later</Message></Error>")
+                return
+            upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in _OF_A_HOP}
+            upstream.request(self.command, self.path, body, {**headers, "Content-Length": str(len(body))})
+            answer = upstream.getresponse()
+            self._answer(answer.status, dict(answer.getheaders()), answer.read())
+            upstream.close()
+
+        def _body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            body = b""
+            while size := int(self.rfile.readline().split(b";")[0], 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                pass  # trailers
+            return body
+
+        def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers.items():
+                # A HEAD tells the length of what it does not send.
+                if name.lower() not in _OF_A_HOP:
+                    self.send_header(name, value)
+            length = headers.get("Content-Length", "0") if self.command == "HEAD" else str(len(body))
+            self.send_header("Content-Length", length)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any  # noqa: N815
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1], refused
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
 
 
 def _wait_for(port: int) -> None:

@@ -13,10 +13,11 @@ those of the largest block, r those outside of blocks, and N ranks:
 
     ddp    4p            parameters, gradients, both means
     zero1  2p + 2p/N     the means are sharded. + b/N + 2b: stepped parameters, gathered b = 34 MB at a time
-    zero2  p + 3p/N      parameters gathered and sharded, and the means; a block's gathered parameters go when
-                         its gradients come. + 2u: gradients before they are reduced, and on their way
-    fsdp   4p/N          + 4u + 2r: two blocks gathered, of which one is on its way; gradients as in zero2; what
-                         is outside of blocks stays gathered to the end of the backward, with its gradients
+    zero2  p + 3p/N      parameters gathered and sharded, and the means; a block's gathered parameters go
+                         when its gradients come. + 2u: gradients before they are reduced, and on their way
+    fsdp   4p/N          + 4u + 2r: two blocks gathered, of which one is on its way; gradients as in zero2;
+                         what is outside of blocks stays gathered to the end of the backward, with its
+                         gradients
 
 gloo holds what it all-gathers and reduce-scatters once more, while it does: + 2u in zero2 and fsdp, in
 zero1 it is in the 2b (measured: 100 MB for 100 MB gathered or scattered, 2 MB where all-reduced).

@@ -1,4 +1,4 @@
-"""The storage: on this machine's file system, and on a file system that is not local (fsspec's memory)."""
+"""The storage: on this machine's file system, on one that is not local (fsspec's memory), on an S3 server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
@@ -15,11 +16,22 @@ from pyarrow import fs
 
 from cluster.errors import RequestError, ShoalError
 from cluster.storage import Entry, MissingError, Storage, StorageError
+from tests.object_store import CREDENTIALS, faltering, object_store, uri
 
 
-@pytest.fixture(params=["local", "remote"])
+@pytest.fixture(params=["local", "remote", "s3"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
+    if request.param == "s3":
+        return Storage(uri(request.getfixturevalue("s3_port"), uuid.uuid4().hex))
     return Storage(tmp_path / "storage") if request.param == "local" else remote_storage()
+
+
+@pytest.fixture(scope="module")
+def s3_port() -> Iterator[int]:
+    with pytest.MonkeyPatch.context() as patch, object_store() as port:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield port
 
 
 def remote_storage() -> Storage:
@@ -54,8 +66,9 @@ def test_a_child_is_the_same_storage_further_down(storage: Storage):
     child = storage.child("jobs", "demo")
     child.write_bytes("note", b"hello")
     assert storage.read_bytes("jobs/demo/note") == b"hello"
-    assert child.location == f"{storage.location}/jobs/demo"
-    assert child.child("deep").location == f"{storage.location}/jobs/demo/deep"
+    base, _, options = storage.location.partition("?")
+    assert child.location.partition("?") == (f"{base}/jobs/demo", "?" if options else "", options)
+    assert child.child("deep").location.startswith(f"{base}/jobs/demo/deep")
 
 
 def test_directories_go_up_and_come_down_whole(storage: Storage, tmp_path: Path):
@@ -259,3 +272,40 @@ def test_a_location_is_the_same_however_it_is_written(tmp_path: Path, monkeypatc
         assert Storage(location).location == str(tmp_path / "x y")
     bucket = Storage("s3://bucket/some/where/?region=eu-west-1")
     assert bucket.child("jobs").location == "s3://bucket/some/where/jobs?region=eu-west-1"
+
+
+def test_files_are_written_bit_by_bit_read_from_anywhere_and_moved(storage: Storage):
+    data = os.urandom(11_000_000)  # an object store takes it in several parts
+    with storage.writer("checkpoints/one.part") as file:
+        for start in range(0, len(data), 1 << 20):
+            file.write(memoryview(data)[start : start + (1 << 20)])
+    storage.move("checkpoints/one.part", "checkpoints/one")
+    assert storage.list("checkpoints") == ["one"]
+    assert storage.size_bytes("checkpoints/one") == len(data)
+    assert storage.size_bytes("checkpoints/other") is None
+    with storage.reader("checkpoints/one") as file:
+        file.seek(10_000_000)
+        assert file.read() == data[10_000_000:]
+
+
+def test_requests_that_an_object_store_turns_away_are_made_again(s3_port: int, tmp_path: Path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(os.urandom(6_000_000))
+    with faltering(s3_port) as (port, refused):
+        storage = Storage(uri(port, uuid.uuid4().hex))
+        storage.write_bytes("note", b"hello")
+        storage.upload_dir(tmp_path / "model", "model")
+        with storage.writer("stream") as file:
+            file.write(os.urandom(6_000_000))
+        storage.download_dir("model", tmp_path / "back")
+        assert storage.read_bytes("note") == b"hello"
+        assert storage.list() == ["model", "note", "stream"]
+        storage.delete_dir("model")
+        assert storage.list() == ["note", "stream"]
+    assert (tmp_path / "back" / "weights").read_bytes() == (tmp_path / "model" / "weights").read_bytes()
+    assert len(refused) >= 10, "nothing was turned away"
+
+
+def test_an_object_store_that_is_not_there_is_a_sentence(s3_port: int):
+    with pytest.raises(StorageError, match="cannot write s3://no-such-bucket/x/note"):
+        Storage(uri(s3_port, "x").replace("shoal-tests", "no-such-bucket")).write_bytes("note", b"")

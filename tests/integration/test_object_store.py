@@ -19,6 +19,8 @@ from tests.object_store import CREDENTIALS, object_store, uri
 from tests.train_jobs.ranks import merged, write_corpus
 from train_jobs.run_log import read_events, read_metrics
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def storage() -> Iterator[Storage]:
