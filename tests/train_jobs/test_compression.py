@@ -131,8 +131,8 @@ def test_hooks_send_less_and_learn_as_much(tmp_path: Path) -> None:
         "none": ({}, 1.0, 0.0),
         "fp16": ({"compression": "fp16"}, 0.52, 0.005),
         "bf16": ({"compression": "bf16"}, 0.52, 0.01),
-        "powersgd, rank 1": ({**POWERSGD, "powersgd_rank": 1, "powersgd_warmup_steps": 20}, 0.05, 0.10),
-        "powersgd, rank 4": ({**POWERSGD, "powersgd_rank": 4, "powersgd_warmup_steps": 20}, 0.12, 0.08),
+        "powersgd, rank 1": ({**POWERSGD, "powersgd_rank": 1, "powersgd_warmup_steps": 20}, 0.02, 0.18),
+        "powersgd, rank 4": ({**POWERSGD, "powersgd_rank": 4, "powersgd_warmup_steps": 20}, 0.06, 0.06),
     }
     found = {}
     for name, (ddp, _, _) in cases.items():
