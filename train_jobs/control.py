@@ -44,15 +44,18 @@ class JobControl:
 
     def event(self, kind: str, **facts: Any) -> None:
         self.log.event(now(), kind, **facts)
-        if kind in ("checkpointed", "finished"):
+        if kind == "finished":
             self.log.flush()
         else:
-            self._flush_now_and_then()
+            self._flush_now_and_then(soon=kind == "checkpointed")
 
-    def _flush_now_and_then(self) -> None:
-        """People follow the logs: where they are written whole, it happens every few seconds."""
+    def _flush_now_and_then(self, *, soon: bool = False) -> None:
+        """People follow the logs: where they are written whole, it happens every few seconds.
+
+        A storage that does not answer now is no reason for the ranks to fail.
+        """
         began = time.monotonic()
-        if began < self._flush_at:
+        if began < self._flush_at and not soon:
             return
         try:
             self.log.flush()

@@ -260,7 +260,10 @@ class Driver:
     def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
         step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
-            self.workspace.forget(scratch)
+            try:
+                self.workspace.forget(scratch)
+            except ShoalError as problem:  # it is in nobody's way
+                print(f"{scratch} could not be deleted: {problem}", flush=True)
         self.workspace.clear()
         self._event("finished", status=status, step=step, model=model, error=error)
         if error is not None:

@@ -1,13 +1,16 @@
 """Training tokens a second under Shoal beside plain torchrun, at 1 and 2 workers; run by hand.
 
     python tests/benchmarks/training_throughput.py [--json] [--strategies ddp fsdp] [--workers 1 2]
-                                                   [--repeats 3] [--steps 16]
+                                                   [--repeats 3] [--steps 16] [--alone]
 
 Both train the same Llama on the same tokens with the same global batch in fp32, each worker on one thread.
 They take turns (A B A B …) on an otherwise idle cluster, so that whatever else the machine does falls on
 both. A run's figure is the median over its steps, the first quarter left out; the table shows the median over
 the runs, and the median of the ratios of neighbouring runs. Evaluation, checkpoints and the start are not
 part of a step, on either side.
+
+With `--alone` there is no cluster at all, for either: the ranks of our job are plain processes too. What is
+lost between that and the cluster goes to the processes of Ray, which share the cores with the ranks.
 """
 
 from __future__ import annotations
@@ -18,13 +21,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from cluster.config import TrainJobConfig
 from tests.clusters import LiveCluster, caller_environment, started
 from tests.integration.jobs import JobFile, job_file, metrics
+from tests.train_jobs.ranks import assemble, reports, run_program
+from train_jobs.data.preparation import prepare_data
+from train_jobs.spec import DATA
 
 TIMEOUT_S = 600.0
 NODES = ("nodes: [{name: head, cpus: 0}, {name: worker, cpus: 2}]", "storage: ./storage")
@@ -34,18 +42,19 @@ MODEL = {"hidden_size": 256, "num_layers": 4, "num_heads": 8, "num_kv_heads": 4,
 LEARNING_RATE = 1.0e-3
 
 
+JOB: dict[str, Any] = {
+    "model": MODEL,
+    "data": {"source": "python-stdlib", "sequence_length": LENGTH},
+    "workers": {"cpus": 1},
+    "batch": BATCH,
+    "optimizer": {"learning_rate": LEARNING_RATE, "schedule": "constant"},
+    "evaluate": {"every_steps": None},
+}
+
+
 def shoal_job(live: LiveCluster, directory: Path, steps: int) -> JobFile:
     """One job; strategy and workers are set when it is started."""
-    job: dict[str, Any] = {
-        "model": MODEL,
-        "data": {"source": "python-stdlib", "sequence_length": LENGTH},
-        "workers": {"cpus": 1},
-        "batch": BATCH,
-        "optimizer": {"learning_rate": LEARNING_RATE, "schedule": "constant"},
-        "steps": steps,
-        "evaluate": {"every_steps": None},
-        "checkpoint": {"every_steps": steps},
-    }
+    job = {**JOB, "steps": steps, "checkpoint": {"every_steps": steps}}
     return job_file(live, directory, {"job": job})
 
 
@@ -58,6 +67,28 @@ def with_shoal(jobs: JobFile, strategy: str, workers: int) -> tuple[list[float],
     run = Path(result["path"])
     # A profiled step is slower than others, and one in 200 of a long job; there are few steps here.
     return [line["step_s"] for line in metrics(run) if not line.get("profiled")], result
+
+
+def step_alone(config_json: str, run: str) -> None:
+    """On every rank of plain processes: our steps, and what rank 0 says of them."""
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    for _ in range(assembly.config.steps):
+        assembly.loop.step()
+
+
+def alone(directory: Path, strategy: str, workers: int, steps: int) -> tuple[list[float], dict[str, Any]]:
+    """What `with_shoal` gives, without a cluster."""
+    settings = {"parallel": {"strategy": strategy}, "steps": steps}
+    config = TrainJobConfig.model_validate({**JOB, **settings})
+    run = directory / "run"
+    prepare_data(config, run / DATA)
+    (run / "reports.jsonl").unlink(missing_ok=True)
+    run_program(step_alone, run, workers, config.model_dump_json(by_alias=True), str(run))
+    lines = [line for line in reports(run) if "step_s" in line]
+    totals = {"communication": lines[-1]["communication"]}
+    totals["data_wait"] = statistics.median(line["data_wait"] for line in lines)
+    seconds = [line["step_s"] for line in lines if not line.get("profiled")]
+    return seconds, {"path": str(run), "totals": totals}
 
 
 def with_torchrun(directory: Path, tokens: Path, strategy: str, workers: int, steps: int) -> list[float]:
@@ -99,11 +130,14 @@ def measure(directory: Path, options: argparse.Namespace) -> list[dict[str, Any]
     cases = [(strategy, workers) for strategy in options.strategies for workers in options.workers]
     pairs: dict[tuple[str, int], list[tuple[float, float]]] = {case: [] for case in cases}
     totals: dict[tuple[str, int], list[dict[str, Any]]] = {case: [] for case in cases}
-    with started(directory / "cluster", *NODES) as live:
-        (directory / "jobs").mkdir()
-        jobs = shoal_job(live, directory / "jobs", options.steps)
+    (directory / "jobs").mkdir()
+    with nullcontext() if options.alone else started(directory / "cluster", *NODES) as live:
+        jobs = None if live is None else shoal_job(live, directory / "jobs", options.steps)
         for strategy, workers in cases * options.repeats:
-            ours, result = with_shoal(jobs, strategy, workers)
+            if jobs is None:
+                ours, result = alone(directory, strategy, workers, options.steps)
+            else:
+                ours, result = with_shoal(jobs, strategy, workers)
             tokens = Path(result["path"]) / "data" / "train.npy"
             theirs = with_torchrun(directory, tokens, strategy, workers, options.steps)
             pair = tokens_per_s(ours), tokens_per_s(theirs)
@@ -155,6 +189,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--alone", action="store_true", help="no cluster: plain processes, on either side")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         rows = measure(Path(directory), options)

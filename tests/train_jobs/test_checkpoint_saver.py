@@ -106,17 +106,17 @@ def save_while_stepping(config_json: str, run: str) -> None:
     """Saves in the background whose copy is made late, while the next forward and backward already ran."""
     import torch
     import torch.distributed as dist
-    from torch.distributed.checkpoint.staging import DefaultStager
+    from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
-    copy = DefaultStager._stage
+    copy = BlockingAsyncStager.stage
     held: list[float] = []
 
-    def late(self: DefaultStager, *arguments: Any, **options: Any) -> Any:
+    def late(self: BlockingAsyncStager, *arguments: Any, **options: Any) -> Any:
         time.sleep(0.5)
         return copy(self, *arguments, **options)
 
-    DefaultStager._stage = late  # type: ignore[method-assign]
+    BlockingAsyncStager.stage = late  # type: ignore[method-assign]
     saved: dict[int, dict[str, torch.Tensor]] = {}
     for _ in range(3):
         assembly.loop.step()

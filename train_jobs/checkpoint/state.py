@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import json
 import random
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,17 +16,17 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
+from train_jobs.errors import CheckpointError
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
 
@@ -42,7 +43,7 @@ class BackgroundSave:
         written: ends when all ranks have written.
     """
 
-    copied: Future[None]
+    copied: Future[dict[str, Any]]
     written: Future[None]
 
 
@@ -90,23 +91,35 @@ class TrainingState:
         buffers = {name for name, _ in self.parallel.stepped.named_buffers()}
         model = state["model"]
         state["model"] = {name: model[name].clone() if name in buffers else model[name] for name in model}
-        saved = dcp.async_save(
-            state, storage_writer=writer, process_group=self.group, async_stager=self._stager
-        )
-        assert isinstance(saved, AsyncSaveResponse)
-        return BackgroundSave(saved.staging_completion, saved.upload_completion)
+        copying = self._copier.submit(_copy, state, self.parallel.mesh.device)
+        group = self.group  # made here, where all ranks are
+        return BackgroundSave(copying, self._background.submit(self._write_copy, copying, writer, group))
+
+    @staticmethod
+    def _write_copy(
+        copying: Future[dict[str, Any]], writer: CheckpointWriter, group: dist.ProcessGroup
+    ) -> None:
+        problem: str | None = None
+        state: dict[str, Any] = {}
+        try:
+            state = copying.result()
+        except Exception as error:  # noqa: BLE001  (the other ranks have to hear of it, whatever it is)
+            problem = f"rank {dist.get_rank()}: {type(error).__name__}: {error}"
+        # A rank that cannot copy would leave the others waiting for it in the collectives of the save.
+        problems: list[str | None] = [None] * dist.get_world_size()
+        dist.all_gather_object(problems, problem, group=group)
+        for each in problems:
+            if each is not None:
+                raise CheckpointError(f"the state could not be copied: {each}")
+        dcp.save(state, storage_writer=writer, process_group=group)
 
     @cached_property
-    def _stager(self) -> DefaultStager:
-        """Copies in a thread of its own, into memory that it keeps from one save to the next."""
-        gpu = self.parallel.mesh.device.type == "cuda"
-        options = StagingOptions(
-            use_pinned_memory=gpu,
-            use_shared_memory=False,
-            use_async_staging=True,
-            use_non_blocking_copy=gpu,
-        )
-        return DefaultStager(options)
+    def _copier(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="copy")
+
+    @cached_property
+    def _background(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
     def load(self, reader: CheckpointReader) -> None:
         """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
@@ -176,6 +189,12 @@ class TrainingState:
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"].cpu())
         self.parallel.load_own_state(state["strategy"])
+
+
+def _copy(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The state on the CPU; its kernels follow those of the optimizer, on the device's default stream."""
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        return dict(BlockingAsyncStager().stage(state))
 
 
 def _own_key() -> str:
