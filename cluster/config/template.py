@@ -65,7 +65,7 @@ train_jobs:
     checkpoint:
       every_steps: 50             # how often the state is saved
       keep: 3                     # how many of the newest are kept
-      asynchronous: false         # true: written in the background while training goes on
+      asynchronous: true          # written in the background while training goes on
     recovery:
       worker_failures: 10         # lost workers or nodes in a row, without a step further, that it survives
     publish: stdlib-lm            # the trained model's name in the registry

@@ -88,7 +88,7 @@ class CheckpointConfig(Section):
     """Whether the greater metric is the better, as for accuracy."""
     keep_every_steps: int | None = Field(default=None, ge=1)
     """Checkpoints of steps that are multiples of this are kept for good."""
-    asynchronous: bool = False
+    asynchronous: bool = True
     """Write in the background while training goes on; the save still counts only once it is whole."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -16,7 +17,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -194,7 +194,19 @@ class TrainingState:
 def _copy(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The state on the CPU; its kernels follow those of the optimizer, on the device's default stream."""
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return dict(BlockingAsyncStager().stage(state))
+        return {name: _copy_of(value) for name, value in state.items()}
+
+
+def _copy_of(value: object) -> object:
+    """A copy with its tensors on the CPU.
+
+    torch's own stagers cannot copy a rank's empty share of a tensor, and copy a sharded one twice.
+    """
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {name: _copy_of(each) for name, each in value.items()}
+    return copy.deepcopy(value)
 
 
 def _own_key() -> str:
