@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
+import signal
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,7 +91,14 @@ class RankProcess:
 
     def wait(self, timeout_s: float = 240.0) -> None:
         self._process.join(timeout_s)
-        assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s"
+        assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s:\n{self._stacks()}"
+
+    def _stacks(self) -> str:
+        """Its log, with where each of its threads is at the end."""
+        assert self._process.pid is not None, "it was started"
+        os.kill(self._process.pid, signal.SIGUSR1)
+        time.sleep(1)
+        return self.log.read_text()
 
 
 def start_program(program: Program, directory: Path, world_size: int, *arguments: Any) -> list[RankProcess]:
@@ -206,6 +216,7 @@ def _in_group(environment: dict[str, str], log: str, program: Program, arguments
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.register(signal.SIGUSR1)
     os.environ.update(environment)
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
