@@ -21,8 +21,6 @@ from train_jobs.data.source import StreamSamples, as_samples
 from train_jobs.loop import Reporter, StepLoop
 from train_jobs.metering.flops import count_flops, peak_flops
 from train_jobs.metering.meter import Meter
-from train_jobs.optimization.loss_scale import LossScale
-from train_jobs.optimization.optimizers import build_optimizer
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.units import blocks_of
@@ -61,8 +59,8 @@ class RankAssembly:
         if not isinstance(samples, StreamSamples):
             flops = count_flops(model, self.task, samples.batch([0], None))
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
-        optimizer = build_optimizer(self.parallel.stepped, config.optimizer)
-        loss_scale = LossScale(config.precision == "fp16")
+        optimizer = self.parallel.optimizer(config.optimizer)
+        loss_scale = self.parallel.loss_scale(config)
         loader = make_loader(
             samples,
             BatchPlan(config.batch.global_size, config.batch.micro),

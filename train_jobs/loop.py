@@ -17,7 +17,6 @@ from train_jobs.data.loader import evaluation_batches
 from train_jobs.data.source import Batch, as_samples
 from train_jobs.errors import LossError
 from train_jobs.metering.meter import Meter
-from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
 from train_jobs.parallel.model import ParallelModel
@@ -115,17 +114,19 @@ class StepLoop:
             self.parallel.drop_gradients()
         if count == 0:
             raise LossError(f"nothing counts in the global batch of step {step + 1}")
-        parameters = [*self.parallel.module.parameters()]
-        norm = global_norm(parameters) * most / count / scale.value
-        finite = math.isfinite(norm)
-        self._check(step + 1, loss / count, norm)
+        if not math.isfinite(loss):
+            raise LossError(f"the loss is {loss / count} in step {step + 1}")
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
-        if finite:
-            factor = clip_factor(norm, self.config.optimizer.max_grad_norm)
-            scale_gradients(parameters, factor * most / count / scale.value)
-            set_learning_rate(self.state.optimizer, rate)
-            self.saver.hold()
-            self.parallel.step(self.state.optimizer)
+        set_learning_rate(self.state.optimizer, rate)
+        norm = self.parallel.update(
+            self.state.optimizer,
+            most / count / scale.value,
+            self.config.optimizer.max_grad_norm,
+            self.saver.hold,
+        )
+        finite = math.isfinite(norm)
+        if not finite and (not scale.enabled or scale.exhausted):
+            raise LossError(f"the norm of the gradient is {norm} in step {step + 1}")
         self.parallel.drop_gradients()
         self.state.step = step + 1
         line = {
@@ -139,7 +140,7 @@ class StepLoop:
             "tokens": int(count) if self.task.unit == "tokens" else None,
         }
         if scale.enabled:
-            line |= {"loss_scale": scale.value, "skipped": not finite}
+            line |= {"loss_scale": scale.shown, "skipped": not finite}
         scale.update(finite)
         return line, stop
 
@@ -152,7 +153,7 @@ class StepLoop:
             with self.parallel.micro_batch(self._to_device(batch), last=index == len(batches) - 1) as mine:
                 with self.parallel.autocast():
                     result = self.task.loss(module, mine)
-                (result.loss * factor).backward()
+                self.parallel.backward(result.loss * factor)
             sums += _detached(result)[:2]
         return sums
 
@@ -162,14 +163,6 @@ class StepLoop:
         dist.all_reduce(totals)
         loss, count, stop = totals.tolist()
         return loss, count, stop > 0
-
-    def _check(self, step: int, loss: float, norm: float) -> None:
-        """Stop before the model is destroyed; what is checked is the same on all ranks."""
-        if not math.isfinite(loss):
-            raise LossError(f"the loss is {loss} in step {step}")
-        scale = self.state.loss_scale
-        if not math.isfinite(norm) and (not scale.enabled or scale.exhausted):
-            raise LossError(f"the norm of the gradient is {norm} in step {step}")
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:

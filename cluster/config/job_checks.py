@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from pathlib import Path
 
+from cluster.config.engine_checks import check_engine
 from cluster.config.ground import Ground, Reporter, path_problem
 from cluster.config.model_section import IMAGE_SIZES, TEXT_SIZES, ModelConfig
 from cluster.config.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
@@ -21,6 +22,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     sizes = _check_model(job, report)
     _check_data(job, report)
     check_parallel(job, sizes, ground, report)
+    check_engine(job, report)
     _check_schedule(job, report)
 
 

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.config import schema
 from cluster.config.checks import find_mistakes
+from cluster.config.deepspeed_settings import read_deepspeed
 from cluster.config.model_sizes import is_directory
 from cluster.config.overrides import SETTING_FILE, apply_overrides, no_such_entry
 from cluster.config.root import ShoalConfig
@@ -122,9 +123,21 @@ def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:
     update: dict[str, Any] = {"data": job.data.model_copy(update=data)}
     if job.model.directory is not None:
         update["model"] = job.model.model_copy(update={"directory": _absolute(job.model.directory, base)})
+    if isinstance(job.parallel.deepspeed, str):
+        update["parallel"] = job.parallel.model_copy(
+            update={"deepspeed": _deepspeed(_absolute(job.parallel.deepspeed, base))}
+        )
     if job.script is not None:
         update["script"] = os.path.normpath(job.script)  # it travels with the working directory
     return job.model_copy(update=update)
+
+
+def _deepspeed(path: str) -> str | dict[str, Any]:
+    """What the file says, which the job takes along; the path where it cannot be read: the checks say why."""
+    try:
+        return read_deepspeed(path)
+    except ValueError:
+        return path
 
 
 def _absolute(path: str, base: Path) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -56,6 +56,11 @@ class FSDPConfig(Section):
 class ParallelConfig(Section):
     """How one model is spread over the workers."""
 
+    engine: Literal["torch", "deepspeed"] = "torch"
+    """What steps the model: torch, as `strategy` says, or DeepSpeed, as its own config says."""
+    deepspeed: Any = Field(default=None, json_schema_extra={"type": ["object", "string", "null"]})
+    """Of engine `deepspeed`: its config, or the path of its JSON file from the config file; `auto` stands for
+    what the job says."""
     strategy: Strategy = "ddp"
     """`data_parallel`: one process, several GPUs; `ddp`: a copy on every worker; `fsdp`: parameters,
     gradients and optimizer state sharded; `hsdp`: sharded inside a node, copied across nodes; `zero1`:

@@ -166,6 +166,20 @@ def held_out_loss(directory: Path, held_out: Any, length: int) -> tuple[float, i
     return total / (len(tokens) - 1), len(tokens) - 1
 
 
+def loss_of_export(config: TrainJobConfig, run: Path) -> tuple[float, int]:
+    """Loss of a run's exported model on its held-out text, and the number of tokens; from the text alone."""
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    from train_jobs.data.documents import read_documents
+
+    tokenizer = AutoTokenizer.from_pretrained(run / "export")
+    texts = [document.text for document in read_documents(config.data) if document.held_out]
+    text = "".join(f"{text}{tokenizer.eos_token}" for text in texts)
+    stream = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return held_out_loss(run / "export", stream, config.data.sequence_length)
+
+
 class FileReporter:
     def __init__(self, run: Path) -> None:
         self.path = run / "reports.jsonl"

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from tests.train_jobs.combinations import COMBINATIONS, QUICK
-from tests.train_jobs.ranks import held_out_loss, reports, run_ranks, start_ranks, tiny_job, write_corpus
-from train_jobs.data.documents import read_documents
+from tests.train_jobs.ranks import loss_of_export, reports, run_ranks, start_ranks, tiny_job, write_corpus
 
 # The ranks sum the same fp32 numbers in another order: a loss near 6 may differ by a few units in the last
 # place (4.8e-7 each) in each step, and the differences feed back through the weights.
@@ -158,15 +157,8 @@ def test_one_process_steps_like_plain_torch(corpus: Path, alone: tuple[list[dict
 def test_the_exported_model_has_the_loss_that_the_evaluation_said(
     corpus: Path, alone: tuple[list[dict[str, Any]], Path]
 ) -> None:
-    import numpy as np
-    from transformers import AutoTokenizer
-
     _, run = alone
-    tokenizer = AutoTokenizer.from_pretrained(run / "export")
-    texts = [document.text for document in read_documents(tiny_job(corpus).data) if document.held_out]
-    text = "".join(f"{text}{tokenizer.eos_token}" for text in texts)
-    stream = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"])
-    loss, tokens = held_out_loss(run / "export", stream, 16)
+    loss, tokens = loss_of_export(tiny_job(corpus), run)
     last = evaluations(run)[-1]
     assert (last["step"], last["tokens"]) == (8, tokens)
     assert last["loss"] == pytest.approx(loss, abs=TOLERANCE)

@@ -17,21 +17,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_state_dict,
-    set_state_dict,
-)
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.errors import CheckpointError
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
-
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-_SETTINGS = "param_groups."
 
 
 @dataclass(frozen=True)
@@ -123,47 +114,42 @@ class TrainingState:
 
     def load(self, reader: CheckpointReader) -> None:
         """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
-        wanted = self._collect()
+        model, optimizer = self.parallel.state_to_load(self.optimizer)
+        wanted: dict[str, Any] = {"model": model, "optimizer": optimizer, "progress": self._progress()}
+        wanted = {key: value for key, value in wanted.items() if value}
         # Another number of workers may have saved: a rank that was not among them keeps its own.
-        if _own_key() not in reader.read_metadata().state_dict_metadata:
-            del wanted[_own_key()]
+        if _own_key() in reader.read_metadata().state_dict_metadata:
+            wanted[_own_key()] = b""
         dcp.load(wanted, storage_reader=reader, process_group=self.group)
-        module = self.parallel.stepped
-        _, current = get_state_dict(module, self.optimizer, options=_FLAT)
-        settings = {key: value for key, value in current.items() if key.startswith(_SETTINGS)}
-        set_state_dict(
-            module,
-            self.optimizer,
-            model_state_dict=wanted["model"],
-            optim_state_dict={**settings, **wanted["optimizer"]},
-            options=_FLAT,
-        )
-        self.parallel.parameters_changed()
+        self.parallel.load_state(self.optimizer, wanted.get("model", {}), wanted.get("optimizer", {}))
         self.step = wanted["progress"]["step"]
         self.loss_scale.load(wanted["progress"]["loss_scale"])
         self.loader.seek(json.loads(wanted["progress"]["data"]), self.step)
         if _own_key() in wanted:
             self._restore_own(wanted[_own_key()])
+        else:
+            self.parallel.load_own_state({})
 
     def full_model(self) -> dict[str, Tensor]:
         """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
         self.parallel.agree_on_statistics()
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-        state = get_model_state_dict(self.parallel.stepped, options=options)
-        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+        return self.parallel.whole_model()
 
     def _collect(self) -> dict[str, Any]:
         self.parallel.agree_on_statistics()
-        model, optimizer = get_state_dict(self.parallel.stepped, self.optimizer, options=_FLAT)
+        model, optimizer = self.parallel.state(self.optimizer)
         return {
             "model": model,
-            "optimizer": {key: value for key, value in optimizer.items() if not key.startswith(_SETTINGS)},
-            "progress": {
-                "step": self.step,
-                "loss_scale": self.loss_scale.state(),
-                "data": json.dumps(self.loader.position()),
-            },
+            "optimizer": optimizer,
+            "progress": self._progress(),
             _own_key(): self._own(),
+        }
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "loss_scale": self.loss_scale.state(),
+            "data": json.dumps(self.loader.position()),
         }
 
     def _own(self) -> bytes:

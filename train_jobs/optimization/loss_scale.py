@@ -46,6 +46,11 @@ class LossScale:
         """Whether no scale makes the gradients finite."""
         return self.value < LEAST
 
+    @property
+    def shown(self) -> float:
+        """What is written into the metrics."""
+        return self.value
+
     def state(self) -> dict[str, Any]:
         return {"value": self.value, "good_steps": self.good_steps}
 

@@ -16,13 +16,18 @@ Groups = list[dict[str, Any]]
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """The optimizer of a model's parameters; weight decay leaves norms and biases (one dimension) out."""
+    """The optimizer of a model's parameters."""
+    return OPTIMIZERS[config.name](parameter_groups(model, config), config)
+
+
+def parameter_groups(model: nn.Module, config: OptimizerConfig) -> Groups:
+    """What an optimizer steps; weight decay leaves norms and biases (one dimension) out."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return OPTIMIZERS[config.name]([group for group in groups if group["params"]], config)
+    return [group for group in groups if group["params"]]
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:

@@ -35,6 +35,10 @@ def parallelize(
     Raises:
         RequestError: the model cannot be spread as the config asks.
     """
+    if config.parallel.engine == "deepspeed":
+        from train_jobs.parallel import deepspeed_engine  # an extra
+
+        return deepspeed_engine.parallelize(model, blocks, mesh, config)
     if mesh.shape.tp > 1:
         apply_tensor_parallelism(model, mesh)
     checkpoint_activations(blocks, config.parallel.activation_checkpointing)

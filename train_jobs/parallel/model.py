@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from cluster.config.parallel_section import Dtype
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.train_section import OptimizerConfig, TrainJobConfig
 from train_jobs.data.source import Batch
+from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
+from train_jobs.optimization.loss_scale import LossScale
+from train_jobs.optimization.optimizers import build_optimizer
 from train_jobs.parallel.mesh import Mesh
 
 if TYPE_CHECKING:
     from train_jobs.parallel.context import ContextParallelism
+
+_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
+_SETTINGS = "param_groups."
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -74,6 +87,42 @@ class ParallelModel:
             return nullcontext()
         return torch.autocast(self.mesh.device.type, dtype=self._autocast)
 
+    def optimizer(self, config: OptimizerConfig) -> torch.optim.Optimizer:
+        """What steps the parameters of `stepped`."""
+        return build_optimizer(self.stepped, config)
+
+    def loss_scale(self, config: TrainJobConfig) -> LossScale:
+        return LossScale(config.precision == "fp16")
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradient of a micro-batch's loss, already scaled."""
+        loss.backward()
+
+    def update(
+        self,
+        optimizer: torch.optim.Optimizer,
+        factor: float,
+        max_norm: float | None,
+        before_change: Callable[[], None],
+    ) -> float:
+        """Step by the gradients, clipped to a global norm; nothing changes where that norm is not finite.
+
+        Args:
+            factor: what makes of what backward has added the gradient of the global batch.
+            max_norm: None clips nothing.
+            before_change: called right before parameters and optimizer state change.
+
+        Returns:
+            the norm of the global batch's gradient before it was clipped, the same on all ranks.
+        """
+        parameters = [*self.module.parameters()]
+        norm = global_norm(parameters) * factor
+        if math.isfinite(norm):
+            scale_gradients(parameters, clip_factor(norm, max_norm) * factor)
+            before_change()
+            self.step(optimizer)
+        return norm
+
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Step the parameters by their gradients."""
         optimizer.step()
@@ -92,12 +141,45 @@ class ParallelModel:
     def parameters_changed(self) -> None:
         """The parameters of `stepped` were loaded: copies of them have to follow."""
 
+    def state(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Model and optimizer state under the model's own names; tensors are the real ones, not copies.
+
+        What the optimizer was told (its settings) is the config's, not part of it.
+        """
+        model, state = get_state_dict(self.stepped, optimizer, options=_FLAT)
+        return model, {key: value for key, value in state.items() if not key.startswith(_SETTINGS)}
+
+    def state_to_load(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What of `state` a checkpoint is to fill."""
+        return self.state(optimizer)
+
+    def load_state(
+        self, optimizer: torch.optim.Optimizer, model: dict[str, Any], state: dict[str, Any]
+    ) -> None:
+        """Take what `state` gave, with other values in it."""
+        _, current = get_state_dict(self.stepped, optimizer, options=_FLAT)
+        settings = {key: value for key, value in current.items() if key.startswith(_SETTINGS)}
+        set_state_dict(
+            self.stepped,
+            optimizer,
+            model_state_dict=model,
+            optim_state_dict={**settings, **state},
+            options=_FLAT,
+        )
+        self.parameters_changed()
+
+    def whole_model(self) -> dict[str, Tensor]:
+        """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(self.stepped, options=options)
+        return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
     def own_state(self) -> dict[str, Any]:
         """What this rank has to find again after a restart, beside parameters and optimizer state."""
         return {}
 
     def load_own_state(self, state: dict[str, Any]) -> None:
-        """Take what `own_state` gave; another number of ranks may have saved it."""
+        """Take what `own_state` gave, empty where this rank was not there; other ranks may have saved it."""
 
 
 class Parallelize(Protocol):
