@@ -18,7 +18,7 @@ def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int 
     """Load the newest good checkpoint; all ranks call this together.
 
     Every file is read and compared with the manifest first, each by one rank. A damaged checkpoint is
-    marked, said with its damage, and the one before it is tried.
+    marked and said with its damage, once, and the one before it is tried.
 
     Args:
         event: where rank 0 says what was not loaded, and why.
@@ -37,7 +37,7 @@ def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int 
             with store.reading(checkpoint.step) if coordinator else nullcontext():
                 _load(store, state, checkpoint.step)
             return checkpoint.step
-        if coordinator:
+        if coordinator and not checkpoint.rejected:
             store.reject(checkpoint.step, problem)
             event("checkpoint_rejected", step=checkpoint.step, reason=problem)
     return None

@@ -36,11 +36,13 @@ class Checkpoint:
     Attributes:
         manifest: None where it was never completed, or where `damage` is its own.
         damage: what is wrong with one that was completed; it is not loaded.
+        rejected: whether that was found, and told, at an earlier start.
     """
 
     step: int
     manifest: Manifest | None
     damage: str | None = None
+    rejected: bool = False
 
     @property
     def complete(self) -> bool:
@@ -78,13 +80,13 @@ class CheckpointStore:
         try:
             manifest = read_manifest(self.storage, name)
         except BrokenManifestError:
-            return Checkpoint(step, None, f"{COMMIT_MARKER} is not what was written")
+            rejected = self.storage.exists(f"{name}/{REJECTED}")
+            return Checkpoint(step, None, f"{COMMIT_MARKER} is not what was written", rejected)
         if manifest is None:
             return Checkpoint(step, None)
         if self.storage.exists(f"{name}/{REJECTED}"):
-            return Checkpoint(
-                step, manifest, json.loads(self.storage.read_bytes(f"{name}/{REJECTED}"))["reason"]
-            )
+            reason = json.loads(self.storage.read_bytes(f"{name}/{REJECTED}"))["reason"]
+            return Checkpoint(step, manifest, reason, rejected=True)
         for file, fact in manifest.files.items():
             size = self.storage.size_bytes(f"{name}/{file}")
             if size is None:
