@@ -95,7 +95,7 @@ def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbe
     assert (facts["job"], facts["step"]) == (result["job"], 300)
     assert facts["evaluation"]["loss"] == result["evaluation"]["loss"]
 
-    from tests.train_jobs.test_strategies import held_out_loss
+    from tests.train_jobs.ranks import held_out_loss
 
     config = read_run_config(Storage(run.parent.parent), result["job"])[1]
     tokenizer = AutoTokenizer.from_pretrained(published)
