@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from cluster.config import TrainJobConfig
 from cluster.storage import Storage
 from tests.train_jobs.ranks import loss_of_export, reports, run_ranks, start_ranks, tiny_job, write_corpus
-from tests.train_jobs.test_strategies import wait_for
+from tests.train_jobs.test_strategies import goes_on_bit_for_bit
 from train_jobs.checkpoint.export import export_checkpoint
 
 pytestmark = [
@@ -86,20 +86,13 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_model_is_exported(
     stage: int, corpus: Path, tmp_path: Path
 ) -> None:
     config = job(
-        corpus, {"zero_optimization": {"stage": stage}}, steps=40, checkpoint={"every_steps": 3, "keep": 40}
+        corpus,
+        {"zero_optimization": {"stage": stage}},
+        steps=40,
+        checkpoint={"every_steps": 3},
+        evaluate={"every_steps": None},
     )
-    undisturbed = run_ranks(config, tmp_path / "undisturbed", 2)
-    run = tmp_path / "killed"
-    processes = start_ranks(config, run, 2)
-    wait_for(lambda: (run / "checkpoints" / "step-00000003" / "committed.json").exists(), processes)
-    processes[1].kill()
-    for process in processes:
-        process.wait(60)
-    assert not (run / "export").exists(), "the run ended before it was killed"
-    again = run_ranks(config, run, 2, attempt=2)
-    assert again[0]["step"] > 3
-    losses = {line["step"]: line["loss"] for line in reports(run) if "loss" in line and "kind" not in line}
-    assert losses == {line["step"]: line["loss"] for line in undisturbed}
+    run = goes_on_bit_for_bit(config, tmp_path)
     evaluation = [line for line in reports(run) if line.get("kind") == "evaluated"][-1]
     loss, tokens = loss_of_export(config, run)
     assert evaluation["tokens"] == tokens

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.config import TrainJobConfig
 from tests.train_jobs.combinations import COMBINATIONS, QUICK
 from tests.train_jobs.ranks import loss_of_export, reports, run_ranks, start_ranks, tiny_job, write_corpus
 
@@ -176,9 +177,13 @@ def test_a_killed_run_goes_on_from_its_checkpoint_bit_for_bit(
         checkpoint={"every_steps": 3, "asynchronous": asynchronous},
         evaluate={"every_steps": None},
     )
-    undisturbed = run_ranks(config, tmp_path / "undisturbed", 2)
+    goes_on_bit_for_bit(config, tmp_path)
 
-    run = tmp_path / "killed"
+
+def goes_on_bit_for_bit(config: TrainJobConfig, directory: Path) -> Path:
+    """Kill one of two ranks, start again, compare with an undisturbed run; returns the killed run."""
+    undisturbed = run_ranks(config, directory / "undisturbed", 2)
+    run = directory / "killed"
     processes = start_ranks(config, run, 2)
     wait_for(lambda: (run / "checkpoints" / "step-00000003" / "committed.json").exists(), processes)
     processes[1].kill()
@@ -189,6 +194,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint_bit_for_bit(
     assert again[0]["step"] > 3
     losses = {line["step"]: line["loss"] for line in reports(run) if "kind" not in line}
     assert losses == {line["step"]: line["loss"] for line in undisturbed}
+    return run
 
 
 def wait_for(condition: Callable[[], bool], processes: list[Any]) -> None:
