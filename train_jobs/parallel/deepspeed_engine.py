@@ -127,7 +127,7 @@ class DeepSpeedModel(ParallelModel):
         max_norm: float | None,
         before_change: Callable[[], None],
     ) -> float:
-        """As the engine does it, whose config has the same `max_norm`: only an fp16 scale leaves a step out."""
+        """As the engine does it, whose config has this `max_norm`; only an fp16 scale leaves a step out."""
         if factor != 1.0:
             raise RequestError(
                 "parallel.engine deepspeed averages over samples that all count alike; in this step the task "
