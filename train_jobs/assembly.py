@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from cluster.config.train_section import TrainJobConfig
 from cluster.topology import mesh_shape
@@ -23,6 +25,7 @@ from train_jobs.metering.flops import count_flops, peak_flops
 from train_jobs.metering.meter import Meter
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
+from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
 from train_jobs.quorum import WholeGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
@@ -52,13 +55,18 @@ class RankAssembly:
         self.workspace = workspace
         self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
         self.task = make_task(config, workspace.directory / DATA)
-        torch.manual_seed(config.seed)  # a task of the user's may not think of it, and ranks must be alike
-        model = self.task.build()
+        on_meta = self.task.builds_on_meta and config.parallel.shards and dist.get_world_size() > 1
+        with torch.device("meta") if on_meta else nullcontext():
+            model = self._build()
         samples = as_samples(self.task.samples(held_out=False))
         flops = None
         if not isinstance(samples, StreamSamples):
             flops = count_flops(model, self.task, samples.batch([0], None))
         self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
+        if on_meta:
+            assert isinstance(self.parallel, ShardedModel)
+            with torch.random.fork_rng(devices=[]):  # ranks stay alike
+                self.parallel.take_weights(self._build() if dist.get_rank() == 0 else None)
         optimizer = self.parallel.optimizer(config.optimizer)
         loss_scale = self.parallel.loss_scale(config)
         loader = make_loader(
@@ -85,6 +93,12 @@ class RankAssembly:
             quorum=WholeGroup(Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)),
             reporter=reporter,
         )
+
+    def _build(self) -> nn.Module:
+        torch.manual_seed(
+            self.config.seed
+        )  # a task of the user's may not think of it, and ranks must be alike
+        return self.task.build()
 
     def restore(self) -> int:
         """Go on from the newest good checkpoint, the same on every rank; returns the steps done."""

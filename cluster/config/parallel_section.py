@@ -86,5 +86,10 @@ class ParallelConfig(Section):
     fsdp: FSDPConfig = FSDPConfig()
 
     @property
+    def shards(self) -> bool:
+        """The ranks hold shards of the parameters between steps."""
+        return self.engine == "torch" and self.strategy in SHARDING
+
+    @property
     def offloads(self) -> bool:
         return self.strategy == "zero3" if self.offload is None else self.offload

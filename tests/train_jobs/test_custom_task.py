@@ -63,6 +63,20 @@ def test_the_example_is_short_and_trains_alike_under_any_strategy(tmp_path: Path
             assert one["perplexity"] > 1
 
 
+def test_a_task_that_builds_on_meta_trains_as_if_it_did_not(tmp_path: Path) -> None:
+    own = EXAMPLE.replace("class Task:\n", "class Task:\n    builds_on_meta = True\n")
+    assert own != EXAMPLE
+    config = job(steps=6, parallel={"strategy": "fsdp"})
+    losses = []
+    for name, module in (("whole", EXAMPLE), ("on_meta", own)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my_task.py").write_text(module)
+        lines = train(tmp_path / name, tmp_path / f"{name}-run", 2, config)
+        losses.append([line["loss"] for line in lines if "kind" not in line])
+    assert len(losses[0]) == 6
+    assert losses[0] == losses[1]
+
+
 def test_what_is_wrong_with_a_class_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "half_task.py").write_text("class Task:\n    def build(self): pass\n")

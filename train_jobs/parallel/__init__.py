@@ -30,7 +30,10 @@ STRATEGIES: dict[Strategy, Parallelize] = {
 def parallelize(
     model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, config: TrainJobConfig
 ) -> ParallelModel:
-    """Spread a model, which lies on the CPU, over all axes of the mesh.
+    """Spread a model over all axes of the mesh.
+
+    Args:
+        model: on the CPU; or on device `meta`, for strategies that shard.
 
     Raises:
         RequestError: the model cannot be spread as the config asks.

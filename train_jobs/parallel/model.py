@@ -188,9 +188,10 @@ class Parallelize(Protocol):
     def __call__(
         self, model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, config: TrainJobConfig
     ) -> ParallelModel:
-        """Spread a model, which lies on the CPU, over the mesh; its parameters may be replaced.
+        """Spread a model over the mesh; its parameters may be replaced.
 
         Args:
+            model: on the CPU; or on device `meta`, for strategies that shard.
             blocks: the units to shard by, e.g. the layers of a transformer.
         """
 

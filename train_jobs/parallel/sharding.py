@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -31,12 +33,16 @@ class ShardedModel(ParallelModel):
 
     Args:
         keep_gathered: parameters gathered in a step's first forward stay until its last backward.
+        offloads: the shards lie in CPU memory, the device is a GPU.
     """
 
-    def __init__(self, module: FSDPModule, mesh: Mesh, config: TrainJobConfig, keep_gathered: bool) -> None:
+    def __init__(
+        self, module: FSDPModule, mesh: Mesh, config: TrainJobConfig, keep_gathered: bool, offloads: bool
+    ) -> None:
         assert isinstance(module, nn.Module)
         super().__init__(module, mesh)
         self.sharded = module
+        self.offloads = offloads
         self.keep_gathered = keep_gathered
         self.reduce_every_micro_batch = config.parallel.fsdp.reduce_every_micro_batch
 
@@ -48,6 +54,26 @@ class ShardedModel(ParallelModel):
             self.sharded.set_reshard_after_backward(last)
         yield
 
+    def take_weights(self, whole: nn.Module | None) -> None:
+        """Fill a model that was built on device `meta`. Called by all ranks.
+
+        Weights come one after the other: ranks that are not the first never hold more than their shards and
+        one whole tensor.
+
+        Args:
+            whole: on rank 0, the same model with its initial weights, on the CPU; None elsewhere.
+        """
+        self.stepped.to_empty(device=torch.device("cpu") if self.offloads else self.mesh.device)
+        weights = {} if whole is None else {**whole.state_dict()}  # a copy: it is changed
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        set_model_state_dict(self.stepped, weights, options=options)
+        # Not all buffers are part of a state dict, and those of an offloaded model are not offloaded.
+        for path, buffer in [*self.stepped.named_buffers(remove_duplicate=False)]:
+            value = (buffer if whole is None else whole.get_buffer(path)).to(self.mesh.device)
+            dist.broadcast(value, src=0)
+            module, _, name = path.rpartition(".")
+            setattr(self.stepped.get_submodule(module), name, value)
+
 
 def shard(
     model: nn.Module,
@@ -57,7 +83,10 @@ def shard(
     *,
     keep_gathered: bool = False,
 ) -> ShardedModel:
-    """Shard a model over the data axes of the mesh, block by block: each moves to the device as it is cut."""
+    """Shard a model over the data axes of the mesh, block by block: each moves to the device as it is cut.
+
+    A model on device `meta` is cut there, and has to be given its weights afterwards.
+    """
     offload = config.parallel.offloads and mesh.device.type == "cuda"
     policy: OffloadPolicy = CPUOffloadPolicy() if offload else OffloadPolicy()
     precision = mixed_precision(config)
@@ -71,7 +100,7 @@ def shard(
             offload_policy=policy,
         )
     assert isinstance(model, FSDPModule)
-    parallel = ShardedModel(model, mesh, config, keep_gathered)
+    parallel = ShardedModel(model, mesh, config, keep_gathered, offload)
     if config.parallel.offloads and not offload:
         parallel.notes.append(
             f"{config.parallel.strategy}: without a GPU there is nothing to offload from; parameters, "

@@ -57,6 +57,7 @@ class CustomTask:
     def __init__(self, own: Any) -> None:
         self.own = own
         self.unit: str = getattr(own, "unit", "samples")
+        self.builds_on_meta: bool = getattr(own, "builds_on_meta", False)
 
     def build(self) -> nn.Module:
         return self.own.build()

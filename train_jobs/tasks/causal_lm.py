@@ -29,6 +29,7 @@ class CausalLM:
     """
 
     unit = "tokens"
+    builds_on_meta = True
 
     def __init__(self, config: TrainJobConfig, data: Path) -> None:
         self.config = config
@@ -56,9 +57,12 @@ class CausalLM:
 
     @staticmethod
     def _from_directory(directory: str) -> PreTrainedModel:
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         try:
+            if torch.get_default_device().type == "meta":
+                architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
+                return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
             return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
         except (OSError, ValueError) as error:
             raise RequestError(

@@ -28,6 +28,7 @@ class ImageClassification:
     """
 
     unit = "samples"
+    builds_on_meta = False
 
     def __init__(self, config: TrainJobConfig, data: Path) -> None:
         self.config = config

@@ -34,6 +34,10 @@ class Task(Protocol):
     unit: str
     """What is counted: `tokens` or `samples`."""
 
+    builds_on_meta: bool
+    """`build` works within `torch.device("meta")`, where it fills nothing: of a model that is sharded, rank 0
+    alone then builds the weights."""
+
     def build(self) -> nn.Module:
         """The model with its initial weights, fp32, on the CPU; the same on every rank."""
 
