@@ -14,7 +14,7 @@ class ShoalError(Exception):
 
 
 class RequestError(ShoalError):
-    """The request itself was wrong (a bad name, a bad file, a bad value); nothing was started."""
+    """The request itself was wrong (a bad name, a bad file, a bad value); nothing was trained or served."""
 
     exit_code = 2
 

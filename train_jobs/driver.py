@@ -22,7 +22,7 @@ from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
-from train_jobs.failures import Failure, FailureBudget, classify
+from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.run_log import summarize
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, plan_groups
@@ -63,7 +63,7 @@ class Driver:
         self.attempt = summarize(job, self.run_storage).attempts
 
     def run(self) -> int:
-        """The exit code: 0 when the job succeeded."""
+        """The exit code: 0 when the job succeeded, 2 when what it asked for was wrong."""
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         try:
@@ -78,7 +78,7 @@ class Driver:
         except Stopped:
             return self._finish("stopped")
         except ShoalError as error:
-            return self._finish("failed", error=str(error))
+            return self._finish("failed", error=str(error), exit_code=error.exit_code)
         except BaseException as error:
             self._finish("failed", error=f"{type(error).__name__}: {error}")
             raise
@@ -224,6 +224,8 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
+        if failure.failure_class is FailureClass.REQUEST:
+            raise RequestError(failure.reason)
         decision = budget.decide(failure, step)
         if not decision.again:
             trace = f"{failure.trace}\n" if failure.trace else ""
@@ -257,7 +259,9 @@ class Driver:
         self._event("published", model=f"{version.name}@{version.version}", path=version.path)
         return f"{version.name}@{version.version}"
 
-    def _finish(self, status: str, model: str | None = None, error: str | None = None) -> int:
+    def _finish(
+        self, status: str, model: str | None = None, error: str | None = None, exit_code: int = 1
+    ) -> int:
         step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             try:
@@ -265,10 +269,12 @@ class Driver:
             except ShoalError as problem:  # it is in nobody's way
                 print(f"{scratch} could not be deleted: {problem}", flush=True)
         self.workspace.clear()
-        self._event("finished", status=status, step=step, model=model, error=error)
+        if status == "succeeded":
+            exit_code = 0
+        self._event("finished", status=status, step=step, model=model, error=error, exit_code=exit_code)
         if error is not None:
             print(error, flush=True)
-        return 0 if status == "succeeded" else 1
+        return exit_code
 
     # -- small things -------------------------------------------------------------------------------------
 

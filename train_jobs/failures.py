@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cluster.errors import RequestError
+
 _BACKOFF_START_S = 1.0
 _BACKOFF_MOST_S = 30.0
 
@@ -21,6 +23,8 @@ class FailureClass(StrEnum):
     """A collective did not return within the hang timeout."""
     CODE = "code"
     """An exception in the code that is trained with."""
+    REQUEST = "request"
+    """What the job asks for cannot be done, as a rank saw before the first step."""
     START = "start"
     """The group could not be started, or Ray Train's controller failed."""
 
@@ -92,6 +96,9 @@ def classify(
 
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
+            # Later on it may be a file that could not be read for a moment: that is judged as code is.
+            if failure.kind == RequestError.__name__ and not failure.step:
+                return found(failure, FailureClass.REQUEST, failure.message)
             return found(failure, FailureClass.CODE, f"{failure.kind}: {failure.message}")
     for failure in failures:
         if failure.died:

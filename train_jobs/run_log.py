@@ -92,6 +92,8 @@ class RunSummary:
     totals: dict[str, Any] | None = None
     model: str | None = None
     error: str | None = None
+    exit_code: int = 1
+    """That of the driver, and of the command that followed it."""
 
     @property
     def ended(self) -> bool:
@@ -143,6 +145,7 @@ class RunSummary:
 
     def _on_finished(self, event: Mapping[str, Any]) -> None:
         self.status, self.step, self.error = event["status"], event["step"], event.get("error")
+        self.exit_code = event.get("exit_code", 1)
         self.workers = 0
 
 

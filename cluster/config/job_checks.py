@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
+from cluster.config.custom_task import task_problem
+from cluster.config.data_checks import check_data
 from cluster.config.engine_checks import check_engine
 from cluster.config.ground import Ground, Reporter, path_problem
 from cluster.config.model_section import IMAGE_SIZES, TEXT_SIZES, ModelConfig
-from cluster.config.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
+from cluster.config.model_sizes import (
+    ModelDirectoryError,
+    ModelSizes,
+    directory_lacks,
+    sizes_of_job,
+    tokenizer_problem,
+)
 from cluster.config.parallel_checks import check_parallel
-from cluster.config.train_section import ARCHITECTURES, BUILT_IN_SOURCES, TrainJobConfig
+from cluster.config.train_section import ARCHITECTURES, TrainJobConfig
 
 _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
 """By task: the keys of `model` that it has no use for."""
@@ -20,7 +27,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     """Report every mistake of one job; its paths are absolute."""
     _check_task(job, report)
     sizes = _check_model(job, report)
-    _check_data(job, report)
+    check_data(job, report)
     check_parallel(job, sizes, ground, report)
     check_engine(job, report)
     _check_schedule(job, report)
@@ -36,8 +43,13 @@ def _check_task(job: TrainJobConfig, report: Reporter) -> None:
         report("settings", job.settings, f"is for tasks of yours (`your.module:Task`), not {where}", "task")
     if job.task == "script" and job.script is None:
         report("script", None, "should name the script to run, a path from the config file", "task")
+    base = Path(report.document.file).parent
+    if job.is_custom:
+        problem = task_problem(job.task, base)
+        if problem is not None:
+            report("task", job.task, problem)
     if job.script is not None:
-        problem = path_problem(str(Path(report.document.file).parent / job.script))
+        problem = path_problem(str(base / job.script))
         if problem is not None:
             report("script", job.script, f"`{job.script}` {problem}")
     wanted = ARCHITECTURES.get(job.task)
@@ -58,6 +70,7 @@ def _check_model(job: TrainJobConfig, report: Reporter) -> ModelSizes | None:
     except ModelDirectoryError as error:
         report("model.directory", model.directory, f"`{model.directory}` {error}")
         return None
+    _check_directories(job, report)
     if job.task == "image_classification" and len(model.hidden_sizes) != len(model.depths):
         message = (
             f"should be as many as model.hidden_sizes ({len(model.hidden_sizes)}), was {len(model.depths)}"
@@ -81,40 +94,17 @@ def _check_model(job: TrainJobConfig, report: Reporter) -> ModelSizes | None:
     return sizes
 
 
-def _check_data(job: TrainJobConfig, report: Reporter) -> None:
-    data, built_in = job.data, BUILT_IN_SOURCES.get(job.task)
-    others = set(BUILT_IN_SOURCES.values()) - {built_in}
-    if data.source in others and not job.is_custom:
-        report("data.source", data.source, f"`{data.source}` is no data for task {job.task}", "task")
-    elif data.source is not None and data.source not in BUILT_IN_SOURCES.values():
-        problem = path_problem(data.source)
+def _check_directories(job: TrainJobConfig, report: Reporter) -> None:
+    """The model that training starts from, and the tokenizer."""
+    directory, tokenizer = job.model.directory, job.data.tokenizer
+    if directory is not None:
+        lacks = directory_lacks(Path(directory), tokenizer=job.task == "causal_lm" and tokenizer is None)
+        if lacks is not None:
+            report("model.directory", directory, f"`{directory}` {lacks}", "task", "data.tokenizer")
+    if tokenizer is not None:
+        problem = tokenizer_problem(Path(tokenizer))
         if problem is not None:
-            choice = f"{built_in}, or a" if built_in else "a"
-            message = f"`{data.source}` {problem}; it should be {choice} Parquet file or directory"
-            report("data.source", data.source, message)
-    for key in ("held_out_source", "tokenizer"):
-        path = getattr(data, key)
-        problem = None if path is None else path_problem(path)
-        if problem is not None:
-            report(f"data.{key}", path, f"`{path}` {problem}")
-    if data.group_by_length and data.packing:
-        report("data.group_by_length", True, "has no effect beside data.packing (true)", "data.packing")
-    if job.task == "image_classification":
-        _check_images(job, report)
-
-
-def _check_images(job: TrainJobConfig, report: Reporter) -> None:
-    data = job.data
-    if data.mean is not None and data.std is not None and len(data.mean) != len(data.std):
-        message = f"should be as many numbers as data.mean ({len(data.mean)}), was {len(data.std)}"
-        report("data.std", data.std, message, "data.mean")
-    # Only looked for, not imported: validation answers at once.
-    missing = [package for package in ("PIL",) if find_spec(package) is None]
-    if job.source == BUILT_IN_SOURCES["image_classification"] and find_spec("sklearn") is None:
-        missing.append("sklearn")
-    if missing:
-        packages = " and ".join({"PIL": "Pillow", "sklearn": "scikit-learn"}[name] for name in missing)
-        report("task", job.task, f"images need {packages}: pip install 'shoal[images]'", "data.source")
+            report("data.tokenizer", tokenizer, f"`{tokenizer}` {problem}")
 
 
 def _check_schedule(job: TrainJobConfig, report: Reporter) -> None:

@@ -179,7 +179,10 @@ def resume(
 def _after_submission(
     submissions: Submissions, storage: Storage, job: str, submission_id: str, detach: bool, as_json: bool
 ) -> None:
-    """Say that the job was submitted, and unless detached follow it; exits 1 when it did not succeed."""
+    """Say that the job was submitted, and unless detached follow it.
+
+    Exits 1 when it did not succeed, 2 when the request was wrong in a way that only the job could see.
+    """
     if detach:
         if as_json:
             print_json({"job": job, "submission_id": submission_id})
@@ -193,7 +196,10 @@ def _after_submission(
     else:
         _print_result(result)
     if result["status"] != "succeeded":
-        raise typer.Exit(1)
+        from train_jobs.listing import run_of
+        from train_jobs.run_log import summarize
+
+        raise typer.Exit(summarize(job, run_of(storage, job)).exit_code)
 
 
 def follow_job(submissions: Submissions, storage: Storage, job: str, submission_id: str) -> dict[str, Any]:

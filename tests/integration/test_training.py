@@ -45,6 +45,7 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory,
         tmp_path_factory.mktemp("jobs"),
         {
             "tiny": {**job, "publish": "tiny"},
+            "unreadable": merged(job, {"data": {"source": str(torn(corpus))}}),
             "broken": merged(job, {"optimizer": {"learning_rate": 1e30, "schedule": "constant"}}),
             "elastic": merged(
                 job,
@@ -57,6 +58,15 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory,
             ),
         },
     )
+
+
+def torn(corpus: Path) -> Path:
+    """A copy whose footer is whole, and whose only row group is not."""
+    copy = corpus.with_name("torn.parquet")
+    content = bytearray(corpus.read_bytes())
+    content[4:1000] = b"\xff" * 996
+    copy.write_bytes(content)
+    return copy
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +116,13 @@ def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbe
     assert result["evaluation"]["tokens"] == tokens
     assert result["evaluation"]["loss"] == pytest.approx(loss, abs=1e-5)
     assert AutoModelForCausalLM.from_pretrained(published).config.vocab_size == 300
+
+
+def test_data_that_turns_out_broken_is_a_wrong_request_and_takes_no_worker(jobs: JobFile) -> None:
+    code, result = jobs.train("unreadable")
+    assert (code, result["status"], result["attempts"]) == (2, "failed", 0)
+    assert "torn.parquet (data.source), row group 0: column 'text' cannot be read" in result["error"]
+    assert not events(Path(result["path"]), "leased")
 
 
 def test_a_mistake_that_comes_back_at_the_same_step_ends_the_job_with_its_traceback(

@@ -43,6 +43,12 @@ def test_the_users_exception_is_the_cause_and_not_the_rank_that_lost_its_peer() 
     assert (failure.failure_class, failure.step, failure.trace) == (FailureClass.CODE, 3, "Traceback …")
 
 
+def test_a_request_that_a_rank_found_wrong_is_no_mistake_in_code_before_the_first_step() -> None:
+    for step, expected in ((None, FailureClass.REQUEST), (0, FailureClass.REQUEST), (3, FailureClass.CODE)):
+        wrong = RankFailure(1, step, "RequestError", "the tokenizer knows more tokens", "Traceback …")
+        assert classify([peer_lost(0), wrong], NODES, NAMES.keys(), NAMES).failure_class is expected
+
+
 def test_a_node_that_is_gone_explains_everything() -> None:
     failure = classify([peer_lost(0)], NODES, {"n1"}, NAMES)
     assert (failure.failure_class, failure.node, failure.rank) == (FailureClass.NODE, "worker-2", 1)

@@ -59,10 +59,10 @@ def test_few_row_groups_are_kept(kept: int, indices: list[int]) -> None:
 def test_another_process_opens_the_files_for_itself(tmp_path: Path) -> None:
     write(tmp_path / "x.parquet", 0, 20)
     rows = ParquetRows(str(tmp_path), ["number"])
-    opened = rows.fragments
+    opened = rows.files
     child = os.fork()
     if child == 0:
-        os._exit(0 if rows.row(11)["number"] == 11 and rows.fragments is not opened else 1)
+        os._exit(0 if rows.row(11)["number"] == 11 and rows.files is not opened else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

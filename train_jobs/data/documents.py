@@ -11,7 +11,6 @@ from typing import Any
 
 from cluster.config.data_section import DataConfig
 from cluster.config.train_section import BUILT_IN_SOURCES
-from cluster.errors import RequestError
 
 PYTHON_STDLIB = BUILT_IN_SOURCES["causal_lm"]
 
@@ -42,12 +41,12 @@ def read_documents(data: DataConfig) -> Iterator[Document]:
     if data.source is None or data.source == PYTHON_STDLIB:
         texts = _stdlib_texts()
     else:
-        texts = _parquet_texts(data.source, data.text_column, "data.source")
+        texts = _parquet_texts(data, data.source, "data.source")
     for index, (name, text) in enumerate(texts):
         held_out = data.held_out_source is None and is_held_out(index, data.held_out_every)
         yield Document(name, text, held_out)
     if data.held_out_source is not None:
-        for name, text in _parquet_texts(data.held_out_source, data.text_column, "data.held_out_source"):
+        for name, text in _parquet_texts(data, data.held_out_source, "data.held_out_source"):
             yield Document(name, text, held_out=True)
 
 
@@ -66,16 +65,11 @@ def _stdlib_texts() -> Iterator[tuple[str, str]]:
             continue  # a handful of files are broken on purpose, to test tools that read sources
 
 
-def _parquet_texts(source: str, column: str, key: str) -> Iterator[tuple[str, str]]:
-    import pyarrow as pa
+def _parquet_texts(data: DataConfig, source: str, key: str) -> Iterator[tuple[str, str]]:
+    from train_jobs.data.parquet import open_rows
 
-    from train_jobs.data.parquet import ParquetRows
-
-    rows = ParquetRows(source, [column], key)
-    kind = rows.schema.field(column).type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise RequestError(f"column {column!r} of {source!r} (data.text_column) holds {kind}, not text")
+    rows = open_rows("causal_lm", data, source, key)
     for place, table in rows.walk():
-        for row, value in enumerate(table.column(column).to_pylist()):
+        for row, value in enumerate(table.column(data.text_column).to_pylist()):
             if value:
                 yield f"{place}, row {row}", value

@@ -19,7 +19,7 @@ from cluster.config.train_section import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.arrangements import Arrangement, Windowed
 from train_jobs.data.documents import is_held_out
-from train_jobs.data.parquet import ParquetRows
+from train_jobs.data.parquet import ParquetRows, open_rows
 from train_jobs.data.source import Batch
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def decoded(value: Any, mode: str | None, rows: ParquetRows, row: int) -> Image.
     Raises:
         RequestError: there is no image, or it cannot be decoded; the message says where.
     """
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     place = f"{rows.place_of(row)}: column {rows.columns[0]!r}"
     if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
@@ -139,7 +139,10 @@ def decoded(value: Any, mode: str | None, rows: ParquetRows, row: int) -> Image.
         image.load()
         return image.convert(mode or ("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise RequestError(f"{place} holds an image that cannot be decoded: {error}") from error
+        # Pillow names the object it read from, not what was wrong.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "its format is none that Pillow knows" if unknown else error
+        raise RequestError(f"{place} holds an image that cannot be decoded: {reason}") from error
 
 
 def open_images(config: TrainJobConfig, directory: Path, held_out: bool) -> ImageSamples:
@@ -191,19 +194,7 @@ def _source(config: TrainJobConfig, directory: Path) -> str:
 
 
 def _rows(source: str, data: DataConfig, key: str = "data.source") -> ParquetRows:
-    columns = (data.image_column, data.label_column)
-    rows = ParquetRows(source, columns, key, kept=2 * data.shuffle_row_groups)
-    kind = rows.schema.field(data.image_column).type
-    if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        raise RequestError(
-            f"column {data.image_column!r} of {source!r} (data.image_column) holds {kind}, not images in the "
-            "Hugging Face layout: struct<bytes: binary, path: string>"
-        )
-    kind = rows.schema.field(data.label_column).type
-    if not pa.types.is_integer(kind):
-        raise RequestError(
-            f"column {data.label_column!r} of {source!r} (data.label_column) holds {kind}, not whole numbers"
-        )
+    rows = open_rows("image_classification", data, source, key, kept=2 * data.shuffle_row_groups)
     if not len(rows):
         raise RequestError(f"{key} {source!r} holds no images")
     return rows
@@ -222,7 +213,7 @@ def _labels(rows: ParquetRows, column: str) -> tuple[str, ...]:
             raise RequestError(f"{place}: column {column!r} holds {low}; classes count from 0")
         most = max(most, high)
     try:
-        written = json.loads((rows.schema.metadata or {})[b"huggingface"])
+        written = json.loads((rows.files.schema.metadata or {})[b"huggingface"])
         names = tuple(written["info"]["features"][column]["names"])
     except (KeyError, TypeError, ValueError):
         names = ()

@@ -10,19 +10,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset as ds
-from pyarrow import fs
 
+from cluster.config.data_section import DataConfig
 from cluster.errors import RequestError
-
-_BROKEN = (OSError, pa.ArrowException)
+from cluster.parquet_files import BROKEN, ParquetFiles, wanted_columns
 
 
 @dataclass(frozen=True)
 class RowGroup:
     """A part of a file that is read at once."""
 
-    fragment: int
+    file: int
     """Index of the file, in the order of their paths."""
     index: int
     """Index within the file."""
@@ -35,9 +33,7 @@ class ParquetRows:
     Only footers are read at first. Row groups are read when a row of theirs is asked for; the last few stay.
 
     Args:
-        source: a file, a directory (its partitions `name=value` are columns) or a URI of pyarrow.fs.
-        columns: the columns that will be read.
-        key: the config's key of the source, for messages.
+        source, columns, key: as of ParquetFiles.
         kept: row groups that stay in memory.
 
     Raises:
@@ -52,8 +48,12 @@ class ParquetRows:
         self.kept = kept
         self._process: int | None = None
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
-        self.schema = self._open()
-        self.groups = [group for index in range(len(self.fragments)) for group in self._groups_of(index)]
+        self._open()
+        self.groups = [
+            RowGroup(file, index, size)
+            for file in range(len(self.files.fragments))
+            for index, size in enumerate(self.files.group_sizes(file))
+        ]
         self.ends = np.cumsum([group.num_rows for group in self.groups], dtype=np.int64)
 
     def __len__(self) -> int:
@@ -79,7 +79,7 @@ class ParquetRows:
         return f"{self._place(self.groups[group])}, row {self._offset(row, group)}"
 
     def _place(self, group: RowGroup) -> str:
-        return f"{self.fragments[group.fragment].path} ({self.key}), row group {group.index}"
+        return f"{self.files.place(group.file)}, row group {group.index}"
 
     def _group_of(self, row: int) -> int:
         if not 0 <= row < len(self):
@@ -90,53 +90,10 @@ class ParquetRows:
         """Where in its group a row is."""
         return row - (int(self.ends[group]) - self.groups[group].num_rows)
 
-    def _open(self) -> pa.Schema:
+    def _open(self) -> None:
         """Find the files; each process does so for itself: clients of object stores do not survive a fork."""
-        try:
-            if "://" in self.source:
-                filesystem, path = fs.FileSystem.from_uri(self.source)
-            else:
-                filesystem, path = fs.LocalFileSystem(), self.source
-            found = ds.dataset(
-                path,
-                filesystem=filesystem,
-                format="parquet",
-                partitioning="hive",
-                exclude_invalid_files=False,
-            )
-            schema = found.schema
-            self.fragments = sorted(found.get_fragments(), key=lambda item: item.path)
-        except (*_BROKEN, ValueError) as error:
-            raise RequestError(f"{self.key} {self.source!r} cannot be read as Parquet: {error}") from error
-        if not self.fragments:
-            raise RequestError(f"{self.key} {self.source!r} holds no Parquet file")
-        for name in self.columns:
-            if name not in schema.names:
-                has = ", ".join(schema.names)
-                raise RequestError(f"{self.key} {self.source!r} has no column {name!r}; it has {has}")
+        self.files = ParquetFiles(self.source, self.columns, self.key)
         self._process = os.getpid()
-        return schema
-
-    def _groups_of(self, index: int) -> list[RowGroup]:
-        fragment = self.fragments[index]
-        try:
-            own = fragment.physical_schema
-            sizes = [group.num_rows for group in fragment.row_groups]
-        except _BROKEN as error:
-            raise RequestError(f"{fragment.path} ({self.key}) is no whole Parquet file: {error}") from error
-        partitions = ds.get_partition_keys(fragment.partition_expression)
-        for name in self.columns:
-            expected = self.schema.field(name).type
-            if name in partitions:
-                continue
-            if name not in own.names:
-                raise RequestError(f"{fragment.path} ({self.key}) has no column {name!r}, which others have")
-            if own.field(name).type != expected:
-                raise RequestError(
-                    f"{fragment.path} ({self.key}): column {name!r} holds {own.field(name).type}; "
-                    f"in {self.fragments[0].path} it holds {expected}"
-                )
-        return [RowGroup(index, each, size) for each, size in enumerate(sizes)]
 
     def _table(self, group: int) -> pa.Table:
         if group in self._tables:
@@ -150,13 +107,28 @@ class ParquetRows:
     def _read(self, group: RowGroup, columns: Sequence[str]) -> pa.Table:
         if self._process != os.getpid():
             self._open()
-        fragment = self.fragments[group.fragment]
+        schema = self.files.schema
         try:
-            part = fragment.subset(row_group_ids=[group.index], schema=self.schema)
-            return part.to_table(schema=self.schema, columns=list(columns), use_threads=False)
-        except _BROKEN as error:
+            part = self.files.fragments[group.file].subset(row_group_ids=[group.index], schema=schema)
+            return part.to_table(schema=schema, columns=list(columns), use_threads=False)
+        except BROKEN as error:
             if len(columns) > 1:
                 for name in columns:  # the one that is broken says so
                     self._read(group, [name])
             names = ", ".join(repr(name) for name in columns)
             raise RequestError(f"{self._place(group)}: column {names} cannot be read: {error}") from error
+
+
+def open_rows(task: str, data: DataConfig, source: str, key: str, kept: int = 16) -> ParquetRows:
+    """The rows of a source, with the columns that a built-in task reads, each of the type it has to have.
+
+    Raises:
+        RequestError: as ParquetRows; or a column is of another type.
+    """
+    wanted = wanted_columns(task, data)
+    rows = ParquetRows(source, [column.name for column in wanted], key, kept)
+    for column in wanted:
+        problem = rows.files.misfit(column)
+        if problem is not None:
+            raise RequestError(problem)
+    return rows

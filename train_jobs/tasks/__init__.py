@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from cluster.config.custom_task import METHODS
 from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.source import Batch, Samples
@@ -43,9 +44,7 @@ def make_task(config: TrainJobConfig, data: Path) -> Task:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise RequestError(f"task {config.task!r} cannot be imported: {error}") from error
-    missing = [
-        method for method in ("build", "samples", "loss") if not callable(getattr(found, method, None))
-    ]
+    missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise RequestError(f"task {config.task!r} has no method {' and no '.join(missing)}")
     return CustomTask(found(config))

@@ -167,7 +167,9 @@ def test_values_of_a_job_that_do_not_agree(
 
 
 def test_the_sizes_of_a_directory_count_where_a_job_starts_from_one(tmp_path: Path) -> None:
-    model_directory(tmp_path / "m", num_attention_heads=6, max_position_embeddings=128)
+    model_directory(tmp_path / "m", model_type="llama", num_attention_heads=6, max_position_embeddings=128)
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / "m" / name).touch()
     job, app = "j: {model: {directory: m}, publish: p}", "a: {model: p, tensor: 2, cpus: 0}"
     text = f"train_jobs:\n  {job}\nserve_apps:\n  {app}\n"
     check(tmp_path, text, "j:", "train_jobs.j.data.sequence_length", "(128), was 256")
