@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from cluster.config import TrainJobConfig
+from cluster.config.loader import LoadedConfig, change_job
 from cluster.errors import RequestError
 from cluster.storage import Storage
 
@@ -23,6 +27,20 @@ def write_run_config(storage: Storage, job: str, name: str, config: TrainJobConf
     yaml.default_flow_style = False
     yaml.dump(document, text)
     storage.child("jobs", job).write_bytes(CONFIG, text.getvalue().encode())
+
+
+def change_run_config(
+    storage: Storage, job: str, name: str, settings: Sequence[str], around: LoadedConfig
+) -> TrainJobConfig:
+    """A job's config with settings (`KEY=VALUE`) laid over it, for the cluster of the config file `around`.
+
+    Raises:
+        ConfigError: with every mistake that the settings make.
+    """
+    with tempfile.TemporaryDirectory() as directory:  # the storage may be no directory
+        file = Path(directory, CONFIG)
+        file.write_bytes(storage.child("jobs", job).read_bytes(CONFIG))
+        return change_job(file, name, settings, around)
 
 
 def changes(before: TrainJobConfig, after: TrainJobConfig) -> list[str]:

@@ -19,15 +19,17 @@ from cluster.errors import Mistake
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
 
 
-def find_mistakes(config: ShoalConfig, document: Document, broken: Collection[KeyPath] = ()) -> list[Mistake]:
+def find_mistakes(
+    config: ShoalConfig, document: Document, base: Path, broken: Collection[KeyPath] = ()
+) -> list[Mistake]:
     """Every mistake that only shows when sections are seen together, with its place in the file.
 
-    `config` has its paths made absolute (see `resolve_paths`). `broken` are the key paths whose values were
-    wrong in themselves, with defaults in their stead: nothing is said that follows from one of those.
+    `config` has its paths made absolute from `base` (see `resolve_paths`). `broken` are the key paths whose
+    values were wrong in themselves, with defaults in their stead: nothing is said that follows from those.
     """
     mistakes: list[Mistake] = []
     report = Reporter(document, broken, mistakes)
-    ground = Ground(config.cluster.nodes)
+    ground = Ground(config.cluster.nodes, base)
     cluster = report.inside("cluster")
     _check_nodes(config.cluster, cluster)
     _check_storage(config.cluster, cluster)

@@ -58,9 +58,10 @@ def _steps(key: str) -> KeyPath:
 
 @dataclass(frozen=True)
 class Ground:
-    """The nodes that jobs and apps stand on."""
+    """What jobs and apps stand on: the nodes, and the directory that their paths start from."""
 
     kinds: tuple[NodeConfig, ...]
+    base: Path
 
     def holds(self, cpus: int, gpus: int) -> int | None:
         """How many units of these resources fit, each wholly on one node; None: as many as one likes."""

@@ -25,7 +25,7 @@ _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
 
 def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     """Report every mistake of one job; its paths are absolute."""
-    _check_task(job, report)
+    _check_task(job, ground.base, report)
     sizes = _check_model(job, report)
     check_data(job, report)
     check_parallel(job, sizes, ground, report)
@@ -33,7 +33,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     _check_schedule(job, report)
 
 
-def _check_task(job: TrainJobConfig, report: Reporter) -> None:
+def _check_task(job: TrainJobConfig, base: Path, report: Reporter) -> None:
     """What belongs to another task."""
     where = f"under task {job.task}"
     for key, value, task in (("script", job.script, "script"), ("arguments", job.arguments, "script")):
@@ -43,7 +43,6 @@ def _check_task(job: TrainJobConfig, report: Reporter) -> None:
         report("settings", job.settings, f"is for tasks of yours (`your.module:Task`), not {where}", "task")
     if job.task == "script" and job.script is None:
         report("script", None, "should name the script to run, a path from the config file", "task")
-    base = Path(report.document.file).parent
     if job.is_custom:
         problem = task_problem(job.task, base)
         if problem is not None:

@@ -16,6 +16,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.config import schema
 from cluster.config.checks import find_mistakes
+from cluster.config.cluster_section import ClusterConfig
 from cluster.config.deepspeed_settings import read_deepspeed
 from cluster.config.model_sizes import is_directory
 from cluster.config.overrides import SETTING_FILE, apply_overrides, no_such_entry
@@ -99,6 +100,27 @@ def load_config(
     if mistakes or config is None:
         raise ConfigError(sorted(mistakes, key=_file_order))
     return LoadedConfig(config, absolute)
+
+
+def change_job(path: Path, name: str, overrides: Sequence[str], around: LoadedConfig) -> TrainJobConfig:
+    """A run's own config file, of one job, with overrides laid over it, for the cluster of another file.
+
+    What was wrong with it before is not said: a run may have outlived the data it has read. The paths of
+    overrides start where those of the other file do.
+
+    Raises:
+        ConfigError: with every mistake that the overrides make.
+    """
+    document = _read(path, path.name)
+    changed = apply_overrides(document, overrides, _scope(document, f"train_jobs.{name}"))
+    cluster = around.config.cluster
+    _, before = _validate(document, around.base, True, cluster)
+    config, after = _validate(changed, around.base, True, cluster)
+    known = {(mistake.path, repr(mistake.given)) for mistake in before}
+    new = [mistake for mistake in after if (mistake.path, repr(mistake.given)) not in known]
+    if new or config is None:
+        raise ConfigError(sorted(new or after, key=_file_order))
+    return resolve_paths(config, around.base).train_jobs[name]
 
 
 def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
@@ -221,8 +243,10 @@ def _scope(document: Document, scope: str) -> KeyPath:
     raise ConfigError([mistake_at(place, (table, name), name, message)])
 
 
-def _validate(document: Document, base: Path, across: bool) -> tuple[ShoalConfig | None, list[Mistake]]:
-    """The config if its values are right by themselves, and every mistake."""
+def _validate(
+    document: Document, base: Path, across: bool, cluster: ClusterConfig | None = None
+) -> tuple[ShoalConfig | None, list[Mistake]]:
+    """The config if its values are right by themselves, and every mistake; `cluster` instead of its own."""
     mistakes = list(document.mistakes)
     noted = {(mistake.file, mistake.line, mistake.column) for mistake in mistakes if mistake.line is not None}
     config: ShoalConfig | None = None
@@ -239,8 +263,10 @@ def _validate(document: Document, base: Path, across: bool) -> tuple[ShoalConfig
             if meant is not None:
                 broken.add(meant)
         sound = _sound_part(data)
+    if cluster is not None:
+        sound = sound.model_copy(update={"cluster": cluster})
     if across:
-        mistakes += find_mistakes(resolve_paths(sound, base), document, broken)
+        mistakes += find_mistakes(resolve_paths(sound, base), document, base, broken)
     return config, mistakes
 
 

@@ -146,10 +146,9 @@ def resume(
     """Go on with a job that ended early, from its newest checkpoint; --set changes its settings."""
     loaded = load(file, across=False)
 
-    from cluster.config.loader import load_config
     from cluster.errors import RequestError
     from train_jobs.listing import find_job, is_running, run_of
-    from train_jobs.run_config import CONFIG, changes, read_run_config
+    from train_jobs.run_config import change_run_config, changes, read_run_config
     from train_jobs.run_log import summarize
 
     storage = _storage(loaded)
@@ -160,10 +159,7 @@ def resume(
     if is_running(summary, submissions.statuses()):
         raise RequestError(f"{found} runs: it is at step {summary.step}")
     name, before = read_run_config(storage, found)
-    config = before
-    own_file = run.local_path(CONFIG)
-    if settings and own_file is not None:
-        config = load_config(own_file, settings, f"train_jobs.{name}", across=False).config.train_jobs[name]
+    config = change_run_config(storage, found, name, settings, loaded) if settings else before
     changed = changes(before, config)
     if summary.status == "succeeded" and config.steps <= summary.step:
         raise RequestError(

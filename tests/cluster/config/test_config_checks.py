@@ -78,7 +78,8 @@ def test_room_equals_filling_the_nodes_one_by_one(
     kinds: list[tuple[int, int, int]], cpus: int, gpus: int
 ) -> None:
     ground = Ground(
-        tuple(NodeConfig(name=f"n{i}", count=c, cpus=x, gpus=g) for i, (c, x, g) in enumerate(kinds))
+        tuple(NodeConfig(name=f"n{i}", count=c, cpus=x, gpus=g) for i, (c, x, g) in enumerate(kinds)),
+        Path(),
     )
     if cpus == gpus == 0:
         assert ground.holds(cpus, gpus) is None

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from cluster.config.loader import change_job
+from cluster.errors import ConfigError
 from tests.cluster.config.config_files import load, mistakes
 
 TEXT = """\
@@ -152,3 +156,31 @@ def test_mistakes_of_file_and_settings_come_together_the_file_first(tmp_path: Pa
 def test_a_setting_mends_a_mistake_of_the_file(tmp_path: Path) -> None:
     config = load(tmp_path, TEXT.replace("steps: 5", "steps: no"), ["train_jobs.my.job.steps=5"]).config
     assert config.train_jobs["my.job"].steps == 5
+
+
+def run_file(directory: Path, job: str) -> Path:
+    path = directory / "run" / "config.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"train_jobs:\n  j: {job}\n")
+    return path
+
+
+def test_a_run_is_changed_for_the_cluster_of_the_file_that_it_is_resumed_from(tmp_path: Path) -> None:
+    around = load(tmp_path, TEXT)
+    (tmp_path / "mine.py").write_text("from elsewhere import Task\n")
+    path = run_file(tmp_path, "{data: {source: /gone.parquet}, workers: {min: 1}}")
+    job = change_job(path, "j", ["workers.min=4", "task='mine:Task'"], around)
+    assert (job.workers.min, job.data.source) == (4, "/gone.parquet"), "what went later is no mistake"
+    for setting, words in (
+        ("workers.min=5", "5 workers of 1 CPU each cannot be placed: the nodes head (0 CPUs), worker × 2 (2"),
+        ("parallel.tensor=3", "should divide the model's attention heads (8), was 3"),
+        ("data.source=./other.parquet", f"`{tmp_path}/other.parquet` does not exist"),
+        ("steps=none", "should be a whole number"),
+    ):
+        with pytest.raises(ConfigError) as raised:
+            change_job(path, "j", ["workers.max=6", "batch.global=240", setting], around)
+        assert words in str(raised.value)
+        assert "gone.parquet" not in str(raised.value)
+    pq.write_table(pa.table({"text": ["one"]}), tmp_path / "other.parquet")
+    changed = change_job(path, "j", ["data.source=other.parquet"], around)
+    assert changed.data.source == str(tmp_path / "other.parquet")
