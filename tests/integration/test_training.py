@@ -177,6 +177,10 @@ def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_mo
     assert (run / "checkpoints" / f"step-{step:08d}" / "committed.json").exists()
     assert jobs.shoal("stop", run.name).returncode == 2
 
+    refused = jobs.shoal("resume", run.name, "--set", "parallel.tensor=3")
+    assert refused.returncode == 2
+    assert "--set: train_jobs.elastic.parallel.tensor: should divide the model's attention" in refused.stderr
+
     resumed = jobs.shoal("resume", run.name, "--set", f"steps={step + 5}", "--json")
     assert resumed.returncode == 0, resumed.stderr
     result = json.loads(resumed.stdout)
