@@ -76,13 +76,13 @@ class Driver:
                 self._release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
-            return self._finish("stopped")
+            return self._finish("stopped", 1)
         except ShoalError as error:
-            return self._finish("failed", error=str(error), exit_code=error.exit_code)
+            return self._finish("failed", error.exit_code, error=str(error))
         except BaseException as error:
-            self._finish("failed", error=f"{type(error).__name__}: {error}")
+            self._finish("failed", 1, error=f"{type(error).__name__}: {error}")
             raise
-        return self._finish("succeeded", model=model)
+        return self._finish("succeeded", 0, model=model)
 
     def _prepare_data(self) -> None:
         if self.config.task == "script" and not self.workspace.mounted:
@@ -224,9 +224,9 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
-        if failure.failure_class is FailureClass.REQUEST:
-            raise RequestError(failure.reason)
         decision = budget.decide(failure, step)
+        if not decision.again and failure.failure_class is FailureClass.REQUEST:
+            raise RequestError(failure.reason)
         if not decision.again:
             trace = f"{failure.trace}\n" if failure.trace else ""
             raise ShoalError(f"{trace}{failure.reason} ({decision.reason})")
@@ -259,9 +259,7 @@ class Driver:
         self._event("published", model=f"{version.name}@{version.version}", path=version.path)
         return f"{version.name}@{version.version}"
 
-    def _finish(
-        self, status: str, model: str | None = None, error: str | None = None, exit_code: int = 1
-    ) -> int:
+    def _finish(self, status: str, exit_code: int, model: str | None = None, error: str | None = None) -> int:
         step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             try:
@@ -269,8 +267,6 @@ class Driver:
             except ShoalError as problem:  # it is in nobody's way
                 print(f"{scratch} could not be deleted: {problem}", flush=True)
         self.workspace.clear()
-        if status == "succeeded":
-            exit_code = 0
         self._event("finished", status=status, step=step, model=model, error=error, exit_code=exit_code)
         if error is not None:
             print(error, flush=True)

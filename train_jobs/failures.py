@@ -24,7 +24,7 @@ class FailureClass(StrEnum):
     CODE = "code"
     """An exception in the code that is trained with."""
     REQUEST = "request"
-    """What the job asks for cannot be done, as a rank saw before the first step."""
+    """What the job asks for cannot be done, as a rank saw."""
     START = "start"
     """The group could not be started, or Ray Train's controller failed."""
 
@@ -96,8 +96,7 @@ def classify(
 
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
-            # Later on it may be a file that could not be read for a moment: that is judged as code is.
-            if failure.kind == RequestError.__name__ and not failure.step:
+            if failure.kind == RequestError.__name__:
                 return found(failure, FailureClass.REQUEST, failure.message)
             return found(failure, FailureClass.CODE, f"{failure.kind}: {failure.message}")
     for failure in failures:
@@ -144,7 +143,10 @@ class FailureBudget:
 
     def decide(self, failure: Failure, step: int) -> Decision:
         """Judge a failure that came when the job had done `step` steps."""
-        if failure.failure_class is FailureClass.CODE:
+        if failure.failure_class is FailureClass.REQUEST and step == 0:
+            return Decision(False, reason="another attempt cannot mend it")
+        # Of a job that has stepped a request was right: some file could not be read for a moment.
+        if failure.failure_class in (FailureClass.CODE, FailureClass.REQUEST):
             if failure.signature in self._seen:
                 return Decision(False, reason=f"the same exception came back at step {failure.step}")
             self._seen.add(failure.signature)

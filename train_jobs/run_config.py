@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import tempfile
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
 
 from cluster.config import TrainJobConfig
-from cluster.config.loader import LoadedConfig, change_job
+from cluster.config.loader import RUN_FILE
 from cluster.errors import RequestError
 from cluster.storage import Storage
-
-CONFIG = "config.yaml"
 
 
 def write_run_config(storage: Storage, job: str, name: str, config: TrainJobConfig) -> None:
@@ -26,21 +21,7 @@ def write_run_config(storage: Storage, job: str, name: str, config: TrainJobConf
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
     yaml.dump(document, text)
-    storage.child("jobs", job).write_bytes(CONFIG, text.getvalue().encode())
-
-
-def change_run_config(
-    storage: Storage, job: str, name: str, settings: Sequence[str], around: LoadedConfig
-) -> TrainJobConfig:
-    """A job's config with settings (`KEY=VALUE`) laid over it, for the cluster of the config file `around`.
-
-    Raises:
-        ConfigError: with every mistake that the settings make.
-    """
-    with tempfile.TemporaryDirectory() as directory:  # the storage may be no directory
-        file = Path(directory, CONFIG)
-        file.write_bytes(storage.child("jobs", job).read_bytes(CONFIG))
-        return change_job(file, name, settings, around)
+    storage.child("jobs", job).write_bytes(RUN_FILE, text.getvalue().encode())
 
 
 def changes(before: TrainJobConfig, after: TrainJobConfig) -> list[str]:
@@ -73,8 +54,8 @@ def read_run_config(storage: Storage, job: str) -> tuple[str, TrainJobConfig]:
         RequestError: the job has no config, so that it never was submitted.
     """
     run = storage.child("jobs", job)
-    if not run.exists(CONFIG):
-        raise RequestError(f"job {job!r} has no {CONFIG} under {run.location}")
-    document: dict[str, Any] = YAML(typ="safe", pure=True).load(run.read_bytes(CONFIG).decode())
+    if not run.exists(RUN_FILE):
+        raise RequestError(f"job {job!r} has no {RUN_FILE} under {run.location}")
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(run.read_bytes(RUN_FILE).decode())
     ((name, values),) = document["train_jobs"].items()
     return name, TrainJobConfig.model_validate(values)

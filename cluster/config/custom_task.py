@@ -24,11 +24,12 @@ def task_problem(task: str, base: Path) -> str | None:
     file = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
     if file is None:
         top = module.split(".")[0]
-        if (base / top).exists() or (base / f"{top}.py").exists():
+        own = (base / top / "__init__.py").exists() or (base / f"{top}.py").exists()
+        if not own and (top in sys.modules or find_spec(top) is not None):
+            return None  # Python too passes over a directory that is no package, if an installed one is
+        if own or (base / top).exists():
             return f"should name a module: beside the config file there is `{top}`, but no {module}"
-        if top not in sys.modules and find_spec(top) is None:
-            return f"names the module `{module}`, which is neither beside the config file nor installed"
-        return None
+        return f"names the module `{module}`, which is neither beside the config file nor installed"
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:

@@ -20,37 +20,24 @@ def check_data(job: TrainJobConfig, report: Reporter) -> None:
     if data.source in set(BUILT_IN_SOURCES.values()) - {built_in} and not job.is_custom:
         report("data.source", data.source, f"`{data.source}` is no data for task {job.task}", "task")
     elif data.source is not None and data.source not in BUILT_IN_SOURCES.values():
-        problem = _path_problem(data.source)
         choice = f"{built_in}, or a" if built_in else "a"
-        if problem is None:
-            _check_parquet(job, "source", data.source, report)
-        else:
-            message = f"`{data.source}` {problem}; it should be {choice} Parquet file or directory"
-            report("data.source", data.source, message)
+        _check_source(
+            job, "source", data.source, report, f"; it should be {choice} Parquet file or directory"
+        )
     if data.held_out_source is not None:
-        problem = _path_problem(data.held_out_source)
-        if problem is None:
-            _check_parquet(job, "held_out_source", data.held_out_source, report)
-        else:
-            report("data.held_out_source", data.held_out_source, f"`{data.held_out_source}` {problem}")
+        _check_source(job, "held_out_source", data.held_out_source, report)
     if data.group_by_length and data.packing:
         report("data.group_by_length", True, "has no effect beside data.packing (true)", "data.packing")
     if job.task == "image_classification":
         _check_images(job, report)
 
 
-def _path_problem(source: str) -> str | None:
-    """As path_problem, and what a URI lacks in itself; stores are not asked."""
-    scheme, mark, rest = source.partition("://")
-    if not mark:
-        return path_problem(source)
-    if scheme not in _SCHEMES:
-        return f"has an unknown scheme; pyarrow reads {', '.join(_SCHEMES)}"
-    return None if rest.strip("/") else "names no bucket, host or path"
-
-
-def _check_parquet(job: TrainJobConfig, key: str, source: str, report: Reporter) -> None:
-    """Look into the footers of files that lie here: their columns and types."""
+def _check_source(job: TrainJobConfig, key: str, source: str, report: Reporter, hint: str = "") -> None:
+    """A path or URI; of files that lie here the footers are read, for their columns and types."""
+    problem = path_problem(source) or (None if job.is_custom else _uri_problem(source))
+    if problem is not None:
+        report(f"data.{key}", source, f"`{source}` {problem}{hint}")
+        return
     if "://" in source and not source.startswith("file://"):
         return
     from cluster.parquet_files import ParquetFiles, wanted_columns  # pyarrow takes a while
@@ -70,6 +57,14 @@ def _check_parquet(job: TrainJobConfig, key: str, source: str, report: Reporter)
         problem = files.misfit(column)
         if problem is not None:
             report(f"data.{key}", source, problem, "task", *uses)
+
+
+def _uri_problem(source: str) -> str | None:
+    """What a URI lacks in itself; stores are not asked."""
+    scheme, mark, rest = source.partition("://")
+    if mark and scheme not in _SCHEMES:
+        return f"has an unknown scheme; pyarrow reads {', '.join(_SCHEMES)}"
+    return "names no bucket, host or path" if mark and not rest.strip("/") else None
 
 
 def _check_images(job: TrainJobConfig, report: Reporter) -> None:

@@ -8,14 +8,9 @@ from cluster.config.custom_task import task_problem
 from cluster.config.data_checks import check_data
 from cluster.config.engine_checks import check_engine
 from cluster.config.ground import Ground, Reporter, path_problem
+from cluster.config.model_files import directory_lacks, tokenizer_problem
 from cluster.config.model_section import IMAGE_SIZES, TEXT_SIZES, ModelConfig
-from cluster.config.model_sizes import (
-    ModelDirectoryError,
-    ModelSizes,
-    directory_lacks,
-    sizes_of_job,
-    tokenizer_problem,
-)
+from cluster.config.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
 from cluster.config.parallel_checks import check_parallel
 from cluster.config.train_section import ARCHITECTURES, TrainJobConfig
 
@@ -96,12 +91,13 @@ def _check_model(job: TrainJobConfig, report: Reporter) -> ModelSizes | None:
 def _check_directories(job: TrainJobConfig, report: Reporter) -> None:
     """The model that training starts from, and the tokenizer."""
     directory, tokenizer = job.model.directory, job.data.tokenizer
-    if directory is not None:
+    if directory is not None and not job.is_custom:
         lacks = directory_lacks(Path(directory), tokenizer=job.task == "causal_lm" and tokenizer is None)
         if lacks is not None:
             report("model.directory", directory, f"`{directory}` {lacks}", "task", "data.tokenizer")
     if tokenizer is not None:
-        problem = tokenizer_problem(Path(tokenizer))
+        # A task of the user's may read it in its own way.
+        problem = path_problem(tokenizer) if job.is_custom else tokenizer_problem(Path(tokenizer))
         if problem is not None:
             report("data.tokenizer", tokenizer, f"`{tokenizer}` {problem}")
 

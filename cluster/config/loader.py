@@ -29,6 +29,8 @@ from cluster.config.yaml_reader import read_yaml
 from cluster.errors import ConfigError, Mistake
 
 FILE_NAME = "shoal.yaml"
+RUN_FILE = "config.yaml"
+"""In a run's directory, with the job as it was resolved."""
 FILE_VARIABLE = "SHOAL_CONFIG"
 MAX_BYTES = 1024 * 1024
 
@@ -102,8 +104,8 @@ def load_config(
     return LoadedConfig(config, absolute)
 
 
-def change_job(path: Path, name: str, overrides: Sequence[str], around: LoadedConfig) -> TrainJobConfig:
-    """A run's own config file, of one job, with overrides laid over it, for the cluster of another file.
+def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedConfig) -> TrainJobConfig:
+    """A job out of its run's own config file, with overrides laid over it, for the cluster of another file.
 
     What was wrong with it before is not said: a run may have outlived the data it has read. The paths of
     overrides start where those of the other file do.
@@ -111,7 +113,7 @@ def change_job(path: Path, name: str, overrides: Sequence[str], around: LoadedCo
     Raises:
         ConfigError: with every mistake that the overrides make.
     """
-    document = _read(path, path.name)
+    document = read_yaml(text, Place(RUN_FILE))
     changed = apply_overrides(document, overrides, _scope(document, f"train_jobs.{name}"))
     cluster = around.config.cluster
     _, before = _validate(document, around.base, True, cluster)

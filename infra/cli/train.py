@@ -146,9 +146,10 @@ def resume(
     """Go on with a job that ended early, from its newest checkpoint; --set changes its settings."""
     loaded = load(file, across=False)
 
+    from cluster.config.loader import RUN_FILE, change_job
     from cluster.errors import RequestError
     from train_jobs.listing import find_job, is_running, run_of
-    from train_jobs.run_config import change_run_config, changes, read_run_config
+    from train_jobs.run_config import changes, read_run_config
     from train_jobs.run_log import summarize
 
     storage = _storage(loaded)
@@ -159,7 +160,9 @@ def resume(
     if is_running(summary, submissions.statuses()):
         raise RequestError(f"{found} runs: it is at step {summary.step}")
     name, before = read_run_config(storage, found)
-    config = change_run_config(storage, found, name, settings, loaded) if settings else before
+    config = before
+    if settings:
+        config = change_job(run.read_bytes(RUN_FILE).decode(), name, settings, loaded)
     changed = changes(before, config)
     if summary.status == "succeeded" and config.steps <= summary.step:
         raise RequestError(

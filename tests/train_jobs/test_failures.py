@@ -43,10 +43,16 @@ def test_the_users_exception_is_the_cause_and_not_the_rank_that_lost_its_peer() 
     assert (failure.failure_class, failure.step, failure.trace) == (FailureClass.CODE, 3, "Traceback …")
 
 
-def test_a_request_that_a_rank_found_wrong_is_no_mistake_in_code_before_the_first_step() -> None:
-    for step, expected in ((None, FailureClass.REQUEST), (0, FailureClass.REQUEST), (3, FailureClass.CODE)):
-        wrong = RankFailure(1, step, "RequestError", "the tokenizer knows more tokens", "Traceback …")
-        assert classify([peer_lost(0), wrong], NODES, NAMES.keys(), NAMES).failure_class is expected
+def test_a_wrong_request_has_no_second_chance_unless_the_job_has_stepped() -> None:
+    wrong = RankFailure(1, 0, "RequestError", "the tokenizer knows more tokens", "Traceback …")
+    failure = classify([peer_lost(0), wrong], NODES, NAMES.keys(), NAMES)
+    assert (failure.failure_class, failure.reason) == (
+        FailureClass.REQUEST,
+        "the tokenizer knows more tokens",
+    )
+    assert not FailureBudget(10).decide(failure, step=0).again
+    budget = FailureBudget(10)
+    assert [budget.decide(failure, step=9).again for _ in range(2)] == [True, False]
 
 
 def test_a_node_that_is_gone_explains_everything() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -32,7 +34,10 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compare(config_json: str, run: str) -> None:
     """This rank's part in the model's initial state is what one process builds."""
-    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    refused = AssertionError("only the first rank reads weights")
+    others = mock.patch("transformers.AutoModelForCausalLM.from_pretrained", side_effect=refused)
+    with others if dist.get_rank() else nullcontext():
+        assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
     whole = assembly.task.build()
     model = assembly.parallel.stepped
     buffers = dict(model.named_buffers())

@@ -158,18 +158,11 @@ def test_a_setting_mends_a_mistake_of_the_file(tmp_path: Path) -> None:
     assert config.train_jobs["my.job"].steps == 5
 
 
-def run_file(directory: Path, job: str) -> Path:
-    path = directory / "run" / "config.yaml"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(f"train_jobs:\n  j: {job}\n")
-    return path
-
-
 def test_a_run_is_changed_for_the_cluster_of_the_file_that_it_is_resumed_from(tmp_path: Path) -> None:
     around = load(tmp_path, TEXT)
     (tmp_path / "mine.py").write_text("from elsewhere import Task\n")
-    path = run_file(tmp_path, "{data: {source: /gone.parquet}, workers: {min: 1}}")
-    job = change_job(path, "j", ["workers.min=4", "task='mine:Task'"], around)
+    text = "train_jobs:\n  j: {data: {source: /gone.parquet}, workers: {min: 1}}\n"
+    job = change_job(text, "j", ["workers.min=4", "task='mine:Task'"], around)
     assert (job.workers.min, job.data.source) == (4, "/gone.parquet"), "what went later is no mistake"
     for setting, words in (
         ("workers.min=5", "5 workers of 1 CPU each cannot be placed: the nodes head (0 CPUs), worker × 2 (2"),
@@ -178,9 +171,9 @@ def test_a_run_is_changed_for_the_cluster_of_the_file_that_it_is_resumed_from(tm
         ("steps=none", "should be a whole number"),
     ):
         with pytest.raises(ConfigError) as raised:
-            change_job(path, "j", ["workers.max=6", "batch.global=240", setting], around)
+            change_job(text, "j", ["workers.max=6", "batch.global=240", setting], around)
         assert words in str(raised.value)
         assert "gone.parquet" not in str(raised.value)
     pq.write_table(pa.table({"text": ["one"]}), tmp_path / "other.parquet")
-    changed = change_job(path, "j", ["data.source=other.parquet"], around)
+    changed = change_job(text, "j", ["data.source=other.parquet"], around)
     assert changed.data.source == str(tmp_path / "other.parquet")

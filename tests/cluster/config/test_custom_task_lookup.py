@@ -26,6 +26,8 @@ def write_modules(directory: Path) -> None:
     (directory / "mine.py").write_text(WHOLE)
     (directory / "torn.py").write_text("class Task:\n    def build(self)\n")
     (directory / "starred.py").write_text("from other import *\n")
+    (directory / "pytest").mkdir()
+    (directory / "bare").mkdir()
     (directory / "package").mkdir()
     (directory / "package" / "__init__.py").write_text("def __getattr__(name): ...\n")
     (directory / "package" / "inner.py").write_text(WHOLE)
@@ -36,6 +38,7 @@ def write_modules(directory: Path) -> None:
     [
         ("nowhere:Task", "names the module `nowhere`, which is neither beside the config file nor installed"),
         ("mine.inner:Task", "beside the config file there is `mine`, but no mine.inner"),
+        ("bare.inner:Task", "beside the config file there is `bare`, but no bare.inner"),
         ("package.outer:Task", "beside the config file there is `package`, but no package.outer"),
         ("mine:Tusk", "names `Tusk`, which mine.py does not define; did you mean `Task`?"),
         ("mine:Half", "names a class without `samples` and `loss`"),
@@ -56,7 +59,13 @@ def test_what_cannot_be_a_task(task: str, words: str, tmp_path: Path) -> None:
     "task",
     [
         *("mine:Task", "mine:Derived", "mine:Made", "mine:Taken"),
-        *("starred:Anything", "package:Anything", "package.inner:Task", "pytest:Anything"),
+        *(
+            "starred:Anything",
+            "package:Anything",
+            "package.inner:Task",
+            "pytest:Anything",
+            "pytest.inner:Anything",
+        ),
     ],
 )
 def test_what_may_be_a_task(task: str, tmp_path: Path) -> None:

@@ -35,14 +35,14 @@ def write_sources(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ("nowhere.parquet", "nowhere.parquet` does not exist; it should be python-stdlib, or a Parquet file"),
+        ("nowhere.parquet", "nowhere.parquet` does not exist"),
         ("empty", "empty' holds no Parquet file"),
         ("none", "none' cannot be read as Parquet: "),
         ("body.parquet", "body.parquet' has no column 'text'; it has body"),
         ("number.parquet", "(data.text_column) holds int64, not text"),
         ("mixed", "mixed/b.parquet: column 'text' holds int64; in "),
         ("s3://", "`s3://` names no bucket, host or path"),
-        ("ftp://host/x.parquet", "`ftp://host/x.parquet` has an unknown scheme; pyarrow reads file, s3, "),
+        ("ftp://host/x.parquet", "`ftp://host/x.parquet` has an unknown scheme; pyarrow reads file, s3"),
         ("file:///nowhere/x.parquet", "'file:///nowhere/x.parquet' cannot be read as Parquet: "),
     ],
 )
@@ -53,7 +53,7 @@ def test_text_that_cannot_be_read(key: str, source: str, words: str, tmp_path: P
     (found,) = mistakes(tmp_path, text)
     assert found.path == f"train_jobs.j.data.{key}"
     assert (found.line, found.column) == position(text, f"'{source}'")
-    assert words.split(";")[0] in found.message
+    assert words in found.message
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,14 @@ def test_data_that_can_be_read_is_no_mistake(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "class Task:\n" + "".join(f"    def {name}(self): pass\n" for name in ("build", "samples", "loss"))
     )
+    (tmp_path / "config.json").write_text("{}")
     for job in (
         "{data: {source: text.parquet, held_out_source: text.parquet}}",
         "{data: {source: body.parquet, text_column: body}}",
         "{data: {source: s3://bucket/data}}",
         "{task: image_classification, data: {source: images.parquet}}",
-        "{task: 'mine:Task', data: {source: number.parquet}}",
+        "{task: 'mine:Task', data: {source: number.parquet, tokenizer: text.parquet}}",
+        "{task: 'mine:Task', data: {source: 'https://host/x'}, model: {directory: .}}",
     ):
         load(tmp_path, f"train_jobs:\n  j: {job}\n")
 
@@ -99,20 +101,19 @@ def test_a_model_directory_has_to_be_whole(tmp_path: Path) -> None:
     model_directory(tmp_path / "typeless", "model.safetensors", "tokenizer.json", config="{}")
     model_directory(tmp_path / "weightless", "tokenizer.json")
     model_directory(tmp_path / "wordless", "model.safetensors")
+    (tmp_path / "bare").mkdir()
     model_directory(tmp_path / "whole", "model.safetensors", "tokenizer.json")
     for model, path, words in (
         ("{directory: typeless}", "model.directory", "typeless` holds a config.json without model_type"),
         ("{directory: weightless}", "model.directory", "weightless` holds no weights (*.safetensors, *.bin)"),
         ("{directory: wordless}", "model.directory", "wordless` holds no tokenizer (tokenizer*, vocab*, "),
-        ("{directory: whole}, data: {tokenizer: empty}", "data.tokenizer", "empty` does not exist"),
+        ("{directory: whole}, data: {tokenizer: gone}", "data.tokenizer", "gone` does not exist"),
         (
-            "{directory: wordless}, data: {tokenizer: weight}",
+            "{directory: wordless}, data: {tokenizer: bare}",
             "data.tokenizer",
-            "weight` holds no tokenizer (",
+            "bare` holds no tokenizer (",
         ),
     ):
-        if "weight}" in model:
-            (tmp_path / "weight").mkdir()
         (found,) = mistakes(tmp_path, f"train_jobs:\n  j: {{model: {model}}}\n")
         assert found.path == f"train_jobs.j.{path}"
         assert words in found.message
