@@ -97,6 +97,11 @@ def test_its_model_and_checkpoints_are_used_like_any_other(
     assert exported.returncode == 0, exported.stderr
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").num_parameters() > 0
 
+    refused = jobs.shoal("resume", result["job"], "--set", "steps=none")
+    assert (refused.returncode, "--set: train_jobs.tiny.steps: should be" in refused.stderr) == (2, True)
+    resumed = json.loads(jobs.shoal("resume", result["job"], "--set", "steps=305", "--json").stdout)
+    assert (resumed["status"], resumed["step"], resumed["model"]) == ("succeeded", 305, "tiny@2")
+
 
 def test_a_script_is_refused_where_no_directory_is_shared(jobs: JobFile, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
