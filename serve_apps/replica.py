@@ -56,7 +56,11 @@ class Replica:
             precision=self.spec.precision,
             max_batch=self.spec.batch,
             max_waiting=self.spec.batch,
+            batched_tokens=self.spec.batched_tokens,
             context_length=self.spec.context_length,
+            kv_cache_bytes=self.spec.kv_cache_bytes,
+            block_size=self.spec.block_size,
+            prefix_caching=self.spec.prefix_caching,
             threads=max(1, self.spec.cpus),
         )
         self._group = RankGroup(self.spec, config)

@@ -43,7 +43,11 @@ class AppSpec:
     max_tokens: int
     queue: int
     batch: int
+    batched_tokens: int | None
     context_length: int | None
+    kv_cache_bytes: int | None
+    block_size: int | None
+    prefix_caching: bool
     body_bytes: int
     request_timeout_s: float
 
@@ -66,7 +70,7 @@ class AppSpec:
             raise RequestError(f"serve_apps.{name}: '{GATEWAY}' is the gateway's own name; choose another")
         if config.cpus == 0 and config.gpus == 0:
             raise RequestError(f"serve_apps.{name}: a rank takes cpus: 0 and gpus: 0; give it at least one")
-        limits, autoscale = config.limits, config.autoscale
+        limits, autoscale, cache = config.limits, config.autoscale, config.kv_cache
         return cls(
             name=name,
             model=config.model,
@@ -87,7 +91,11 @@ class AppSpec:
             max_tokens=limits.max_tokens,
             queue=limits.queue,
             batch=limits.batch,
+            batched_tokens=limits.batched_tokens,
             context_length=limits.context_length,
+            kv_cache_bytes=None if cache.memory_gib is None else int(cache.memory_gib * 2**30),
+            block_size=cache.block_size,
+            prefix_caching=cache.prefix_caching,
             body_bytes=limits.body_bytes,
             request_timeout_s=limits.request_timeout_s,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: 
     for model in _find_models(app, config, report):
         _check_tensor(app, model, report)
         _check_context(app, model, report)
+        _check_cache(app, model, report)
 
 
 def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
@@ -135,3 +137,27 @@ def _check_context(app: ServeAppConfig, model: _Model, report: Reporter) -> None
     if wanted is not None and longest is not None and wanted > longest:
         message = f"should be at most {longest}, the max_position_embeddings of {model.words}, was {wanted}"
         report("limits.context_length", wanted, message, "model", *model.uses)
+
+
+def _check_cache(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+    """One request of the context length must fit in the KV cache."""
+    context = app.limits.context_length or model.sizes.context_length
+    numbers = model.sizes.cache_numbers()
+    if app.kv_cache.memory_gib is None or context is None or numbers is None:
+        return
+    token_bytes = numbers * {"fp32": 4, "bf16": 2}[app.precision] / app.tensor
+    room = int(app.kv_cache.memory_gib * 2**30 / token_bytes)
+    if room < context:
+        message = (
+            f"holds {room} tokens of {model.words} on each rank, but one request may have {context}:"
+            f" give {_up(context * token_bytes / 2**30)} at least, or a shorter limits.context_length"
+        )
+        given = app.kv_cache.memory_gib
+        uses = ("limits.context_length", "precision", "tensor", "model")
+        report("kv_cache.memory_gib", given, message, *uses, *model.uses)
+
+
+def _up(gib: float) -> str:
+    """Rounded up to three digits."""
+    digits = 2 - math.floor(math.log10(gib))
+    return f"{math.ceil(gib * 10**digits) / 10**digits:g}"

@@ -22,6 +22,15 @@ class ModelSizes:
     kv_heads: int | None
     context_length: int | None
     """Longest sequence in tokens."""
+    layers: int | None = None
+    head_size: int | None = None
+    """Numbers in the key, and in the value, of one head."""
+
+    def cache_numbers(self) -> int | None:
+        """Numbers that the keys and values of one token take in all layers."""
+        if self.layers is None or self.kv_heads is None or self.head_size is None:
+            return None
+        return 2 * self.layers * self.kv_heads * self.head_size
 
 
 def is_directory(model: str) -> bool:
@@ -37,7 +46,13 @@ def sizes_of_job(model: ModelConfig) -> ModelSizes:
     """
     if model.directory is not None:
         return read_sizes(Path(model.directory))
-    return ModelSizes(model.num_heads, model.kv_heads, model.max_position_embeddings)
+    return ModelSizes(
+        model.num_heads,
+        model.kv_heads,
+        model.max_position_embeddings,
+        model.num_layers,
+        model.hidden_size // model.num_heads,
+    )
 
 
 def read_sizes(directory: Path) -> ModelSizes:
@@ -62,8 +77,14 @@ def read_sizes(directory: Path) -> ModelSizes:
     if not isinstance(content, dict):
         raise ModelDirectoryError("holds a config.json that is no JSON object")
     heads = _count(content, "num_attention_heads")
+    hidden_size = _count(content, "hidden_size")
+    head_size = _count(content, "head_dim") or (hidden_size // heads if hidden_size and heads else None)
     return ModelSizes(
-        heads, _count(content, "num_key_value_heads") or heads, _count(content, "max_position_embeddings")
+        heads,
+        _count(content, "num_key_value_heads") or heads,
+        _count(content, "max_position_embeddings"),
+        _count(content, "num_hidden_layers"),
+        head_size,
     )
 
 

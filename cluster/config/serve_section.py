@@ -41,12 +41,26 @@ class LimitsConfig(Section):
     """Requests that may wait for an app before more are refused."""
     batch: int = Field(default=32, ge=1)
     """Requests that one replica runs at once."""
+    batched_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens that one step of the engine computes; a longer prompt is read in several, beside the
+    others' answers. Default: 2048 (torch), vLLM's own (vllm)."""
     context_length: int | None = Field(default=None, ge=2)
     """Most tokens of prompt and answer together. Default: what the model was made for."""
     body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
     """Largest request body."""
     request_timeout_s: float = Field(default=300.0, gt=0)
     """Seconds after which a request that is not done is ended."""
+
+
+class KvCacheConfig(Section):
+    """Where the keys and values of the requests' tokens are kept."""
+
+    memory_gib: float | None = Field(default=None, gt=0)
+    """GiB a rank. Default: what a full batch can need, at most 4 on a CPU (torch), vLLM's own (vllm)."""
+    block_size: int | None = Field(default=None, ge=1, le=1024)
+    """Tokens of one block, the least that two requests share. Default: 32 (torch), vLLM's own (vllm)."""
+    prefix_caching: bool = True
+    """Whether a prompt that begins like an earlier one takes over what was computed for that."""
 
 
 class ServeAppConfig(Section):
@@ -70,4 +84,5 @@ class ServeAppConfig(Section):
     """How a new version takes over."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the model."""
+    kv_cache: KvCacheConfig = KvCacheConfig()
     limits: LimitsConfig = LimitsConfig()

@@ -20,8 +20,24 @@ class SamplingParams:
     top_k: int = 0
     """0 keeps every token."""
     seed: int | None = None
+    min_p: float = 0.0
+    """Drops tokens that are less likely than this part of the likeliest one's probability."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token that the answer holds already."""
+    frequency_penalty: float = 0.0
+    """Taken off it once for each time that the answer holds it."""
+    repetition_penalty: float = 1.0
+    """Divides the logit (multiplies a negative one) of each token of prompt and answer, as in vLLM."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """(token id, what is added to its logit)"""
+    json_schema: str | None = None
+    """A JSON schema (as JSON) that the answer keeps to, unless max_tokens ends it first."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; they are not part of the answer."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Tokens that end the answer as an end of sequence does."""
+    min_tokens: int = 0
+    """Before so many tokens no end of sequence is chosen."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives to report with each token (0: only the token's own); None reports nothing."""
@@ -54,10 +70,18 @@ class Statistics:
 
     running: int = 0
     waiting: int = 0
-    cached_tokens: int = 0
-    """Tokens whose keys and values are held now."""
+    cache_use: float = 0.0
+    """Part of the KV cache that requests hold, 0 to 1."""
     cache_tokens: int = 0
-    """Tokens for which there is room."""
+    """Tokens for which it has room."""
+    cache_bytes: int = 0
+    """Memory that it takes on one rank."""
+    preempted: int = 0
+    """Times that a request gave up its place in it for another, since the start."""
+    prompt_tokens: int = 0
+    """Tokens of prompts that were read since the start."""
+    found_tokens: int = 0
+    """Those of them that were in the KV cache already."""
     generated_tokens: int = 0
     """Tokens generated since the start."""
     steps: int = 0
@@ -77,6 +101,15 @@ class EngineConfig:
     """Requests that may wait beside those; more raise QueueFullError."""
     context_length: int | None = None
     """Most tokens of prompt and answer together; None takes the model's max_position_embeddings."""
+    batched_tokens: int | None = None
+    """Most tokens of one step; a longer prompt is read in several, beside the others' answers. None: the
+    engine's own choice, here and below."""
+    kv_cache_bytes: int | None = None
+    """Memory of a rank's KV cache."""
+    block_size: int | None = None
+    """Tokens of one block of the KV cache, the least that two requests share."""
+    prefix_caching: bool = True
+    """Whether a prompt that begins like an earlier one takes over what was computed for that."""
     threads: int = 1
     """torch threads a rank."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -94,6 +127,14 @@ class PromptError(ValueError):
     """The request cannot be run by this model (too long, empty); the message says why."""
 
 
+class UnsupportedError(Exception):
+    """This engine, or the model in it, does not do what was asked; the message says so to the user."""
+
+
+class WeightsError(Exception):
+    """The other weights cannot be loaded; the engine goes on with those that it has."""
+
+
 class Engine(Protocol):
     """What a replica needs of an engine. All methods are called from one event loop."""
 
@@ -103,18 +144,35 @@ class Engine(Protocol):
         """Load the model on all ranks; return when requests can be taken."""
 
     def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Run one request; closing or cancelling the iterator aborts it.
+
+        Args:
+            priority: lower goes first, and takes the place of higher where there is none left.
 
         Raises:
             PromptError: the prompt is empty, or too long for the model with the answer asked for.
             QueueFullError: as many requests wait as may wait.
+            UnsupportedError: the engine does not know what the sampling asks for.
             EngineError: the engine broke while the request was in it.
         """
 
+    async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
+        """The mean of the prompt's last hidden states, [hidden size]; raises what `generate` raises."""
+
     async def abort(self, request_id: str) -> None:
         """End a request now and free its place; nothing happens when it is not there."""
+
+    async def load_weights(self, model_path: str) -> None:
+        """Go on with the weights of another version of the model.
+
+        Answers that have begun are finished first; requests that have no token yet wait, and are answered by
+        the new weights.
+
+        Raises:
+            WeightsError: they cannot be loaded, or are another model's; the old ones stay.
+        """
 
     def statistics(self) -> Statistics: ...
 

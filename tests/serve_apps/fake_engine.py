@@ -39,7 +39,7 @@ class FakeEngine:
         pass
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; `seed` is added to all.
 
@@ -73,6 +73,12 @@ class FakeEngine:
         finally:
             self._running.discard(request_id)
             self._tell()
+
+    async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
+        return [float(token) for token in prompt_ids[:4]]
+
+    async def load_weights(self, model_path: str) -> None:
+        pass
 
     def _tell(self) -> None:
         """Let tests see how many requests run: a file for each process, beside the model."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-
-from transformers import AutoTokenizer
+from contextlib import contextmanager
+from math import isfinite
+from typing import Any
 
 from serve_apps.engine.protocol import (
     Delta,
@@ -16,11 +17,24 @@ from serve_apps.engine.protocol import (
     SamplingParams,
     Statistics,
 )
-from serve_apps.engine.torch_engine.loop import StepLoop
-from serve_apps.engine.torch_engine.model import read_facts
+from serve_apps.engine.torch_engine.loop import Gain, StepLoop
+from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
 
-_Queue = asyncio.Queue["Delta | EngineError"]
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": (lambda value: value >= 0, "0 or more"),
+    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
+    "top_k": (lambda value: value >= 0, "0 (every token) or more"),
+    "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
+    "logprobs": (lambda value: value is None or value >= 0, "0 or more"),
+    "repetition_penalty": (lambda value: value > 0, "above 0"),
+    "presence_penalty": (isfinite, "a number"),
+    "frequency_penalty": (isfinite, "a number"),
+    "min_tokens": (lambda value: value >= 0, "0 or more"),
+}
+"""What may be asked of sampling: by field, whether a value may be, and which."""
+
+_Queue = asyncio.Queue["Gain | EngineError"]
 
 
 class TorchEngine:
@@ -69,13 +83,8 @@ class TorchEngine:
         """
         self._event_loop = asyncio.get_running_loop()
         options = TorchOptions.of(self.config)
-        facts = await asyncio.to_thread(read_facts, self.config)
-        try:
-            tokenizer = await asyncio.to_thread(
-                AutoTokenizer.from_pretrained, self.config.model_path, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise EngineError(f"{self.config.model_path} has no tokenizer: {error}") from error
+        facts = await asyncio.to_thread(read_facts, self.config, self.config.model_path)
+        tokenizer = await asyncio.to_thread(read_tokenizer, self.config.model_path)
         self.context_length = facts.context_length
         self._vocab_size = facts.vocab_size
         self._steps = StepLoop(self.config, options, facts, tokenizer, self._deliver)
@@ -85,29 +94,38 @@ class TorchEngine:
         self.check()
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
         self._validate(prompt_ids, sampling)
         steps = self._running()
-        queue: _Queue = asyncio.Queue()
-        try:
-            steps.add(request_id, tuple(prompt_ids), sampling)
-        except ValueError as error:
-            raise PromptError(str(error)) from error
-        self._queues[request_id] = queue
-        try:
+        with self._queue(request_id) as queue:
+            structure = None
+            if sampling.json_schema is not None:
+                # A large schema, or the first one, takes its time.
+                structure = await asyncio.to_thread(steps.structure, sampling.json_schema)
+            steps.add(request_id, tuple(prompt_ids), sampling, priority, structure)
             while True:
-                delta = await queue.get()
-                if isinstance(delta, EngineError):
-                    raise EngineError(str(delta)) from delta
+                delta = await self._next(queue)
+                assert isinstance(delta, Delta)
                 yield delta
                 if delta.finish_reason is not None:
                     return
-        finally:
-            # Nothing is left of it when it ended by itself.
-            steps.abort(request_id)
-            self._queues.pop(request_id, None)
+
+    async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
+        """The mean of the prompt's last hidden states; see `Engine.embed`."""
+        self._validate_prompt(prompt_ids, 0)
+        steps = self._running()
+        with self._queue(request_id) as queue:
+            steps.embed(request_id, tuple(prompt_ids))
+            gain = await self._next(queue)
+            if isinstance(gain, Delta):
+                raise EngineError("the request was aborted")
+            return gain
+
+    async def load_weights(self, model_path: str) -> None:
+        """Go on with the weights of another version of the model; see `Engine.load_weights`."""
+        await asyncio.wrap_future(self._running().load(model_path))
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its iterator ends with a delta whose finish reason is "abort"."""
@@ -136,6 +154,30 @@ class TorchEngine:
             self._steps = None
         self._executor.shutdown(wait=False)
 
+    @contextmanager
+    def _queue(self, request_id: str) -> Iterator[_Queue]:
+        """Where a request's gains arrive; leaving the context ends it.
+
+        Raises:
+            PromptError: the request id is in use.
+        """
+        if request_id in self._queues:
+            raise PromptError(f"request {request_id} is already in the engine")
+        queue = self._queues[request_id] = asyncio.Queue()
+        try:
+            yield queue
+        finally:
+            # Nothing is left of it when it ended by itself.
+            if self._steps is not None:
+                self._steps.abort(request_id)
+            del self._queues[request_id]
+
+    async def _next(self, queue: _Queue) -> Gain:
+        gain = await queue.get()
+        if isinstance(gain, EngineError):
+            raise EngineError(str(gain)) from gain
+        return gain
+
     def _running(self) -> StepLoop:
         self.check()
         if self._steps is None or self._stopped:
@@ -143,44 +185,49 @@ class TorchEngine:
         return self._steps
 
     def _validate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        if not prompt_ids:
-            raise PromptError("the prompt is empty; it needs at least one token")
         if sampling.max_tokens < 1:
             raise PromptError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
-        total = len(prompt_ids) + sampling.max_tokens
+        self._validate_prompt(prompt_ids, sampling.max_tokens)
+        for name, (holds, rule) in _RULES.items():
+            value = getattr(sampling, name)
+            if not holds(value):
+                raise PromptError(f"{name} is {value}; it must be {rule}")
+        for token in (*(token for token, _ in sampling.logit_bias), *sampling.stop_token_ids):
+            if not 0 <= token < self._vocab_size:
+                raise PromptError(
+                    f"there is no token id {token}; this model's are 0 to {self._vocab_size - 1}"
+                )
+
+    def _validate_prompt(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        if not prompt_ids:
+            raise PromptError("the prompt is empty; it needs at least one token")
+        total = len(prompt_ids) + max_tokens
         if total > self.context_length:
+            asks = f" and asks for up to {max_tokens} more, together {total}" if max_tokens else ""
             raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens and asks for up to {sampling.max_tokens} more, "
-                f"together {total}; this model takes at most {self.context_length}"
+                f"the prompt has {len(prompt_ids)} tokens{asks}; this model takes at most "
+                f"{self.context_length}"
             )
         if not (min(prompt_ids) >= 0 and max(prompt_ids) < self._vocab_size):
             wrong = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
             raise PromptError(
                 f"the prompt holds the token id {wrong}; this model's are 0 to {self._vocab_size - 1}"
             )
-        if not sampling.temperature >= 0:
-            raise PromptError(f"temperature is {sampling.temperature}; it must be 0 or more")
-        if not 0 < sampling.top_p <= 1:
-            raise PromptError(f"top_p is {sampling.top_p}; it must be above 0 and at most 1")
-        if sampling.top_k < 0:
-            raise PromptError(f"top_k is {sampling.top_k}; it must be 0 (every token) or more")
-        if sampling.logprobs is not None and sampling.logprobs < 0:
-            raise PromptError(f"logprobs is {sampling.logprobs}; it must be 0 or more")
 
-    def _deliver(self, deltas: list[tuple[str, Delta]]) -> None:
+    def _deliver(self, gains: list[tuple[str, Gain]]) -> None:
         """Called in the engine's thread, once a step: one wake-up of the event loop for all requests."""
-        self._call(self._hand_out, deltas)
+        self._call(self._hand_out, gains)
 
     def _call(self, function: object, *arguments: object) -> None:
         assert self._event_loop is not None
         if not self._event_loop.is_closed():
             self._event_loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]
 
-    def _hand_out(self, deltas: list[tuple[str, Delta]]) -> None:
-        for request_id, delta in deltas:
+    def _hand_out(self, gains: list[tuple[str, Gain]]) -> None:
+        for request_id, gain in gains:
             queue = self._queues.get(request_id)
             if queue is not None:
-                queue.put_nowait(delta)
+                queue.put_nowait(gain)
 
     def _ended(self, thread: Future[None]) -> None:
         """The engine's thread is gone: after `stop`, or because it failed, which ends every request."""

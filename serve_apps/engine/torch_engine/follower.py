@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from serve_apps.engine.protocol import EngineConfig, EngineError
+from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.model import read_facts
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import load_runner
+from serve_apps.engine.torch_engine.runner import load_runner, load_together
 from serve_apps.engine.torch_engine.step import Kind
 
 
@@ -21,18 +21,23 @@ def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) 
         EngineError: the model cannot be run, or rank 0 (or another rank) vanished.
     """
     options = TorchOptions.of(config)
-    facts = read_facts(config)
+    facts = read_facts(config, config.model_path)
     torch.set_num_threads(config.threads)
     device = device_of(rank)
     ranks = Ranks(rank, config.tensor, config.max_batch, options)
     try:
         ranks.join(master_addr, master_port, device)
-        runner = load_runner(config, facts, device, ranks)
+        runner = load_runner(config, facts, options, device, ranks)
         while True:
-            kind, step = ranks.receive()
+            kind, step, model_path = ranks.receive()
             if kind is Kind.STOP:
                 return
-            if step is not None:
+            if kind is Kind.LOAD:
+                try:
+                    load_together(runner, model_path, ranks)
+                except WeightsError as error:
+                    print(f"rank {rank} keeps its weights: {error}", flush=True)
+            elif step is not None:
                 try:
                     runner.run(step)
                 except RuntimeError as error:

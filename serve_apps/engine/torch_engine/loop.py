@@ -3,30 +3,46 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from serve_apps.engine.protocol import Delta, EngineConfig, SamplingParams, Statistics
+from serve_apps.engine.protocol import (
+    Delta,
+    EngineConfig,
+    EngineError,
+    SamplingParams,
+    Statistics,
+    WeightsError,
+)
 from serve_apps.engine.torch_engine.answer import Answer
-from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids
+from serve_apps.engine.torch_engine.block_pool import BlockPool
+from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import Runner, load_runner
+from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
 from serve_apps.engine.torch_engine.scheduler import Plan, Scheduler
 from serve_apps.engine.torch_engine.sequence import Sequence as Row
-from serve_apps.engine.torch_engine.step import Kind
+from serve_apps.engine.torch_engine.step import Kind, Want
+from serve_apps.engine.torch_engine.structure import Structure, Structures
 
-Deliver = Callable[[list[tuple[str, Delta]]], None]
+Gain = Delta | list[float]
+"""What a request gained in a step: text, or the mean hidden state of its prompt."""
+Deliver = Callable[[list[tuple[str, Gain]]], None]
 
 
 @dataclass(eq=False)
 class _Request:
+    """A request that generates; `hidden` is of one that asks for its prompt's mean hidden state instead."""
+
     sampler: Sampler
-    answer: Answer
+    answer: Answer | None = None
+    hidden: torch.Tensor | None = None
 
 
 class StepLoop:
@@ -45,16 +61,17 @@ class StepLoop:
         self._options = options
         self._facts = facts
         self._deliver = deliver
-        self._decode = _decoder(tokenizer)
+        self._tokenizer = tokenizer
         self._ranks = Ranks(0, config.tensor, config.max_batch, options) if config.tensor > 1 else None
-        self._scheduler = Scheduler(config.max_batch, config.max_waiting, options.prefill_tokens)
         self._requests: dict[str, _Request] = {}
-        self._eos_ids: frozenset[int] = frozenset()
+        self._loads: deque[tuple[str, Future[None]]] = deque()
         self._changed = threading.Condition()
         """Guards the scheduler and the requests, and wakes the thread."""
         self._stopping = False
         self._num_steps = 0
         self._num_generated = 0
+        self._num_prompt = 0
+        self._cache_bytes = 0
 
     def run(self, master_addr: str | None, master_port: int | None, ready: Callable[[], None]) -> None:
         """Load the model, call `ready`, and step until `stop`.
@@ -68,14 +85,20 @@ class StepLoop:
         try:
             if self._ranks is not None and master_addr is not None and master_port is not None:
                 self._ranks.join(master_addr, master_port, device)
-            runner = load_runner(self._config, self._facts, device, self._ranks)
-            self._eos_ids = eos_ids(runner.model)
+            runner = load_runner(self._config, self._facts, self._options, device, self._ranks)
+            config, options = self._config, self._options
+            pool = BlockPool(runner.num_blocks, options.block_size, config.prefix_caching)
+            self._scheduler = Scheduler(pool, config.max_batch, config.max_waiting, options.batched_tokens)
+            self._cache_bytes = runner.cache_bytes
+            self._describe(runner)
             ready()
             while self._wait():
                 with self._changed:
                     plan = self._scheduler.schedule()
                 if plan is not None:
                     self._step(runner, plan)
+                elif self._loads:
+                    self._load(runner)
                 elif self._ranks is not None:
                     self._ranks.send(Kind.IDLE)
             if self._ranks is not None:
@@ -83,22 +106,56 @@ class StepLoop:
         finally:
             if self._ranks is not None:
                 self._ranks.leave()
+            while self._loads:
+                self._loads.popleft()[1].set_exception(WeightsError("the engine has stopped"))
 
-    def add(self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def add(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int,
+        structure: Structure | None,
+    ) -> None:
         """Take a request; raises what `Scheduler.add` raises."""
-        end = frozenset() if sampling.ignore_eos else self._eos_ids
-        request = _Request(Sampler(sampling), Answer(self._decode, prompt_ids, sampling, self._eos_ids))
+        end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
+        sampler = Sampler(sampling, prompt_ids, end_ids, structure)
+        request = _Request(sampler, Answer(self._decode, prompt_ids, sampling, end_ids))
+        stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
+        row = Row(request_id, prompt_ids, sampling.max_tokens, stops, priority)
         with self._changed:
-            self._scheduler.add(Row(request_id, prompt_ids, sampling.max_tokens, end))
+            self._scheduler.add(row)
             self._requests[request_id] = request
+            self._changed.notify()
+
+    def structure(self, json_schema: str) -> Structure:
+        """What keeps an answer to a schema, see `Structures.make`."""
+        return self._structures.make(json_schema)
+
+    def embed(self, request_id: str, prompt_ids: Sequence[int]) -> None:
+        """Take a request for the mean of its prompt's last hidden states."""
+        with self._changed:
+            self._scheduler.add(Row(request_id, prompt_ids, max_tokens=0))
+            self._requests[request_id] = _Request(_ABANDONED)
             self._changed.notify()
 
     def abort(self, request_id: str) -> Delta | None:
         """End a request; its last delta, or None when it is not there."""
         with self._changed:
             request = self._requests.pop(request_id, None)
+            if request is None:
+                return None
             self._scheduler.abort(request_id)
-            return None if request is None else request.answer.abort()
+            return Delta(finish_reason="abort") if request.answer is None else request.answer.abort()
+
+    def load(self, model_path: str) -> Future[None]:
+        """Change to other weights once the answers that have begun are finished."""
+        done: Future[None] = Future()
+        with self._changed:
+            self._loads.append((model_path, done))
+            self._scheduler.hold()
+            self._changed.notify()
+        return done
 
     def stop(self) -> None:
         """End the loop after the step that runs now."""
@@ -108,45 +165,95 @@ class StepLoop:
 
     def statistics(self) -> Statistics:
         with self._changed:
+            scheduler = self._scheduler
+            pool = scheduler.pool
             return Statistics(
-                running=self._scheduler.num_running,
-                waiting=self._scheduler.num_waiting,
-                cached_tokens=self._scheduler.cached_tokens,
-                cache_tokens=self._config.max_batch * self._facts.context_length,
+                running=scheduler.num_running,
+                waiting=scheduler.num_waiting,
+                cache_use=pool.num_used / pool.num_blocks,
+                cache_tokens=pool.num_blocks * pool.block_size,
+                cache_bytes=self._cache_bytes,
+                preempted=scheduler.num_preempted,
+                prompt_tokens=self._num_prompt,
+                found_tokens=scheduler.found_tokens,
                 generated_tokens=self._num_generated,
                 steps=self._num_steps,
             )
+
+    def _describe(self, runner: Runner) -> None:
+        """Know the model's own words: what ends an answer, and how tokens are written."""
+        self._eos_ids = eos_ids(runner.model)
+        self._decode = _decoder(self._tokenizer)
+        self._structures = Structures(self._tokenizer, self._facts.vocab_size, self._eos_ids)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do, or a heartbeat is due; False when the loop must end."""
         # Without other ranks nobody waits for a heartbeat.
         timeout_s = None if self._ranks is None else self._options.heartbeat_s
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._scheduler.has_work, timeout_s)
+            self._changed.wait_for(
+                lambda: self._stopping or bool(self._loads) or self._scheduler.has_work, timeout_s
+            )
             return not self._stopping
+
+    def _load(self, runner: Runner) -> None:
+        model_path, done = self._loads.popleft()
+        try:
+            try:
+                tokenizer = read_tokenizer(model_path)
+            except EngineError as error:
+                raise WeightsError(str(error)) from error
+            if self._ranks is not None:
+                self._ranks.send(Kind.LOAD, text=model_path)
+            load_together(runner, model_path, self._ranks)
+        except WeightsError as error:
+            done.set_exception(error)
+        else:
+            self._tokenizer = tokenizer
+            self._describe(runner)
+            done.set_result(None)
+        with self._changed:
+            if not self._loads:
+                self._scheduler.resume()
 
     def _step(self, runner: Runner, plan: Plan) -> None:
         if self._ranks is not None:
             self._ranks.send(Kind.STEP, plan.step)
-        logits = runner.run(plan.step)
+        outputs = runner.run(plan.step)
         with self._changed:
             requests = [self._requests.get(sequence.request_id) for sequence in plan.sequences]
-        sampled, logprobs = _choose(logits, requests)
-        deltas = []
+        wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
+        chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
+        sampled: list[int | None] = [None] * len(requests)
+        for number, token_id in zip(wanting, chosen, strict=True):
+            sampled[number] = token_id
+        _note_hidden(outputs, requests)
+        gains: list[tuple[str, Gain]] = []
         with self._changed:
             self._num_steps += 1
             gained = set(self._scheduler.postprocess(plan, sampled))
-            self._num_generated += len(gained)
-            for row, sequence in enumerate(plan.sequences):
-                request = requests[row]
+            for number, (sequence, request) in enumerate(zip(plan.sequences, requests, strict=True)):
                 if request is None or sequence not in gained:
                     continue
-                delta = request.answer.add(sampled[row], sequence.finish_reason, logprobs.get(row))
-                if delta.finish_reason is not None:
-                    self._scheduler.finish(sequence.request_id, delta.finish_reason)
-                    del self._requests[sequence.request_id]
-                deltas.append((sequence.request_id, delta))
-        self._deliver(deltas)
+                gains.append((sequence.request_id, self._gain(request, sequence, sampled[number], logprobs)))
+        self._deliver(gains)
+
+    def _gain(
+        self, request: _Request, sequence: Row, token_id: int | None, logprobs: dict[_Request, Logprobs]
+    ) -> Gain:
+        if len(sequence.output_ids) < 2:
+            self._num_prompt += len(sequence.prompt_ids)
+        if request.answer is None or token_id is None:
+            del self._requests[sequence.request_id]
+            assert request.hidden is not None
+            return (request.hidden / len(sequence.prompt_ids)).tolist()
+        self._num_generated += 1
+        request.sampler.take(token_id)
+        delta = request.answer.add(token_id, sequence.finish_reason, logprobs.get(request))
+        if delta.finish_reason is not None:
+            self._scheduler.finish(sequence.request_id, delta.finish_reason)
+            del self._requests[sequence.request_id]
+        return delta
 
 
 _ABANDONED = Sampler(SamplingParams(temperature=0.0))
@@ -155,20 +262,30 @@ _ABANDONED = Sampler(SamplingParams(temperature=0.0))
 
 def _choose(
     logits: torch.Tensor, requests: Sequence[_Request | None]
-) -> tuple[list[int], dict[int, Logprobs]]:
+) -> tuple[list[int], dict[_Request, Logprobs]]:
     """The token of every row, and the log probabilities of the rows that want them."""
+    if not requests:
+        return [], {}
     with torch.inference_mode():
         sampled = sample(logits, [_ABANDONED if request is None else request.sampler for request in requests])
         wanted = {
-            row: request.sampler.params.logprobs
+            row: request
             for row, request in enumerate(requests)
             if request is not None and request.sampler.params.logprobs is not None
         }
         if not wanted:
             return sampled, {}
         rows = list(wanted)
-        described = logprobs_of(logits[rows], [sampled[row] for row in rows], list(wanted.values()))
-        return sampled, dict(zip(rows, described, strict=True))
+        numbers = [request.sampler.params.logprobs or 0 for request in wanted.values()]
+        described = logprobs_of(logits[rows], [sampled[row] for row in rows], numbers)
+        return sampled, dict(zip(wanted.values(), described, strict=True))
+
+
+def _note_hidden(outputs: Outputs, requests: Sequence[_Request | None]) -> None:
+    for row, hidden in outputs.hidden.items():
+        request = requests[row]
+        if request is not None:
+            request.hidden = hidden.cpu() if request.hidden is None else request.hidden + hidden.cpu()
 
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
 from serve_apps.engine.protocol import EngineConfig, EngineError
+from serve_apps.engine.torch_engine import attention
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
+_HEADS = ("num_attention_heads", "num_key_value_heads")
 _KNOWN_LAYERS = frozenset({"full_attention", "sliding_attention"})
 
 
@@ -24,27 +26,32 @@ class ModelFacts:
     context_length: int
     vocab_size: int
     num_layers: int
+    heads: tuple[int | None, ...]
+    """Numbers of query heads and of key and value heads, and their size."""
     layer_types: frozenset[str]
     """Kinds of attention in the model, in transformers' words."""
-    sliding_window: int | None
 
 
-def read_facts(config: EngineConfig) -> ModelFacts:
-    """Read the model's own config, and check that this engine can run it as asked.
+def read_facts(config: EngineConfig, model_path: str) -> ModelFacts:
+    """Read a model's own config, and check that this engine can run it as asked.
 
     Raises:
         EngineError: it cannot; the message says why.
     """
     try:
-        whole = AutoConfig.from_pretrained(config.model_path, local_files_only=True)
+        whole = AutoConfig.from_pretrained(model_path, local_files_only=True)
     except (OSError, ValueError) as error:
-        raise EngineError(f"{config.model_path} is no model that transformers reads: {error}") from error
+        raise EngineError(f"{model_path} is no model that transformers reads: {error}") from error
     text = whole.get_text_config(decoder=True)
     layer_types = _layer_types(text)
     if unknown := layer_types - _KNOWN_LAYERS:
         raise EngineError(
-            f"the model {config.model_path} has layers of type {', '.join(sorted(unknown))}; "
+            f"the model {model_path} has layers of type {', '.join(sorted(unknown))}; "
             f"the torch engine runs {', '.join(sorted(_KNOWN_LAYERS))}"
+        )
+    if getattr(text, "num_kv_shared_layers", 0):
+        raise EngineError(
+            f"layers of the model {model_path} share keys and values, which the torch engine cannot run"
         )
     if config.tensor > 1:
         _check_heads(text, config)
@@ -52,13 +59,13 @@ def read_facts(config: EngineConfig) -> ModelFacts:
         context_length=_context_length(text, config),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
+        heads=tuple(getattr(text, name, None) for name in (*_HEADS, "head_dim")),
         layer_types=layer_types,
-        sliding_window=getattr(text, "sliding_window", None),
     )
 
 
-def load_model(config: EngineConfig, device: torch.device) -> Any:
-    """Load the model onto `device`; with tensor > 1, this rank's shard by the model's own plan.
+def load_model(config: EngineConfig, model_path: str, device: torch.device) -> Any:
+    """Load a model onto `device`; with tensor > 1, this rank's shard by the model's own plan.
 
     The process group must exist where tensor > 1.
     """
@@ -66,19 +73,37 @@ def load_model(config: EngineConfig, device: torch.device) -> Any:
     logging.disable_progress_bar()
     arguments: dict[str, Any] = {
         "dtype": PRECISIONS[config.precision],
-        "attn_implementation": "sdpa",
+        "attn_implementation": attention.NAME,
         "local_files_only": True,
     }
     if config.tensor > 1:
         arguments["distributed_config"] = DistributedConfig(tp_size=config.tensor, tp_plan="auto")
-    model: Any = AutoModelForCausalLM.from_pretrained(config.model_path, **arguments)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(model_path, output_loading_info=True, **arguments)
+    model, found = loaded
+    # What is missing would be made up at random.
+    if lacking := sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
+        raise EngineError(f"the files of {model_path} lack weights of the model: {', '.join(lacking[:5])}")
+    if not model._supports_attention_backend:
+        raise EngineError(
+            f"the model {model_path} has attention of its own, which the torch engine cannot run"
+        )
     if config.tensor == 1:
         model = model.to(device)
     elif not model.supports_tp_plan:
-        raise EngineError(
-            f"the model {config.model_path} has no tensor-parallel plan; serve it with tensor: 1"
-        )
+        raise EngineError(f"the model {model_path} has no tensor-parallel plan; serve it with tensor: 1")
     return model.eval()
+
+
+def read_tokenizer(model_path: str) -> Any:
+    """The tokenizer in a model's directory.
+
+    Raises:
+        EngineError: there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(model_path, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise EngineError(f"{model_path} has no tokenizer: {error}") from error
 
 
 def eos_ids(model: Any) -> frozenset[int]:
@@ -112,7 +137,7 @@ def _layer_types(text: PreTrainedConfig) -> frozenset[str]:
 
 
 def _check_heads(text: PreTrainedConfig, config: EngineConfig) -> None:
-    for name in ("num_attention_heads", "num_key_value_heads"):
+    for name in _HEADS:
         heads = getattr(text, name, None)
         if heads is not None and heads % config.tensor:
             raise EngineError(

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from serve_apps.engine.protocol import EngineConfig, EngineError
 
 
 @dataclass(frozen=True)
 class TorchOptions:
-    """`EngineConfig.extra` of the torch engine."""
+    """`EngineConfig.extra` of the torch engine, and what it takes where the config leaves the choice."""
 
-    prefill_tokens: int = 2048
-    """Most tokens of one prefill, with padding."""
+    batched_tokens: int = 2048
+    block_size: int = 32
     step_timeout_s: float = 30.0
     """How long the ranks wait for one another within a step before the replica counts as broken."""
     start_timeout_s: float = 600.0
@@ -28,4 +28,8 @@ class TorchOptions:
                 f"the torch engine does not know the option {', '.join(unknown)}; "
                 f"it knows {', '.join(sorted(known))}"
             )
-        return cls(**config.extra)
+        options = cls(**config.extra)
+        for name in ("batched_tokens", "block_size"):
+            if (chosen := getattr(config, name)) is not None:
+                options = replace(options, **{name: chosen})
+        return options

@@ -35,6 +35,7 @@ class Ranks:
         self._frame = torch.zeros(frame_size(max_batch), dtype=torch.long)
         self._options = options
         self._store: dist.TCPStore | None = None
+        self._round = 0
 
     def join(self, master_addr: str, master_port: int, device: torch.device) -> None:
         """Meet the other ranks at the address of rank 0."""
@@ -58,32 +59,45 @@ class Ranks:
                 f"the {self.world_size} ranks did not meet at {master_addr}:{master_port}: {error}"
             ) from error
 
-    def loaded(self, succeeded: bool) -> None:
-        """Say whether this rank has its shard of the model, and wait until all have theirs."""
+    def loaded(self, room: int) -> int:
+        """Say how many blocks this rank has room for, and wait for the others; the least of all ranks.
+
+        0 says that this rank could not load the model, and waits for nobody.
+        """
+        rooms = self._gather(room, wait=room > 0)
+        if room and not all(rooms):
+            raise EngineError(f"rank {rooms.index(0)} could not load the model; its own error says why")
+        return min(rooms)
+
+    def agree(self, ready: bool) -> bool:
+        """Whether all ranks are ready; waits until each has said it."""
+        return all(self._gather(int(ready), wait=True))
+
+    def _gather(self, number: int, wait: bool) -> list[int]:
+        """Say a number, and hear those of all ranks; only one's own without waiting."""
         if self._store is None:
             raise EngineError(f"rank {self.rank} has not joined the others")
-        keys = [f"loaded/{rank}" for rank in range(self.world_size)]
+        self._round += 1
+        keys = [f"{self._round}/{rank}" for rank in range(self.world_size)]
         try:
-            self._store.set(keys[self.rank], "yes" if succeeded else "no")
-            if not succeeded:
-                return  # its own exception says more
+            self._store.set(keys[self.rank], str(number))
+            if not wait:
+                return [number]  # its own exception says more
             self._store.wait(keys, timedelta(seconds=self._options.start_timeout_s))
-            failed = [rank for rank, key in enumerate(keys) if self._store.get(key) != b"yes"]
+            return [int(self._store.get(key)) for key in keys]
         except RuntimeError as error:
             raise EngineError(f"a rank of the replica did not load the model: {error}") from error
-        if failed:
-            raise EngineError(f"rank {failed[0]} could not load the model; its own error says why")
 
-    def send(self, kind: Kind, step: Step | None = None) -> None:
+    def send(self, kind: Kind, step: Step | None = None, text: str = "") -> None:
         """Tell all ranks what comes next; only rank 0 does."""
-        message = torch.tensor(encode(kind, step))
+        message = torch.tensor(encode(kind, step, text))
         head = message[: len(self._frame)]
         self._frame[: len(head)] = head
         self._broadcast(self._frame)
         if len(message) > len(self._frame):
             self._broadcast(message[len(self._frame) :])
 
-    def receive(self) -> tuple[Kind, Step | None]:
+    def receive(self) -> tuple[Kind, Step | None, str]:
         """Wait for what rank 0 says."""
         self._broadcast(self._frame)
         message = self._frame.tolist()

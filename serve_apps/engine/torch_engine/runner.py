@@ -1,104 +1,232 @@
-"""Runs one step on one rank: token ids in, logits of every row's next token out."""
+"""Runs one step on one rank: token ids in, what each row wants out."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import psutil
 import torch
 
-from serve_apps.engine.protocol import EngineConfig
-from serve_apps.engine.torch_engine.kv_cache import SlotCache
-from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model
+from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
+from serve_apps.engine.torch_engine.attention import Batch, Chunk
+from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
+from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
+from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks
-from serve_apps.engine.torch_engine.step import Step
+from serve_apps.engine.torch_engine.step import Row, Step, Want
+from serve_apps.engine.torch_engine.sweep import make_sweep
+
+DEFAULT_CACHE_BYTES = 4 * 1024**3
+"""Most memory that the KV cache of a rank takes on a CPU when the config does not say."""
+GPU_SHARE = 0.9
+"""Part of a GPU's free memory that it takes there."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What one step gave; rows are numbered as in the step."""
+
+    logits: torch.Tensor
+    """Of the token that follows each row that wants it, in the order of the rows: [rows, vocabulary]."""
+    hidden: dict[int, torch.Tensor]
+    """By row: the sum of the last hidden states of its new tokens, [hidden size], fp32."""
 
 
 class Runner:
-    """A loaded model with the KV cache of its requests; every rank has one and runs the same steps."""
+    """A loaded model with the KV cache of its sequences; every rank has one and runs the same steps."""
 
-    def __init__(self, config: EngineConfig, facts: ModelFacts, device: torch.device) -> None:
-        self.device = device
+    def __init__(
+        self, config: EngineConfig, facts: ModelFacts, options: TorchOptions, device: torch.device
+    ) -> None:
+        self.config = config
+        self.block_size = options.block_size
         self.facts = facts
-        self.model: Any = load_model(config, device)
-        self.cache = SlotCache(facts.num_layers, config.max_batch, facts.context_length)
-        self._dtype = PRECISIONS[config.precision]
-        self._last: torch.Tensor | None = None
-        self.model.get_output_embeddings().register_forward_pre_hook(self._keep_last)
+        self.device = device
+        self._tables: list[list[int]] = [[] for _ in range(config.max_batch)]
+        self._batch = Batch()
+        self._picked: torch.Tensor | None = None
+        self._sums: list[tuple[int, slice]] = []
+        self._hidden: dict[int, torch.Tensor] = {}
+        self.model: Any = None
+        self.use(self.read(config.model_path))
+
+    def read(self, model_path: str) -> Any:
+        """Load a model of the same shapes as this runner's; nothing of the runner changes yet.
+
+        Raises:
+            WeightsError: it is another model.
+        """
+        model = load_model(self.config, model_path, self.device)
+        if self.model is not None:
+            old, new = (
+                {name: tuple(p.shape) for name, p in m.named_parameters()} for m in (self.model, model)
+            )
+            if old != new:
+                name = next(iter(old.items() ^ new.items()))[0]
+                raise WeightsError(f"{model_path} is a model of other sizes ({name} differs)")
+        return model
+
+    def use(self, model: Any) -> None:
+        """Run this model from the next step on."""
+        model.get_output_embeddings().register_forward_pre_hook(self._before_head)
+        self._batch.bind(model)
+        self.model = model
+
+    def room(self) -> int:
+        """Blocks that the KV cache of this rank may have.
+
+        Raises:
+            EngineError: too few for a single request of the context length.
+        """
+        self._forward(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), [0])
+        size, context = self.block_size, self.facts.context_length
+        dtype = PRECISIONS[self.config.precision]
+        one = block_bytes(self._batch.shapes, size, dtype)
+        needed = -(-context // size)
+        memory = self.config.kv_cache_bytes
+        if memory is not None:
+            blocks = memory // one
+        elif self.device.type == "cuda":
+            blocks = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE) // one
+        else:
+            memory = min(DEFAULT_CACHE_BYTES, psutil.virtual_memory().available // 2)
+            blocks = min(self.config.max_batch * needed, max(needed, memory // one))
+        if blocks < needed:
+            raise EngineError(
+                f"the KV cache has room for {blocks * size} tokens ({one / size / 1024:.1f} KiB each), "
+                f"but one request may have {context}; give it more memory, or set a shorter context_length"
+            )
+        return blocks
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the KV cache."""
+        self._batch.cache = KvCache(
+            self._batch.shapes,
+            num_blocks,
+            self.block_size,
+            PRECISIONS[self.config.precision],
+            self.device,
+        )
+
+    @property
+    def num_blocks(self) -> int:
+        return 0 if self._batch.cache is None else self._batch.cache.num_blocks
+
+    @property
+    def cache_bytes(self) -> int:
+        return 0 if self._batch.cache is None else self._batch.cache.memory_bytes
+
+    def run(self, step: Step) -> Outputs:
+        """One forward pass."""
+        for row in step.rows:
+            table = self._tables[row.slot]
+            del table[row.keep :]
+            table.extend(row.blocks)
+        # Single tokens stand in front, where attention takes them all together.
+        order = sorted(range(len(step.rows)), key=lambda i: len(step.rows[i].tokens) > 1)
+        rows = [step.rows[i] for i in order]
+        ends = self._open(rows)
+        wanted = [i for i, row in enumerate(step.rows) if row.want is Want.LOGITS]
+        place = {index: ends[position] for position, index in enumerate(order)}
+        self._sums = [
+            (index, slice(ends[position] - len(row.tokens), ends[position]))
+            for position, (index, row) in enumerate(zip(order, rows, strict=True))
+            if row.want is Want.HIDDEN
+        ]
+        ids = torch.tensor([[token for row in rows for token in row.tokens]])
+        positions = torch.tensor([[row.start + i for row in rows for i in range(len(row.tokens))]])
+        # One row of logits is always computed: a model's head need not take none.
+        picked = [place[index] - 1 for index in wanted] or [0]
+        logits = self._forward(ids, positions, picked)
+        return Outputs(logits[: len(wanted)], self._hidden)
+
+    def _open(self, rows: list[Row]) -> list[int]:
+        """Say what the attention of the next pass works on; where each row ends in the flat batch."""
+        size = self.block_size
+        batch = self._batch
+        batch.flat_slots.clear()
+        batch.masks.clear()
+        slots: list[int] = []
+        ends: list[int] = []
+        chunks = []
+        single = [row for row in rows if len(row.tokens) == 1]
+        for row in rows:
+            table = self._tables[row.slot]
+            begin = len(slots)
+            slots += [
+                table[at // size] * size + at % size for at in range(row.start, row.start + len(row.tokens))
+            ]
+            ends.append(len(slots))
+            if len(row.tokens) > 1:
+                used = table[: -(-(row.start + len(row.tokens)) // size)]
+                blocks = torch.tensor(used, device=self.device)
+                chunks.append(Chunk(slice(begin, len(slots)), row.start, blocks))
+        batch.slots = torch.tensor(slots, device=self.device)
+        batch.chunks = tuple(chunks)
+        batch.num_single = len(single)
+        batch.sweep = None
+        if single:
+            tables = [self._tables[row.slot] for row in single]
+            batch.sweep = make_sweep(tables, [row.start + 1 for row in single], size, self.device)
+        return ends
 
     @torch.inference_mode()
-    def run(self, step: Step) -> torch.Tensor:
-        """One forward pass; logits of the token that follows each row, [rows, vocabulary]."""
-        return self._prefill(step) if step.is_prefill else self._decode(step)
-
-    def _prefill(self, step: Step) -> torch.Tensor:
-        lengths = torch.tensor([len(tokens) for tokens in step.tokens])
-        longest = int(lengths.max())
-        # Padding goes to the right: the causal mask hides it from every real token, and the cache positions
-        # that it fills are written again, one by one, by the tokens that follow.
-        ids = torch.zeros(len(step.tokens), longest, dtype=torch.long)
-        for row, tokens in zip(ids, step.tokens, strict=True):
-            row[: len(tokens)] = torch.tensor(tokens)
-        positions = torch.arange(longest).expand(len(step.tokens), -1).to(self.device)
-        self._last = (lengths - 1).to(self.device)
-        return self._forward(step, ids.to(self.device), positions, mask=None)
-
-    def _decode(self, step: Step) -> torch.Tensor:
-        ids = torch.tensor(step.tokens, device=self.device)
-        positions = torch.tensor(step.starts, device=self.device)[:, None]
-        self.cache.open(step, positions)
-        mask = None if self.cache.window.same_position is not None else self._masks(positions)
-        self._last = None
-        return self._forward(step, ids, positions, mask)
-
-    def _forward(self, step: Step, ids: torch.Tensor, positions: torch.Tensor, mask: Any) -> torch.Tensor:
-        if step.is_prefill:
-            self.cache.open(step, positions)
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, picked: list[int]) -> torch.Tensor:
+        """Logits at the picked places of the flat batch, [picked, vocabulary]."""
+        self._picked = torch.tensor(picked, device=self.device)
+        self._hidden = {}
         output = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
+            input_ids=ids.to(self.device),
+            position_ids=positions.to(self.device),
+            attention_mask=None,
+            use_cache=False,
         )
-        return output.logits[:, -1]
+        return output.logits[0]
 
-    def _keep_last(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
-        # Only the last token of a prompt needs logits, and prompts of one prefill end at different places.
-        if self._last is None:
-            return None
-        hidden = inputs[0]
-        rows = torch.arange(hidden.shape[0], device=hidden.device)
-        return (hidden[rows, self._last][:, None], *inputs[1:])
-
-    def _masks(self, positions: torch.Tensor) -> Any:
-        """What is added to the attention scores of a decode over rows of different lengths.
-
-        [rows, 1, 1, cached tokens], or one such tensor for each kind of layer where a model has several;
-        transformers takes masks of this form as they are.
-        """
-        cached = torch.arange(self.cache.window.length, device=self.device)
-        visible = cached <= positions
-        masks = {}
-        if "full_attention" in self.facts.layer_types:
-            masks["full_attention"] = self._additive(visible)
-        if "sliding_attention" in self.facts.layer_types:
-            if self.facts.sliding_window is not None:
-                visible = visible & (cached > positions - self.facts.sliding_window)
-            masks["sliding_attention"] = self._additive(visible)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
-
-    def _additive(self, visible: torch.Tensor) -> torch.Tensor:
-        mask = torch.zeros(visible.shape, dtype=self._dtype, device=self.device)
-        return mask.masked_fill_(~visible, float("-inf"))[:, None, None, :]
+    def _before_head(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+        # Logits are computed only where they are wanted; this is also where the last hidden states pass by.
+        hidden = inputs[0][0]
+        self._hidden = {index: hidden[tokens].float().sum(dim=0) for index, tokens in self._sums}
+        return (hidden[self._picked][None], *inputs[1:])
 
 
-def load_runner(config: EngineConfig, facts: ModelFacts, device: torch.device, ranks: Ranks | None) -> Runner:
-    """Load this rank's runner, and return when the other ranks have theirs."""
-    succeeded = False
+def load_runner(
+    config: EngineConfig,
+    facts: ModelFacts,
+    options: TorchOptions,
+    device: torch.device,
+    ranks: Ranks | None,
+) -> Runner:
+    """Load this rank's runner with its KV cache, and return when the other ranks have theirs."""
+    room = 0
     try:
-        runner = Runner(config, facts, device)
-        succeeded = True
+        runner = Runner(config, facts, options, device)
+        room = runner.room()
     finally:
         if ranks is not None:
-            ranks.loaded(succeeded)
+            room = ranks.loaded(room)
+    runner.allocate(room)
     return runner
+
+
+def load_together(runner: Runner, model_path: str, ranks: Ranks | None) -> None:
+    """Load other weights on all ranks, or on none.
+
+    Raises:
+        WeightsError: this rank or another could not.
+    """
+    failure: Exception | None = None
+    try:
+        facts = read_facts(runner.config, model_path)
+        if facts != runner.facts:
+            raise WeightsError(f"{model_path} is a model of another shape than the one that runs")
+        model = runner.read(model_path)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the files, the old weights go on
+        failure = error
+    everywhere = failure is None if ranks is None else ranks.agree(failure is None)
+    if failure is not None:
+        raise WeightsError(f"the weights of {model_path} cannot be loaded: {failure}") from failure
+    if not everywhere:
+        raise WeightsError(f"another rank could not load the weights of {model_path}")
+    runner.use(model)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from serve_apps.engine.protocol import SamplingParams
+from serve_apps.engine.torch_engine.structure import Structure
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them overflows and changes nothing."""
@@ -21,7 +23,13 @@ class Sampler:
     """How one request chooses, with its own source of chance, so that no other request changes its tokens."""
 
     params: SamplingParams
+    prompt_ids: Sequence[int] = ()
+    end_ids: frozenset[int] = frozenset()
+    """Tokens that end the answer."""
+    structure: Structure | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
+    chosen: Counter[int] = field(default_factory=Counter)
+    """The answer's tokens, each with how often it came."""
 
     def __post_init__(self) -> None:
         if self.params.seed is None:
@@ -36,7 +44,45 @@ class Sampler:
 
     @property
     def filtered(self) -> bool:
-        return self.params.top_k > 0 or self.params.top_p < 1.0
+        return self.params.top_k > 0 or self.params.top_p < 1.0 or self.params.min_p > 0.0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether it changes logits before a token is chosen."""
+        params = self.params
+        return bool(
+            self.structure is not None
+            or params.logit_bias
+            or params.presence_penalty
+            or params.frequency_penalty
+            or params.repetition_penalty != 1.0
+            or params.min_tokens > self.chosen.total()
+        )
+
+    def take(self, token_id: int) -> None:
+        """Note a token of the answer."""
+        self.chosen[token_id] += 1
+        if self.structure is not None:
+            self.structure.take(token_id)
+
+    def adjust(self, logits: torch.Tensor) -> None:
+        """Change the logits of the next token in place, [vocabulary]; in vLLM's order."""
+        params = self.params
+        if self.structure is not None:
+            self.structure.mask(logits)
+        if params.logit_bias:
+            ids, biases = zip(*params.logit_bias, strict=True)
+            logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+        if params.min_tokens > self.chosen.total():
+            logits[list(self.end_ids)] = float("-inf")
+        if params.repetition_penalty != 1.0:
+            seen = list(self.chosen.keys() | set(self.prompt_ids))
+            values = logits[seen]
+            penalty = params.repetition_penalty
+            logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if self.chosen and (params.frequency_penalty or params.presence_penalty):
+            counts = torch.tensor(list(self.chosen.values()), dtype=logits.dtype, device=logits.device)
+            logits[list(self.chosen)] -= params.frequency_penalty * counts + params.presence_penalty
 
     def draw(self) -> float:
         """The next random number in [0, 1) of this request."""
@@ -59,6 +105,11 @@ def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
         logits: [rows, vocabulary]
         samplers: one a row.
     """
+    if adjusting := [row for row, sampler in enumerate(samplers) if sampler.adjusts]:
+        # A copy: log probabilities are those of the model itself.
+        logits = logits.to(torch.float32, copy=True)
+        for row in adjusting:
+            samplers[row].adjust(logits[row])
     if all(sampler.greedy for sampler in samplers):
         return logits.argmax(dim=-1).tolist()
     chosen = torch.empty(len(samplers), dtype=torch.long)
@@ -130,6 +181,8 @@ def _sample_filtered(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch
             break
     # A token stays when those before it hold less than top_p; the first always stays.
     outside = cumulative - probabilities >= top_p
+    min_p = _column([sampler.params.min_p for sampler in samplers], logits)
+    outside |= probabilities < min_p * probabilities[:, :1]
     outside[:, 0] = False
     chosen = _invert(probabilities.masked_fill(outside, 0.0), samplers)
     return ids.gather(-1, chosen[:, None])[:, 0]

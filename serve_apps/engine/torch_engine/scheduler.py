@@ -1,48 +1,60 @@
-"""Which requests run in the next forward pass; pure Python, so that it can be read and tested alone.
+"""Which tokens of which requests are computed in the next forward pass; pure Python.
 
-Continuous batching after Orca (Yu et al., OSDI 2022): a request joins at any step and leaves at any step.
-The rows of the running requests are always 0..n-1, so that every rank's cache is read as one slice.
+Continuous batching after Orca (Yu et al., OSDI 2022): a request joins at any step and leaves at any step. A
+long prompt is read in pieces beside the answers of the others, so that it does not stop them (Sarathi-Serve,
+Agrawal et al., OSDI 2024). Where the KV cache has no room left, the request whose turn is last gives up its
+place and is computed again later, with the tokens that it has: nothing of its answer changes.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 
 from serve_apps.engine.protocol import FinishReason, QueueFullError
+from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests
 from serve_apps.engine.torch_engine.sequence import Sequence
-from serve_apps.engine.torch_engine.step import Move, Step
+from serve_apps.engine.torch_engine.step import Row, Step, Want
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The next forward pass, with the sequence of each of its rows."""
+    """The next forward pass, with the sequence of each of its rows; those that decode come first."""
 
     step: Step
     sequences: tuple[Sequence, ...]
 
 
 class Scheduler:
-    """Decides, step by step, which sequences run; first come, first served.
-
-    Prompts go before answers, because a wide batch is what makes decoding cheap. Those that run cannot
-    starve for it: after at most `max_batch` prompts the batch is full, and every step that follows decodes.
+    """Decides, step by step, which sequences run: by priority, and among equals first come, first served.
 
     Args:
+        pool: the blocks of the KV cache; one sequence alone always fits in it.
         max_batch: most sequences that run at once.
         max_waiting: most sequences that wait beside those.
-        prefill_tokens: most tokens of one prefill, counted with the padding to its longest prompt. A
-            longer prompt runs alone.
+        batched_tokens: most tokens of one step. A running answer always gets its one.
     """
 
-    def __init__(self, max_batch: int, max_waiting: int, prefill_tokens: int) -> None:
+    def __init__(self, pool: BlockPool, max_batch: int, max_waiting: int, batched_tokens: int) -> None:
+        self.pool = pool
         self.max_batch = max_batch
         self.max_waiting = max_waiting
-        self.prefill_tokens = prefill_tokens
-        self._waiting: deque[Sequence] = deque()
+        self.batched_tokens = batched_tokens
+        self.num_preempted = 0
+        """Times that a sequence gave up its place, since the start."""
+        self.found_tokens = 0
+        """Tokens of prompts that were in the cache already, since the start."""
+        self.held = False
+        """Only sequences that have tokens of their answers are scheduled: the model is about to change."""
+        self._waiting: list[Sequence] = []
         self._running: list[Sequence] = []
-        """In the order of their rows; a sequence that ended keeps its row until the next `schedule`."""
+        """Both in the order of their turns."""
         self._by_id: dict[str, Sequence] = {}
+        self._digests: dict[str, Digests] = {}
+        self._told: dict[Sequence, int] = {}
+        """Of each running sequence: how many of its blocks the ranks know."""
+        self._slots = list(range(max_batch - 1, -1, -1))
+        self._arrivals = 0
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for its turn.
@@ -53,110 +65,201 @@ class Scheduler:
         """
         if sequence.request_id in self._by_id:
             raise ValueError(f"request {sequence.request_id} is already in the engine")
-        # Those that will get a row at the next step do not wait for anything.
-        free = self.max_batch - self.num_running
+        # Those that will run from the next step on do not wait for anything.
+        free = max(0, self.max_batch - self.num_running)
         if len(self._waiting) >= self.max_waiting + free:
             raise QueueFullError(
                 f"{self.num_running} requests run and {self.num_waiting} wait, which is as many as may wait; "
                 "try again later"
             )
+        sequence.arrival = self._arrivals
+        self._arrivals += 1
         self._by_id[sequence.request_id] = sequence
-        self._waiting.append(sequence)
+        self._digests[sequence.request_id] = Digests(self.pool.block_size)
+        insort(self._waiting, sequence, key=_turn)
 
     def schedule(self) -> Plan | None:
         """The next forward pass, or None when there is nothing to do."""
-        moves = self._compact()
-        prompts = self._admit()
-        if prompts:
-            first_row = len(self._running)
-            for row, sequence in enumerate(prompts, first_row):
-                sequence.row = row
-            self._running += prompts
-            tokens = tuple(sequence.prompt_ids for sequence in prompts)
-            return Plan(Step(moves, first_row, tokens, (0,) * len(prompts)), tuple(prompts))
-        if not self._running:
+        for sequence in list(self._running):
+            # One whose turn is earlier may have taken its place meanwhile.
+            if sequence.slot is not None and sequence.decoding:
+                self._make_room(sequence)
+        room = self.batched_tokens - sum(_missing(sequence) for sequence in self._running)
+        self._admit(room)
+        chosen = [(sequence, 1) for sequence in self._running if sequence.decoding]
+        room = self.batched_tokens - len(chosen)
+        for sequence in self._running:
+            if not sequence.decoding and room > 0:
+                count = min(_missing(sequence), room)
+                chosen.append((sequence, count))
+                room -= count
+        if not chosen:
             return None
-        decoding = tuple(self._running)
         return Plan(
-            Step(
-                moves,
-                first_row=0,
-                tokens=tuple((sequence.output_ids[-1],) for sequence in decoding),
-                starts=tuple(sequence.cached for sequence in decoding),
-            ),
-            decoding,
+            Step(tuple(self._row(sequence, count) for sequence, count in chosen)),
+            tuple(sequence for sequence, _ in chosen),
         )
 
-    def postprocess(self, plan: Plan, sampled: list[int]) -> list[Sequence]:
-        """Give each sequence of the plan its token; those that ended meanwhile take none.
+    def postprocess(self, plan: Plan, sampled: list[int | None]) -> list[Sequence]:
+        """Note what a step has computed; `sampled` has a token for each row that wanted logits.
 
-        Returns those that took one.
+        Returns the sequences that took a token, and those whose prompt was read for its hidden states; a
+        sequence that ended meanwhile takes nothing.
         """
         gained = []
-        for sequence, tokens, token_id in zip(plan.sequences, plan.step.tokens, sampled, strict=True):
-            sequence.cached += len(tokens)
+        for sequence, row, token_id in zip(plan.sequences, plan.step.rows, sampled, strict=True):
             if sequence.ended:
                 continue
-            gained.append(sequence)
-            if sequence.append(token_id) is not None:
-                del self._by_id[sequence.request_id]
+            sequence.computed = row.start + len(row.tokens)
+            self._seal(sequence, row.start)
+            if row.want is Want.LOGITS and token_id is not None:
+                gained.append(sequence)
+                if sequence.append(token_id) is not None:
+                    self._leave(sequence)
+            elif sequence.max_tokens == 0 and sequence.computed == sequence.num_tokens:
+                gained.append(sequence)
+                sequence.finish_reason = "stop"
+                self._leave(sequence)
         return gained
 
     def finish(self, request_id: str, reason: FinishReason) -> Sequence | None:
-        """End a sequence for a reason outside its tokens; its row is free at the next `schedule`."""
-        sequence = self._by_id.pop(request_id, None)
+        """End a sequence for a reason outside its tokens; None when it is not there."""
+        sequence = self._by_id.get(request_id)
         if sequence is None:
             return None
         sequence.finish_reason = reason
-        if sequence.row is None:
-            self._waiting.remove(sequence)
+        self._leave(sequence)
         return sequence
 
     def abort(self, request_id: str) -> Sequence | None:
         """End a sequence because nobody wants it any more; None when it is not there."""
         return self.finish(request_id, "abort")
 
+    def hold(self) -> None:
+        """Schedule only what has tokens of its answer already; the rest waits for `resume`."""
+        self.held = True
+        for sequence in [sequence for sequence in self._running if not sequence.output_ids]:
+            self._vacate(sequence)
+            insort(self._waiting, sequence, key=_turn)
+
+    def resume(self) -> None:
+        """Schedule everything again; nothing that was computed until now is found any more."""
+        self.held = False
+        self.pool.forget()
+
     @property
     def has_work(self) -> bool:
         """Whether `schedule` would return a plan."""
-        return bool(self._waiting) or self.num_running > 0
+        if self._running:
+            return True
+        return any(not self.held or sequence.output_ids for sequence in self._waiting)
 
     @property
     def num_running(self) -> int:
-        return sum(not sequence.ended for sequence in self._running)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    @property
-    def cached_tokens(self) -> int:
-        return sum(sequence.cached for sequence in self._running if not sequence.ended)
+    def _make_room(self, sequence: Sequence) -> None:
+        """See that there is a block for the next token: the last in turn gives way, be it this one."""
+        if len(sequence.blocks) * self.pool.block_size >= sequence.num_tokens:
+            return
+        while not self.pool.num_free:
+            last = self._running[-1]
+            self._preempt(last)
+            if last is sequence:
+                return
+        sequence.blocks.append(self.pool.allocate())
 
-    def _compact(self) -> tuple[Move, ...]:
-        """Close the gaps that ended sequences left: the last row moves into the first hole, and so on."""
-        moves = []
-        hole = 0
-        while hole < len(self._running):
-            if not self._running[hole].ended:
-                hole += 1
+    def _admit(self, room: int) -> None:
+        """Let those that wait run, in their order, as far as places, blocks and the step's tokens reach."""
+        position = 0
+        while position < len(self._waiting) and room > 0:
+            sequence = self._waiting[position]
+            if self.held and not sequence.output_ids:
+                position += 1
                 continue
-            last = self._running.pop()
-            if last.ended:
-                continue
-            source, target = len(self._running), hole
-            self._running[target] = last
-            last.row = target
-            moves.append(Move(source, target, last.cached))
-        return tuple(moves)
+            found = self._find(sequence)
+            needed = self.pool.blocks_for(sequence.num_tokens) - len(found)
+            while not self._fits(found, needed):
+                if not self._running or self._running[-1].priority <= sequence.priority:
+                    return
+                self._preempt(self._running[-1])
+                found = self._find(sequence)
+                needed = self.pool.blocks_for(sequence.num_tokens) - len(found)
+            self._waiting.remove(sequence)
+            self._start(sequence, found, needed)
+            room -= _missing(sequence)
 
-    def _admit(self) -> list[Sequence]:
-        """Take as many of the waiting, in their order, as rows and the token budget allow."""
-        prompts: list[Sequence] = []
-        longest = 0
-        while self._waiting and len(self._running) + len(prompts) < self.max_batch:
-            longest = max(longest, len(self._waiting[0].prompt_ids))
-            if prompts and longest * (len(prompts) + 1) > self.prefill_tokens:
-                break
-            prompts.append(self._waiting.popleft())
-        return prompts
+    def _fits(self, found: list[int], needed: int) -> bool:
+        return bool(self._slots) and needed + self.pool.num_unused(found) <= self.pool.num_free
+
+    def _find(self, sequence: Sequence) -> list[int]:
+        """The blocks that hold the beginning of a sequence already; its last token is always computed."""
+        if sequence.max_tokens == 0:
+            return []  # every token's hidden state is wanted
+        digests = self._digests[sequence.request_id]
+        return self.pool.find(digests.upto(sequence.token_ids, sequence.num_tokens - 1))
+
+    def _start(self, sequence: Sequence, found: list[int], needed: int) -> None:
+        self.pool.take(found)
+        sequence.blocks = [*found, *(self.pool.allocate() for _ in range(needed))]
+        sequence.computed = len(found) * self.pool.block_size
+        self.found_tokens += sequence.computed
+        sequence.slot = self._slots.pop()
+        self._told[sequence] = 0
+        insort(self._running, sequence, key=_turn)
+
+    def _preempt(self, sequence: Sequence) -> None:
+        self._vacate(sequence)
+        self.num_preempted += 1
+        insort(self._waiting, sequence, key=_turn)
+
+    def _leave(self, sequence: Sequence) -> None:
+        if sequence.slot is None:
+            self._waiting.remove(sequence)
+        else:
+            self._vacate(sequence)
+        del self._by_id[sequence.request_id]
+        del self._digests[sequence.request_id]
+
+    def _vacate(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._running.remove(sequence)
+        self._slots.append(sequence.slot)
+        self.pool.release(sequence.blocks)
+        del self._told[sequence]
+        sequence.slot, sequence.blocks, sequence.computed = None, [], 0
+
+    def _seal(self, sequence: Sequence, start: int) -> None:
+        """Let others find the blocks that the step has filled."""
+        size = self.pool.block_size
+        first, last = start // size, sequence.computed // size
+        if first == last:
+            return
+        digests = self._digests[sequence.request_id].upto(sequence.token_ids, sequence.computed)
+        for number in range(first, last):
+            self.pool.seal(sequence.blocks[number], digests[number])
+
+    def _row(self, sequence: Sequence, count: int) -> Row:
+        assert sequence.slot is not None
+        keep = self._told[sequence]
+        self._told[sequence] = len(sequence.blocks)
+        end = sequence.computed + count
+        if sequence.max_tokens == 0:
+            want = Want.HIDDEN
+        else:
+            want = Want.LOGITS if end == sequence.num_tokens else Want.NOTHING
+        tokens = tuple(sequence.token_ids[sequence.computed : end])
+        return Row(sequence.slot, sequence.computed, tokens, keep, tuple(sequence.blocks[keep:]), want)
+
+
+def _missing(sequence: Sequence) -> int:
+    """Tokens of a sequence that are still to be computed."""
+    return sequence.num_tokens - sequence.computed
+
+
+def _turn(sequence: Sequence) -> tuple[int, int]:
+    return sequence.rank

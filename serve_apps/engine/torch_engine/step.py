@@ -14,74 +14,84 @@ class Kind(IntEnum):
     IDLE = 1
     """Nothing to do; says that rank 0 lives and finds out whether the others do."""
     STOP = 2
+    LOAD = 3
+    """Load other weights; the model's directory follows."""
+
+
+class Want(IntEnum):
+    """What is wanted of a row besides its keys and values."""
+
+    NOTHING = 0
+    """More of its tokens come in later steps."""
+    LOGITS = 1
+    """Of the token that follows."""
+    HIDDEN = 2
+    """The sum of its tokens' last hidden states."""
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """Copy the first `length` cached tokens of row `source` to row `target`, before the forward pass."""
+class Row:
+    """New tokens of one sequence.
 
-    source: int
-    target: int
-    length: int
+    The ranks keep the table of blocks of each slot; a row says how it changes: `keep` of it stay, `blocks`
+    follow. `tokens` are those at the positions `start`, `start + 1`, …, and their blocks are in the table.
+    """
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+    keep: int
+    blocks: tuple[int, ...]
+    want: Want = Want.LOGITS
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One forward pass over the rows `first_row`, `first_row + 1`, …
+    """One forward pass over the new tokens of all its rows."""
 
-    `tokens[i]` are the new tokens of row `first_row + i`, the first of them at position `starts[i]`. Either
-    all rows are prompts (`starts` all 0), or all rows add one token to what is cached (decode, `first_row`
-    0).
-    """
+    rows: tuple[Row, ...]
 
-    moves: tuple[Move, ...]
-    first_row: int
-    tokens: tuple[Ints[int], ...]
-    starts: tuple[int, ...]
 
-    @property
-    def is_prefill(self) -> bool:
-        return self.starts[0] == 0
+_HEADER = 3
+_ROW = 6
 
 
 def frame_size(max_batch: int) -> int:
-    """Integers that hold the message of any decode step, so that it needs one broadcast of a known size."""
-    return _HEADER + 3 * max_batch + 3 * max_batch
+    """Integers that hold the message of any decode step, so that it needs one broadcast of a known size.
+
+    Each row of such a step has one token and at most one new block.
+    """
+    return _HEADER + max_batch * (_ROW + 2)
 
 
-_HEADER = 5
-
-
-def encode(kind: Kind, step: Step | None = None) -> list[int]:
-    """The message as integers: total, kind, first row, numbers of moves and rows; moves; rows; tokens."""
+def encode(kind: Kind, step: Step | None = None, text: str = "") -> list[int]:
+    """The message as integers: total, kind, number of rows (of bytes, where there is a text); rows."""
     if step is None:
-        return [_HEADER, kind, 0, 0, 0]
-    message = [0, kind, step.first_row, len(step.moves), len(step.tokens)]
-    for move in step.moves:
-        message += (move.source, move.target, move.length)
-    message += step.starts
-    message += map(len, step.tokens)
-    for tokens in step.tokens:
-        message += tokens
+        content = text.encode()
+        return [_HEADER + len(content), kind, len(content), *content]
+    message = [0, kind, len(step.rows)]
+    for row in step.rows:
+        message += (row.slot, row.start, len(row.tokens), row.keep, len(row.blocks), row.want)
+    for row in step.rows:
+        message += row.tokens
+        message += row.blocks
     message[0] = len(message)
     return message
 
 
-def decode(message: Ints[int]) -> tuple[Kind, Step | None]:
+def decode(message: Ints[int]) -> tuple[Kind, Step | None, str]:
     """The inverse of `encode`; what lies beyond the total is padding."""
-    total, kind, first_row, num_moves, num_rows = message[:_HEADER]
+    total, kind, count = message[:_HEADER]
     if kind != Kind.STEP:
-        return Kind(kind), None
-    at = _HEADER
-    moves = tuple(Move(*message[i : i + 3]) for i in range(at, at + 3 * num_moves, 3))
-    at += 3 * num_moves
-    starts = tuple(message[at : at + num_rows])
-    lengths = message[at + num_rows : at + 2 * num_rows]
-    at += 2 * num_rows
-    tokens = []
-    for length in lengths:
-        tokens.append(tuple(message[at : at + length]))
-        at += length
+        return Kind(kind), None, bytes(message[_HEADER : _HEADER + count]).decode()
+    at = _HEADER + _ROW * count
+    rows = []
+    for head in range(_HEADER, at, _ROW):
+        slot, start, num_tokens, keep, num_blocks, want = message[head : head + _ROW]
+        end = at + num_tokens
+        blocks = tuple(message[end : end + num_blocks])
+        rows.append(Row(slot, start, tuple(message[at:end]), keep, blocks, Want(want)))
+        at = end + num_blocks
     if at != total:
         raise ValueError(f"the message says it is {total} integers long, but holds {at}")
-    return Kind.STEP, Step(moves, first_row, tuple(tokens), starts)
+    return Kind.STEP, Step(tuple(rows)), ""

@@ -224,6 +224,13 @@ JOB = (
         ),
         ("model: lm, replicas: {min: 2, max: 1}", "1}", "replicas.max", "at least replicas.min (2), was 1"),
         ("model: lm, limits: {context_length: 513}", "513", "limits.context_length", "at most 512"),
+        # JOB's model has 4 layers of 4 key and value heads of 32 numbers: 4 KiB a token in fp32.
+        (
+            "model: lm, kv_cache: {memory_gib: 0.0019}",
+            "0.0019",
+            "kv_cache.memory_gib",
+            "498 tokens of the model of train_jobs.j on each rank, but one request may have 512: give 0.00196",
+        ),
         ("model: ml", "ml}", "model", "nothing publishes a model `ml`: no job of this file does"),
         ("model: other@3", "other", "model", "(published here: lm)"),
         ("model: lm@", "lm@", "model", "should be NAME@VERSION"),

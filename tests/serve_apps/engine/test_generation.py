@@ -37,8 +37,8 @@ def asker(start_engine: Callable[..., Any], llama: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def gqa_asker(start_engine: Callable[..., Any], gqa_llama: Path) -> Any:
-    # Narrow prefills, so that long prompts run alone and others wait for room.
-    return start_engine(gqa_llama, max_batch=3, extra={"prefill_tokens": 24})
+    # Narrow steps, so that long prompts are read in several.
+    return start_engine(gqa_llama, max_batch=3, batched_tokens=24, block_size=8)
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
@@ -198,7 +198,7 @@ def test_a_reader_that_leaves_frees_its_place(start_engine: Callable[..., Any], 
     assert len(leaving.token_ids) < 400
     assert len(last.token_ids) == 3
     statistics = asker.engine.statistics()
-    assert (statistics.running, statistics.waiting, statistics.cached_tokens) == (0, 0, 0)
+    assert (statistics.running, statistics.waiting, statistics.cache_use) == (0, 0, 0)
     assert statistics.generated_tokens < 400
 
 

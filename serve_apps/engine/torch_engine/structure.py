@@ -1,0 +1,83 @@
+"""Answers that keep to a JSON schema: which tokens may come next (llguidance)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from serve_apps.engine.protocol import PromptError, UnsupportedError
+
+_ONE_WAY = {"whitespace_flexible": False}
+"""Without it a weak model may write blanks until its tokens are used up."""
+
+
+class Structures:
+    """Makes the grammars of one model's answers.
+
+    Args:
+        tokenizer: the model's, from transformers.
+        vocab_size: of its logits.
+        eos_ids: tokens that end an answer.
+    """
+
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_ids: frozenset[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_ids = sorted(eos_ids)
+
+    @cached_property
+    def _vocabulary(self) -> Any:
+        # About a second for a large vocabulary, which only those pay who ask for a structure.
+        from llguidance import hf
+
+        if not self._eos_ids:
+            raise UnsupportedError("the model has no end of sequence, which a structured answer needs")
+        try:
+            return hf.from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
+        except ValueError as error:
+            raise UnsupportedError(
+                f"the model's tokenizer does not allow structured answers: {error}"
+            ) from error
+
+    def make(self, json_schema: str) -> Structure:
+        """The structure of one answer.
+
+        Raises:
+            PromptError: the schema is none, or holds what cannot be kept to.
+            UnsupportedError: the model cannot give structured answers.
+        """
+        from llguidance import LLMatcher
+
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
+        except ValueError as error:
+            raise PromptError(f"the JSON schema is not valid: {error}") from error
+        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise PromptError(f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}")
+        return Structure(matcher, self._vocab_size)
+
+
+class Structure:
+    """Where one answer stands in its grammar."""
+
+    def __init__(self, matcher: Any, vocab_size: int) -> None:
+        from llguidance import numpy
+
+        self._matcher = matcher
+        self._bits = numpy.allocate_token_bitmask(1, vocab_size)
+
+    def mask(self, logits: torch.Tensor) -> None:
+        """Leave only the tokens that may come next, [vocabulary]."""
+        import numpy as np
+        from llguidance.numpy import fill_next_token_bitmask
+
+        fill_next_token_bitmask(self._matcher, self._bits, 0)
+        allowed = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little")[: len(logits)]
+        logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
+
+    def take(self, token_id: int) -> None:
+        """Note the token that came."""
+        self._matcher.consume_token(token_id)
