@@ -89,11 +89,11 @@ def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
                 " (it has no config.json)"
             )
         path = os.path.abspath(app.model)
-        return AppSpec.from_config(name, app, model_path=path, model_version=os.path.basename(path))
+        return AppSpec(name, app, model_path=path, model_version=os.path.basename(path))
     place = Storage(storage)
     version = Registry(place).resolve(app.model)
     local = place.local_path() is not None
-    return AppSpec.from_config(
+    return AppSpec(
         name,
         app,
         model_path=version.path if local else "",
@@ -125,7 +125,7 @@ def deploy_specs(
         changed.append(spec)
     targets = []
     for spec in changed:
-        say(f"{spec.name}: waiting for {spec.min_replicas} × {_amounts(spec.replica_resources)}")
+        say(f"{spec.name}: waiting for {spec.config.replicas.min} × {_amounts(spec.replica_resources)}")
         _lease(spec, broker, lease_timeout_s)
         targets.append(serve.RunTarget(target=application(spec), name=spec.name, route_prefix=None))
     if targets:
@@ -156,24 +156,24 @@ def application(spec: AppSpec) -> Application:
         policy_kwargs={
             "app": spec.name,
             "unit": spec.replica_resources,
-            "min_replicas": spec.min_replicas,
-            "max_replicas": spec.max_replicas,
-            "target_ongoing_requests": spec.target_ongoing_requests,
-            "upscale_delay_s": spec.upscale_delay_s,
-            "downscale_delay_s": spec.downscale_delay_s,
+            "min_replicas": spec.config.replicas.min,
+            "max_replicas": spec.config.replicas.most,
+            "target_ongoing_requests": spec.config.autoscale.target_ongoing_requests,
+            "upscale_delay_s": spec.config.autoscale.upscale_delay_s,
+            "downscale_delay_s": spec.config.autoscale.downscale_delay_s,
         },
     )
     options: dict[str, Any] = {
         "name": DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": spec.cpus, "num_gpus": spec.gpus},
-        "placement_group_bundles": [spec.rank_resources] * spec.tensor,
+        "ray_actor_options": {"num_cpus": spec.config.cpus, "num_gpus": spec.config.gpus},
+        "placement_group_bundles": [spec.rank_resources] * spec.config.tensor,
         "placement_group_strategy": "STRICT_PACK",
         # What does not fit in the batch waits at the gateway, where a new replica can take it.
-        "max_ongoing_requests": spec.batch,
+        "max_ongoing_requests": spec.config.limits.batch,
         "autoscaling_config": AutoscalingConfig(
-            min_replicas=spec.min_replicas,
-            max_replicas=spec.max_replicas,
-            target_ongoing_requests=spec.target_ongoing_requests,
+            min_replicas=spec.config.replicas.min,
+            max_replicas=spec.config.replicas.most,
+            target_ongoing_requests=spec.config.autoscale.target_ongoing_requests,
             metrics_interval_s=METRICS_INTERVAL_S,
             look_back_period_s=LOOK_BACK_S,
             upscale_delay_s=0,
@@ -181,14 +181,14 @@ def application(spec: AppSpec) -> Application:
             policy=policy,
         ),
         "request_router_config": RequestRouterConfig(
-            request_router_class=ROUTERS[spec.routing],
+            request_router_class=ROUTERS[spec.config.routing],
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),
         # A second try is for accidents; then it says why.
         "max_constructor_retry_count": 2,
         # Replicas that are taken away finish what they have.
-        "graceful_shutdown_timeout_s": spec.request_timeout_s,
+        "graceful_shutdown_timeout_s": spec.config.limits.request_timeout_s,
         "graceful_shutdown_wait_loop_s": 0.5,
         "health_check_period_s": 1.0,
         "health_check_timeout_s": 30.0,
@@ -271,8 +271,8 @@ def _lease(spec: AppSpec, broker: BrokerClient, timeout_s: float) -> None:
         holder=spec.holder,
         kind="serving",
         unit=spec.replica_resources,
-        min=spec.min_replicas,
-        max=max(spec.min_replicas, len(held)),
+        min=spec.config.replicas.min,
+        max=max(spec.config.replicas.min, len(held)),
         held=held,
     )
     try:
@@ -306,9 +306,9 @@ def _wait_running(spec: AppSpec, deadline: float, say: Progress) -> None:
         if DEPLOYMENT in overview.deployments:
             replicas = overview.deployments[DEPLOYMENT].replica_states.get(ReplicaState.RUNNING, 0)
         if replicas != reported:
-            say(f"{spec.name}: {replicas} of {spec.min_replicas} replicas run")
+            say(f"{spec.name}: {replicas} of {spec.config.replicas.min} replicas run")
             reported = replicas
-        return overview.status == ApplicationStatus.RUNNING and replicas >= spec.min_replicas
+        return overview.status == ApplicationStatus.RUNNING and replicas >= spec.config.replicas.min
 
     _wait(spec.name, deadline, ready)
 

@@ -26,7 +26,10 @@ class AppVersion:
     @property
     def capacity(self) -> int:
         """Requests that may run or wait at once; a group that comes back counts as one that is there."""
-        return max(self.spec.min_replicas, self.replicas) * self.spec.batch + self.spec.queue
+        return (
+            max(self.spec.config.replicas.min, self.replicas) * self.spec.config.limits.batch
+            + self.spec.config.limits.queue
+        )
 
 
 @dataclass(frozen=True)
@@ -59,4 +62,6 @@ class AppTable:
     @property
     def body_bytes(self) -> int | None:
         """Largest body that any app takes; None while there is no app."""
-        return max((v.spec.body_bytes for vs in self.versions.values() for v in vs), default=None)
+        return max(
+            (v.spec.config.limits.body_bytes for vs in self.versions.values() for v in vs), default=None
+        )

@@ -69,7 +69,7 @@ class Call:
             version.application,
             requests,
             restartable=not request.streamed,
-            timeout_s=version.spec.request_timeout_s,
+            timeout_s=version.spec.config.limits.request_timeout_s,
         )
         async with AsyncExitStack() as stack:
             stack.enter_context(self._service.places(version, len(requests)))
@@ -90,12 +90,13 @@ class Call:
             return EventStream(parts, self._headers(), stack.pop_all(), self._count)
 
     def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
-        spec = version.spec
-        if body_bytes > spec.body_bytes:
-            raise body_too_large(spec.body_bytes)
-        if request.most_tokens is not None and request.most_tokens > spec.max_tokens:
+        limits = version.spec.config.limits
+        if body_bytes > limits.body_bytes:
+            raise body_too_large(limits.body_bytes)
+        if request.most_tokens is not None and request.most_tokens > limits.max_tokens:
             raise bad_request(
-                f"{request.most_tokens} tokens are asked for; '{spec.name}' gives at most {spec.max_tokens}.",
+                f"{request.most_tokens} tokens are asked for; '{request.model}' gives at most "
+                f"{limits.max_tokens}.",
                 param="max_tokens",
                 code="max_tokens_exceeded",
             )

@@ -50,7 +50,10 @@ class GatewayService:
             ApiError: 400 when the app could never take so many at once, 429 when it cannot now.
         """
         app = version.spec.name
-        most = version.spec.min_replicas * version.spec.batch + version.spec.queue
+        most = (
+            version.spec.config.replicas.min * version.spec.config.limits.batch
+            + version.spec.config.limits.queue
+        )
         if num_choices > most:
             raise bad_request(
                 f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",

@@ -49,12 +49,12 @@ class RankGroup:
         """Start the ranks; `on_lost` is called in the running event loop when one ends by itself."""
         loop = asyncio.get_running_loop()
         group = get_current_placement_group()
-        for rank in range(1, self._spec.tensor):
+        for rank in range(1, self._spec.config.tensor):
             actor = (
                 ray.remote(_Rank)
                 .options(
-                    num_cpus=self._spec.cpus,
-                    num_gpus=self._spec.gpus,
+                    num_cpus=self._spec.config.cpus,
+                    num_gpus=self._spec.config.gpus,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
                         placement_group=group, placement_group_bundle_index=rank
                     ),

@@ -50,18 +50,19 @@ class Replica:
         self.id = serve.get_replica_context().replica_tag
         self._streams: set[Coalescer] = set()
         model_path = await asyncio.to_thread(_model_directory, self.spec)
+        memory_gib = self.spec.config.kv_cache.memory_gib
         config = EngineConfig(
             model_path=model_path,
-            tensor=self.spec.tensor,
-            precision=self.spec.precision,
-            max_batch=self.spec.batch,
-            max_waiting=self.spec.batch,
-            batched_tokens=self.spec.batched_tokens,
-            context_length=self.spec.context_length,
-            kv_cache_bytes=self.spec.kv_cache_bytes,
-            block_size=self.spec.block_size,
-            prefix_caching=self.spec.prefix_caching,
-            threads=max(1, self.spec.cpus),
+            tensor=self.spec.config.tensor,
+            precision=self.spec.config.precision,
+            max_batch=self.spec.config.limits.batch,
+            max_waiting=self.spec.config.limits.batch,
+            batched_tokens=self.spec.config.limits.batched_tokens,
+            context_length=self.spec.config.limits.context_length,
+            kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
+            block_size=self.spec.config.kv_cache.block_size,
+            prefix_caching=self.spec.config.kv_cache.prefix_caching,
+            threads=max(1, self.spec.config.cpus),
         )
         self._group = RankGroup(self.spec, config)
         host = ray.util.get_node_ip_address()
@@ -148,7 +149,9 @@ class Replica:
         if room < (asked or 1):
             param = "messages" if "messages" in request else "prompt"
             raise too_long(prompt_tokens, self._engine.context_length, asked, param)
-        return SamplingParams(max_tokens=asked or min(self.spec.max_tokens, room), **request["sampling"])
+        return SamplingParams(
+            max_tokens=asked or min(self.spec.config.limits.max_tokens, room), **request["sampling"]
+        )
 
     def _interval_s(self) -> float:
         """Time between two messages of one request, so that all together stay below MESSAGES_PER_S."""

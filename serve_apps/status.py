@@ -33,7 +33,7 @@ def app_statuses() -> list[dict[str, Any]]:
                 "model": app.spec.model_version if app else None,
                 "status": overview.status.value.lower(),
                 "replicas": states.get(ReplicaState.RUNNING, 0),
-                "tensor": app.spec.tensor if app else None,
+                "tensor": app.spec.config.tensor if app else None,
             }
         )
     return rows

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -12,6 +11,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from cluster.config import ServeAppConfig
+from cluster.config.serve_section import LimitsConfig
 from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Item, ReplicaLostError
 from serve_apps.gateway_api import build_api
@@ -21,29 +22,9 @@ from serve_apps.spec import AppSpec
 
 CONTEXT_LENGTH = 64
 
-SPEC = AppSpec(
-    name="chat",
+CONFIG = ServeAppConfig(
     model="tiny@latest",
-    model_path="/nowhere",
-    storage=None,
-    model_version="tiny@3",
-    engine="torch",
-    tensor=1,
-    cpus=1,
-    gpus=0,
-    precision="fp32",
-    routing="least_connections",
-    min_replicas=1,
-    max_replicas=2,
-    target_ongoing_requests=8.0,
-    upscale_delay_s=1.0,
-    downscale_delay_s=30.0,
-    max_tokens=32,
-    queue=4,
-    batch=4,
-    context_length=None,
-    body_bytes=100_000,
-    request_timeout_s=5.0,
+    limits=LimitsConfig(max_tokens=32, queue=4, batch=4, body_bytes=100_000, request_timeout_s=5.0),
 )
 
 
@@ -107,9 +88,10 @@ def prompt_tokens(request: Mapping[str, Any]) -> int:
 class StubGateway:
     """One app, `chat`, behind the real API; `client` talks to it in this process."""
 
-    def __init__(self, **changes: Any) -> None:
+    def __init__(self, **limits: Any) -> None:
         self.backend = StubBackend()
-        spec = dataclasses.replace(SPEC, **changes)
+        config = CONFIG.model_copy(update={"limits": CONFIG.limits.model_copy(update=limits)})
+        spec = AppSpec("chat", config, model_path="/nowhere", model_version="tiny@3")
         version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
         self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
         self.service = GatewayService(self.backend, self._look_up)

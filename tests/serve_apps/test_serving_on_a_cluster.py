@@ -20,6 +20,8 @@ import httpx
 import openai
 import pytest
 
+from cluster.config import ServeAppConfig
+from cluster.config.serve_section import AutoscaleConfig, LimitsConfig, ReplicasConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
@@ -63,30 +65,16 @@ class Served:
 def served(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     directory = tmp_path_factory.mktemp("fake-model")
     make_tokenizer(directory)
-    spec = AppSpec(
-        name="chat",
+    config = ServeAppConfig(
         model=str(directory),
-        model_path=str(directory),
-        storage=None,
-        model_version="fake@1",
-        engine=ENGINE,
         tensor=2,
-        cpus=1,
-        gpus=0,
-        precision="fp32",
-        routing="least_connections",
-        min_replicas=1,
-        max_replicas=2,
-        target_ongoing_requests=2.0,
-        upscale_delay_s=0.5,
-        downscale_delay_s=2.0,
-        max_tokens=1000,
-        queue=100,
-        batch=8,
-        context_length=None,
-        body_bytes=1_000_000,
-        request_timeout_s=60.0,
+        replicas=ReplicasConfig(min=1, max=2),
+        autoscale=AutoscaleConfig(target_ongoing_requests=2.0, upscale_delay_s=0.5, downscale_delay_s=2.0),
+        limits=LimitsConfig(
+            max_tokens=1000, queue=100, batch=8, body_bytes=1_000_000, request_timeout_s=60.0
+        ),
     )
+    spec = AppSpec("chat", config, model_path=str(directory), model_version="fake@1", engine=ENGINE)
     with Driver(running_cluster.record) as call:
         served = Served(call(driver.start), spec, call)
         served.deploy(spec)
@@ -289,7 +277,8 @@ def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> No
 
 
 def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served) -> None:
-    big = replace(served.spec, name="big", tensor=2, min_replicas=3, max_replicas=3)
+    config = served.spec.config.model_copy(update={"replicas": ReplicasConfig(min=3)})
+    big = replace(served.spec, name="big", config=config)
     with pytest.raises(ShoalError, match=r"3 replicas.*2 CPU.*app/chat has 1.*free.*2 CPU"):
         served.deploy(big, lease_timeout_s=1)
     assert list(served.call(driver.leases)) == ["app/chat"]

@@ -229,7 +229,7 @@ JOB = (
             "model: lm, kv_cache: {memory_gib: 0.0019}",
             "0.0019",
             "kv_cache.memory_gib",
-            "498 tokens of the model of train_jobs.j on each rank, but one request may have 512: give 0.00196",
+            "of the model of train_jobs.j on each rank, but one request may have 512: give 0.00196",
         ),
         ("model: ml", "ml}", "model", "nothing publishes a model `ml`: no job of this file does"),
         ("model: other@3", "other", "model", "(published here: lm)"),

@@ -162,11 +162,12 @@ class Asker:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         until: Callable[[Answer], bool] | None = None,
+        priority: int = 0,
     ) -> Answer:
         """Everything one request gains, or what it had when `until` was satisfied, where its reader left."""
         self._count += 1
         answer = Answer()
-        deltas = self.engine.generate(f"request-{self._count}", prompt_ids, sampling)
+        deltas = self.engine.generate(f"request-{self._count}", prompt_ids, sampling, priority)
         try:
             async for delta in deltas:
                 answer = answer.plus(delta)

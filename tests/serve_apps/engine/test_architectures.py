@@ -1,8 +1,9 @@
-"""Models other than Llama, small ones of random weights, against transformers' own `generate`."""
+"""Models of several families, small ones of random weights, against transformers' own `generate`."""
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,17 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    Gemma2Config,
     GPT2Config,
+    LlamaConfig,
     MistralConfig,
     PreTrainedConfig,
+    Qwen2Config,
     Qwen3Config,
 )
 
 from serve_apps.engine.protocol import EngineError, SamplingParams
+from tests.serve_apps.engine.conftest import Asker, Reference
 
 COMMON = {"vocab_size": 320, "initializer_range": 0.15, "bos_token_id": None, "eos_token_id": 0}
 SIZES = {
@@ -31,16 +36,24 @@ SIZES = {
     "max_position_embeddings": 128,
     "pad_token_id": 0,
 }
-MODELS = {
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES, **COMMON),
+    "qwen2": Qwen2Config(**SIZES, **COMMON, tie_word_embeddings=True),
+    "qwen3": Qwen3Config(**SIZES, **COMMON, tie_word_embeddings=True),
+    "mistral": MistralConfig(**SIZES, **COMMON, sliding_window=6),
+}
+"""Those that have a tensor-parallel plan."""
+OTHERS = {
     "learned positions": GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=128, **COMMON),
-    "normalised queries, tied": Qwen3Config(**SIZES, **COMMON, tie_word_embeddings=True),
-    "sliding window in all layers": MistralConfig(**SIZES, **COMMON, sliding_window=6),
     "sliding window in every other layer": Qwen3Config(
         **SIZES,
         **COMMON,
         use_sliding_window=True,
         sliding_window=6,
         layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "capped scores": Gemma2Config(
+        **SIZES, **COMMON, sliding_window=6, query_pre_attn_scalar=8, attn_logit_softcapping=3.0
     ),
 }
 
@@ -52,13 +65,13 @@ def save(config: PreTrainedConfig, tokenizer_of: Path, directory: Path) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_answers_in_a_mixed_batch_are_those_of_generate(
     name: str, start_engine: Callable[..., Any], llama: Path, tmp_path: Path
 ) -> None:
-    directory = save(MODELS[name], llama, tmp_path)
-    asker = start_engine(directory)
-    model = AutoModelForCausalLM.from_pretrained(directory).eval()
+    directory = save((FAMILIES | OTHERS)[name], llama, tmp_path)
+    asker = start_engine(directory, batched_tokens=24)
+    reference = Reference(directory)
     prompts = [[5, 6, 7], list(range(20, 60)), [9], list(range(100, 111))]
     params = SamplingParams(max_tokens=16, temperature=0.0)
 
@@ -66,11 +79,106 @@ def test_answers_in_a_mixed_batch_are_those_of_generate(
         return await asyncio.gather(*(asker.answer(prompt, params) for prompt in prompts))
 
     for prompt, answer in zip(prompts, asker.run(ask()), strict=True):
-        ids = torch.tensor([prompt])
-        expected = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16, pad_token_id=0
-        )
-        assert list(answer.token_ids) == expected[0, len(prompt) :].tolist()
+        assert list(answer.token_ids) == reference.generate(prompt, 16)
+
+
+MOST_TOKENS = 24
+CONTEXT = 64
+
+
+class Schedules:
+    """Requests of one family in random orders, with what `generate` answers to each."""
+
+    def __init__(self, reference: Reference) -> None:
+        chance = random.Random(5)
+        beginnings = [[chance.randrange(1, 320) for _ in range(length)] for length in (8, 17, 30)]
+        self._prompts = []
+        for _ in range(40):
+            beginning = chance.choice(beginnings)[: chance.choice([0, 4, 8, 30])]
+            own = [chance.randrange(1, 320) for _ in range(chance.randint(1, 10))]
+            self._prompts.append(beginning + own)
+        self._answers = [reference.generate(prompt, MOST_TOKENS) for prompt in self._prompts]
+
+    async def run(self, asker: Asker, seed: int) -> None:
+        """One schedule: every request must get its own tokens, also one whose reader leaves early."""
+        chance = random.Random(seed)
+        seen = 0
+
+        async def ask(number: int, joins_after: int) -> None:
+            nonlocal seen
+            await asker.until(lambda: seen >= joins_after or not running)
+            most, leaves = chance.randint(1, MOST_TOKENS), chance.random() < 0.15
+            kept = chance.randint(1, most)
+
+            def count(answer: Any) -> bool:
+                nonlocal seen
+                seen += 1
+                return leaves and len(answer.token_ids) >= kept
+
+            sampling = SamplingParams(max_tokens=most, temperature=0.0)
+            running.add(number)
+            try:
+                answer = await asker.answer(
+                    self._prompts[number], sampling, count, priority=chance.choice([0, 0, 0, 1])
+                )
+            finally:
+                running.discard(number)
+            expected = self._answers[number][:most]
+            if leaves:
+                expected = expected[: len(answer.token_ids)]
+            assert list(answer.token_ids) == expected, (seed, number)
+
+        running: set[int] = set()
+        numbers = [chance.randrange(len(self._prompts)) for _ in range(chance.randint(2, 9))]
+        await asyncio.gather(*(ask(number, chance.randint(0, 40)) for number in numbers))
+
+
+def tight(config: PreTrainedConfig, tensor: int) -> dict[str, Any]:
+    """A cache that holds one and a half sequences of full length, and steps of few tokens."""
+    token_bytes = 2 * 4 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim // tensor
+    return {
+        "context_length": CONTEXT,
+        "max_batch": 4,
+        "batched_tokens": 16,
+        "block_size": 4,
+        "kv_cache_bytes": token_bytes * CONTEXT * 3 // 2,
+    }
+
+
+def run_schedules(asker: Asker, family: Path, caching: bool, count: int) -> None:
+    schedules = Schedules(Reference(family))
+    for seed in range(count):
+        asker.run(schedules.run(asker, seed))
+    statistics = asker.engine.statistics()
+    assert statistics.cache_use == statistics.running == statistics.waiting == 0
+    assert statistics.preempted > 0
+    assert (statistics.found_tokens > 0) == caching
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["prefixes", "no prefixes"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("llama", 6), *(pytest.param(name, 64, marks=pytest.mark.slow) for name in FAMILIES)],
+)
+def test_any_schedule_gives_the_tokens_of_generate(
+    name: str, count: int, caching: bool, start_engine: Callable[..., Any], llama: Path, tmp_path: Path
+) -> None:
+    directory = save(FAMILIES[name], llama, tmp_path)
+    asker = start_engine(directory, prefix_caching=caching, **tight(FAMILIES[name], 1))
+    run_schedules(asker, directory, caching, count)
+
+
+@pytest.mark.parametrize("caching", [True, False], ids=["prefixes", "no prefixes"])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [("qwen3", 3), *(pytest.param(name, 16, marks=pytest.mark.slow) for name in FAMILIES)],
+)
+def test_any_schedule_of_two_ranks_gives_the_tokens_of_generate(
+    name: str, count: int, caching: bool, start_replica: Callable[..., Any], llama: Path, tmp_path: Path
+) -> None:
+    directory = save(FAMILIES[name], llama, tmp_path)
+    replica = start_replica(directory, prefix_caching=caching, **tight(FAMILIES[name], 2))
+    run_schedules(replica.asker, directory, caching, count)
 
 
 def test_layers_that_are_not_attention_are_refused(
@@ -82,3 +190,13 @@ def test_layers_that_are_not_attention_are_refused(
     config.save_pretrained(tmp_path)
     with pytest.raises(EngineError, match="linear_attention"):
         start_engine(tmp_path)
+
+
+def test_a_model_with_attention_of_its_own_is_refused(
+    start_engine: Callable[..., Any], llama: Path, tmp_path: Path
+) -> None:
+    from transformers import BloomConfig
+
+    directory = save(BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4), llama, tmp_path)
+    with pytest.raises(EngineError, match="attention"):
+        start_engine(directory)
