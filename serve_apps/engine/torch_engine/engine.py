@@ -136,7 +136,9 @@ class TorchEngine:
             self._hand_out([(request_id, last)])
 
     def statistics(self) -> Statistics:
-        return Statistics() if self._steps is None else self._steps.statistics()
+        if self._steps is None or self._failure is not None or not self._ready.is_set():
+            return Statistics()
+        return self._steps.statistics()
 
     def check(self) -> None:
         """Raise EngineError when the engine cannot go on."""
@@ -180,7 +182,7 @@ class TorchEngine:
 
     def _running(self) -> StepLoop:
         self.check()
-        if self._steps is None or self._stopped:
+        if self._steps is None or self._stopped or not self._ready.is_set():
             raise EngineError("the engine is not running")
         return self._steps
 

@@ -80,6 +80,10 @@ class Scheduler:
 
     def schedule(self) -> Plan | None:
         """The next forward pass, or None when there is nothing to do."""
+        if self.held:
+            for sequence in [sequence for sequence in self._running if not sequence.output_ids]:
+                self._vacate(sequence)
+                insort(self._waiting, sequence, key=_turn)
         for sequence in list(self._running):
             # One whose turn is earlier may have taken its place meanwhile.
             if sequence.slot is not None and sequence.decoding:
@@ -138,9 +142,6 @@ class Scheduler:
     def hold(self) -> None:
         """Schedule only what has tokens of its answer already; the rest waits for `resume`."""
         self.held = True
-        for sequence in [sequence for sequence in self._running if not sequence.output_ids]:
-            self._vacate(sequence)
-            insort(self._waiting, sequence, key=_turn)
 
     def resume(self) -> None:
         """Schedule everything again; nothing that was computed until now is found any more."""
@@ -150,9 +151,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether `schedule` would return a plan."""
-        if self._running:
-            return True
-        return any(not self.held or sequence.output_ids for sequence in self._waiting)
+        sequences = (*self._running, *self._waiting)
+        return any(not self.held or sequence.output_ids for sequence in sequences)
 
     @property
     def num_running(self) -> int:

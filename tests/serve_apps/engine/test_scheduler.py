@@ -137,7 +137,7 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
     def alive() -> list[Sequence]:
         return [sequence for sequence in sequences if not sequence.ended]
 
-    def step(abort: int | None = None) -> bool:
+    def step(abort: int | None = None, hold: bool = False) -> bool:
         plan = scheduler.schedule()
         if plan is None:
             assert not scheduler.has_work
@@ -151,6 +151,8 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
         sampled = device.run(plan)
         if abort is not None and sequences:
             scheduler.abort(sequences[abort % len(sequences)].request_id)
+        if hold:
+            scheduler.hold()
         ended = {sequence for sequence in plan.sequences if sequence.ended}
         if not caching:
             assert scheduler.found_tokens == 0
@@ -176,6 +178,7 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
         elif action == "abort" and sequences:
             scheduler.abort(sequences[number % len(sequences)].request_id)
         elif action == "change the model":
+            step(hold=True)
             scheduler.hold()
             begun = [sequence for sequence in alive() if sequence.output_ids]
             while step():
