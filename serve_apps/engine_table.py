@@ -17,9 +17,11 @@ ENGINES = {
     "torch": (
         "serve_apps.engine.torch_engine.engine:TorchEngine",
         "serve_apps.engine.torch_engine.follower:follow",
-    )
+    ),
+    "vllm": ("serve_apps.engine.vllm_engine:VllmEngine", None),
 }
-"""name → (engine of rank 0, what the other ranks run), each as `module:attribute`."""
+"""name → (engine of rank 0, what the other ranks run), each as `module:attribute`; None: the engine has
+processes of its own for them."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,18 @@ class EngineEntry:
     """Where an engine's two halves are; loaded only in the processes that run them."""
 
     engine: str
-    follow: str
+    follow: str | None
 
     def load_engine(self) -> StartEngine:
         return _load(self.engine)  # type: ignore[return-value]
 
+    @property
+    def has_own_ranks(self) -> bool:
+        """Whether the engine itself starts its other ranks, beside rank 0's process and on its devices."""
+        return self.follow is None
+
     def load_follow(self) -> Follow:
+        assert self.follow is not None
         return _load(self.follow)  # type: ignore[return-value]
 
 

@@ -94,6 +94,8 @@ class EngineConfig:
 
     model_path: str
     tensor: int = 1
+    pipeline: int = 1
+    """Pipeline stages, each of `tensor` ranks."""
     precision: Literal["fp32", "bf16"] = "fp32"
     max_batch: int = 32
     """Requests that run at once."""

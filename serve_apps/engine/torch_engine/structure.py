@@ -7,10 +7,8 @@ from typing import Any
 
 import torch
 
+from serve_apps.engine.json_schema import grammar_of
 from serve_apps.engine.protocol import PromptError, UnsupportedError
-
-_ONE_WAY = {"whitespace_flexible": False}
-"""Without it a weak model may write blanks until its tokens are used up."""
 
 
 class Structures:
@@ -50,11 +48,7 @@ class Structures:
         """
         from llguidance import LLMatcher
 
-        try:
-            grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise PromptError(f"the JSON schema is not valid: {error}") from error
-        matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(self._vocabulary, grammar_of(json_schema), log_level=0)
         if matcher.is_error():
             raise PromptError(f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}")
         return Structure(matcher, self._vocab_size)

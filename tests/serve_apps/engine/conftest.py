@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from serve_apps.engine.protocol import Delta, EngineConfig, SamplingParams, TokenLogprob
+from serve_apps.engine.protocol import Delta, Engine, EngineConfig, SamplingParams, TokenLogprob
 from serve_apps.engine.torch_engine.engine import TorchEngine
 from serve_apps.engine.torch_engine.follower import follow
 
@@ -57,9 +57,9 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
-def save_llama(directory: Path, **sizes: Any) -> Path:
+def save_llama(directory: Path, seed: int = 7, **sizes: Any) -> Path:
     """A Llama of random weights, wide enough apart that rounding never decides its next token."""
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     tokenizer = train_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -144,16 +144,16 @@ class Answer:
 class Asker:
     """An engine in an event loop of its own, driven from plain test functions."""
 
-    def __init__(self, engine: TorchEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.runner = asyncio.Runner()
         self._count = 0
 
-    def run(self, awaitable: Awaitable[Any]) -> Any:
+    def run(self, awaitable: Awaitable[Any], deadline_s: float = DEADLINE_S) -> Any:
         """The result of a coroutine, which must come within the deadline."""
 
         async def within() -> Any:
-            return await asyncio.wait_for(awaitable, DEADLINE_S)
+            return await asyncio.wait_for(awaitable, deadline_s)
 
         return self.runner.run(within())
 

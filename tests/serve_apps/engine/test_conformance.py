@@ -1,0 +1,278 @@
+"""What every engine promises, held by each engine that is installed."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
+from serve_apps.engine_table import find_engine
+from tests.serve_apps.engine.conftest import Asker, Reference, save_llama
+
+START_S = 300.0
+PROMPT = [5, 6, 7, 8, 5]
+PROMPTS = [PROMPT, list(range(20, 60)), [9], list(range(100, 111))]
+
+needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads of 64 numbers: vLLM's kernels know no smaller ones."""
+    return save_llama(
+        tmp_path_factory.mktemp("wide"),
+        hidden_size=128,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+    )
+
+
+@pytest.fixture(scope="module")
+def reference(wide: Path) -> Reference:
+    return Reference(wide)
+
+
+def start(name: str, directory: Path, **options: Any) -> Asker:
+    # Compiling takes longer than all of these tests.
+    extra = {"enforce_eager": True, "step_timeout_s": 10.0} if name == "vllm" else {}
+    if "pipeline" in options:
+        # Without the pass that compiles, vLLM lacks what the stages hand on.
+        extra["enforce_eager"] = False
+    config = EngineConfig(
+        str(directory), max_batch=4, context_length=256, kv_cache_bytes=64 * 2**20, extra=extra, **options
+    )
+    asker = Asker(find_engine(name).load_engine()(config, "127.0.0.1", 0))
+    asker.run(asker.engine.start(), START_S)
+    return asker
+
+
+@pytest.fixture(scope="module", params=["torch", pytest.param("vllm", marks=[needs_vllm, pytest.mark.slow])])
+def asker(request: pytest.FixtureRequest, wide: Path) -> Iterator[Asker]:
+    asker = start(request.param, wide)
+    yield asker
+    asker.close()
+
+
+def greedy(max_tokens: int = 16, **other: Any) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, **other)
+
+
+def check_answers(asker: Asker, reference: Reference) -> None:
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(asker.answer(prompt, greedy()) for prompt in PROMPTS * 3))
+
+    for prompt, answer in zip(PROMPTS * 3, asker.run(ask()), strict=True):
+        expected = reference.generate(prompt, 16)
+        assert list(answer.token_ids) == expected
+        ends = expected[-1] == 0
+        assert answer.finish_reason == ("stop" if ends else "length")
+        text = reference.tokenizer.decode(expected, skip_special_tokens=True)
+        # Bytes that are no text are written in different ways.
+        assert answer.text == text or "�" in text
+
+
+def test_greedy_answers_are_those_of_generate(asker: Asker, reference: Reference) -> None:
+    check_answers(asker, reference)
+
+
+@needs_vllm
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [{"tensor": 2}, {"pipeline": 2}], ids=str)
+def test_answers_of_several_ranks_of_vllm_are_those_of_generate(
+    ranks: dict[str, int], wide: Path, reference: Reference
+) -> None:
+    asker = start("vllm", wide, **ranks)
+    try:
+        check_answers(asker, reference)
+    finally:
+        asker.close()
+
+
+def test_the_first_tokens_come_before_the_last(asker: Asker) -> None:
+    async def ask() -> list[int]:
+        deltas = asker.engine.generate("one by one", PROMPT, greedy(32, ignore_eos=True))
+        return [len(delta.token_ids) async for delta in deltas]
+
+    counts = asker.run(ask())
+    assert sum(counts) == 32
+    assert len(counts) > 4
+
+
+def test_a_seed_gives_the_same_answer_alone_and_among_others(asker: Asker) -> None:
+    seeded = SamplingParams(max_tokens=20, temperature=1.5, top_p=0.9, seed=11)
+    alone = asker.run(asker.answer(PROMPT, seeded))
+
+    async def crowd() -> list[Any]:
+        others = [SamplingParams(max_tokens=9), greedy(30), SamplingParams(max_tokens=25, top_k=5)]
+        return await asyncio.gather(
+            *(asker.answer(PROMPTS[1], o) for o in others), asker.answer(PROMPT, seeded)
+        )
+
+    assert asker.run(crowd())[-1].token_ids == alone.token_ids
+
+
+def test_the_text_ends_before_a_stop_string_and_at_a_stop_token(asker: Asker, reference: Reference) -> None:
+    whole = asker.greedy(PROMPTS[1], 60, ignore_eos=True)
+    middle = len(whole.text) // 2
+    stop = whole.text[middle : middle + 3]
+    answer = asker.greedy(PROMPTS[1], 60, ignore_eos=True, stop=("never in there", stop))
+    assert answer.text == whole.text[: whole.text.index(stop)]
+    assert answer.finish_reason == "stop"
+    token = whole.token_ids[5]
+    answer = asker.greedy(PROMPTS[1], 60, ignore_eos=True, stop_token_ids=(token,))
+    assert answer.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
+
+
+def test_logprobs_are_those_of_a_plain_forward_pass(asker: Asker, reference: Reference) -> None:
+    answer = asker.run(
+        asker.answer(PROMPT, SamplingParams(max_tokens=12, temperature=1.3, seed=4, logprobs=3))
+    )
+    expected = reference.logprobs(PROMPT, answer.token_ids)
+    assert tuple(one.token_id for one in answer.logprobs) == answer.token_ids
+    for row, described in zip(expected, answer.logprobs, strict=True):
+        values, tokens = row.topk(3)
+        assert described.logprob == pytest.approx(row[described.token_id].item(), abs=1e-3)
+        assert [token for _, token, _ in described.top] == tokens.tolist()
+        assert [logprob for _, _, logprob in described.top] == pytest.approx(values.tolist(), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"presence_penalty": 2.0, "frequency_penalty": 0.5},
+        {"repetition_penalty": 1.3},
+        {"logit_bias": ((17, 100.0),), "min_tokens": 3},
+    ],
+    ids=str,
+)
+def test_penalties_mean_the_same_to_every_engine(
+    options: dict[str, Any], asker: Asker, reference: Reference
+) -> None:
+    from tests.serve_apps.engine.test_requests import adjusted
+
+    params = greedy(**options)
+    assert list(asker.run(asker.answer(PROMPT, params)).token_ids) == adjusted(reference, params)
+
+
+def test_an_answer_keeps_to_its_schema(asker: Asker) -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": ["x", "y"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    for seed in range(3):
+        params = SamplingParams(max_tokens=60, seed=seed, json_schema=json.dumps(schema))
+        assert json.loads(asker.run(asker.answer(PROMPT, params)).text)["a"] in ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "says"),
+    [
+        ([], greedy(), "empty"),
+        ([1] * 250, greedy(7), "257.*at most 256"),
+        ([1, 320], greedy(), "320"),
+        ([1], greedy(json_schema="no json"), "."),
+    ],
+)
+def test_a_bad_request_is_refused_and_the_others_go_on(
+    prompt: list[int], params: SamplingParams, says: str, asker: Asker
+) -> None:
+    async def ask() -> list[Any]:
+        asks = [asker.answer(PROMPT, greedy(20, ignore_eos=True)), asker.answer(prompt, params)]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    good, bad = asker.run(ask())
+    assert isinstance(bad, PromptError)
+    assert torch.is_tensor(torch.tensor(good.token_ids))
+    assert len(good.token_ids) == 20
+
+
+def test_readers_that_leave_and_requests_that_are_aborted_free_their_places(asker: Asker) -> None:
+    endless = greedy(200, ignore_eos=True)
+
+    async def read(request_id: str) -> list[Any]:
+        return [delta async for delta in asker.engine.generate(request_id, PROMPT, endless)]
+
+    async def ask() -> tuple[Any, list[Any], int]:
+        leaving = await asker.answer(PROMPT, endless, until=lambda answer: len(answer.token_ids) >= 3)
+        aborted = asyncio.ensure_future(read("to be aborted"))
+        before = asker.engine.statistics().generated_tokens
+        await asker.until(lambda: asker.engine.statistics().generated_tokens > before + 3)
+        await asker.engine.abort("to be aborted")
+        deltas = await aborted
+        # A last request, by which the engine has said how many run.
+        await asker.answer(PROMPT, greedy(4, ignore_eos=True))
+        await asker.until(lambda: asker.engine.statistics().running == 0)
+        return leaving, deltas, asker.engine.statistics().waiting
+
+    leaving, deltas, waiting = asker.run(ask())
+    assert len(leaving.token_ids) < 200
+    assert deltas[-1].finish_reason == "abort"
+    assert sum(len(delta.token_ids) for delta in deltas) < 200
+    assert waiting == 0
+
+
+def test_other_weights_come_between_two_answers(
+    asker: Asker, wide: Path, reference: Reference, tmp_path: Path
+) -> None:
+    other = save_llama(
+        tmp_path,
+        hidden_size=128,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        seed=8,
+    )
+    changed = Reference(other)
+
+    async def change(to: Path) -> tuple[Any, Any]:
+        begun = asyncio.ensure_future(asker.answer(PROMPT, greedy(100, ignore_eos=True)))
+        before = asker.engine.statistics().generated_tokens
+        await asker.until(lambda: asker.engine.statistics().generated_tokens > before + 3)
+        changing = asyncio.ensure_future(asker.engine.load_weights(str(to)))
+        await asyncio.sleep(0.01)
+        late = asyncio.ensure_future(asker.answer(PROMPT, greedy(20)))
+        await changing
+        return await begun, await late
+
+    for to, old, new in ((other, reference, changed), (wide, changed, reference)):
+        begun, late = asker.run(change(to))
+        assert list(begun.token_ids) == old.generate(PROMPT, 100, eos=False)
+        assert list(late.token_ids) == new.generate(PROMPT, 20)
+    with pytest.raises(WeightsError):
+        asker.run(asker.engine.load_weights(str(tmp_path / "nowhere")))
+    check_answers(asker, reference)
+
+
+def test_statistics_tell_what_was_done(asker: Asker) -> None:
+    before = asker.engine.statistics()
+    prompt = [3 + before.steps % 7, *range(60, 140)]
+    for _ in range(2):
+        asker.greedy(prompt, 5, ignore_eos=True)
+    after = asker.engine.statistics()
+    assert after.generated_tokens - before.generated_tokens == 10
+    assert after.prompt_tokens - before.prompt_tokens == 162
+    assert after.cache_tokens >= 256
+    assert after.steps > before.steps
+    assert 0 <= after.cache_use <= 1
+
+
+@pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=[needs_vllm, pytest.mark.slow])])
+def test_a_model_that_cannot_be_run_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(EngineError):
+        start(name, tmp_path)
+
+
+def test_an_engine_that_is_not_installed_says_how_to_install_it(
+    wide: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(EngineError, match=r"vLLM is not installed.*pip install 'shoal\[vllm\]'"):
+        start("vllm", wide)
