@@ -148,6 +148,7 @@ def application(spec: AppSpec) -> Application:
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
+    from serve_apps.engine_table import find_engine
     from serve_apps.replica import Replica
     from serve_apps.routing import ROUTERS
 
@@ -163,10 +164,18 @@ def application(spec: AppSpec) -> Application:
             "downscale_delay_s": spec.config.autoscale.downscale_delay_s,
         },
     )
+    if find_engine(spec.engine).has_own_ranks:
+        # The process of rank 0 has the devices of all, and starts the others on them.
+        bundles = [spec.replica_resources]
+    else:
+        bundles = [spec.rank_resources] * spec.config.ranks
     options: dict[str, Any] = {
         "name": DEPLOYMENT,
-        "ray_actor_options": {"num_cpus": spec.config.cpus, "num_gpus": spec.config.gpus},
-        "placement_group_bundles": [spec.rank_resources] * spec.config.tensor,
+        "ray_actor_options": {
+            "num_cpus": bundles[0].get("CPU", 0.0),
+            "num_gpus": bundles[0].get("GPU", 0.0),
+        },
+        "placement_group_bundles": bundles,
         "placement_group_strategy": "STRICT_PACK",
         # What does not fit in the batch waits at the gateway, where a new replica can take it.
         "max_ongoing_requests": spec.config.limits.batch,

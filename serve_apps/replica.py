@@ -54,6 +54,7 @@ class Replica:
         config = EngineConfig(
             model_path=model_path,
             tensor=self.spec.config.tensor,
+            pipeline=self.spec.config.pipeline,
             precision=self.spec.config.precision,
             max_batch=self.spec.config.limits.batch,
             max_waiting=self.spec.config.limits.batch,
@@ -63,12 +64,15 @@ class Replica:
             block_size=self.spec.config.kv_cache.block_size,
             prefix_caching=self.spec.config.kv_cache.prefix_caching,
             threads=max(1, self.spec.config.cpus),
+            extra=dict(self.spec.config.engine_kwargs),
         )
         self._group = RankGroup(self.spec, config)
         host = ray.util.get_node_ip_address()
         port = free_port(host)
-        self._group.start(host, port, self._lost)
-        self._engine = find_engine(self.spec.engine).load_engine()(config, host, port)
+        entry = find_engine(self.spec.engine)
+        if not entry.has_own_ranks:
+            self._group.start(host, port, self._lost)
+        self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
         await self._engine.start()
 

@@ -57,7 +57,7 @@ class AppSpec:
     @property
     def replica_resources(self) -> dict[str, float]:
         """What one replica takes, all its ranks together."""
-        return {name: n * self.config.tensor for name, n in self.rank_resources.items()}
+        return {name: n * self.config.ranks for name, n in self.rank_resources.items()}
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.model_dump(mode="json")}

