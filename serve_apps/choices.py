@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from serve_apps.inbox import Item
 from serve_apps.openai_errors import ApiError, replica_lost, timed_out
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
 
 RETRIES = 3
 """Times a request is sent again after its replica was lost."""
-
-Item = Mapping[str, Any]
-"""What a replica yields, see Replica.generate."""
 
 
 class ReplicaLostError(Exception):
@@ -61,6 +59,7 @@ def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
                 {
                     "request_id": f"{request_id}-{len(requests)}",
                     **prompt,
+                    "streamed": request.streamed,
                     "max_tokens": request.most_tokens,
                     # The same seed for all would make all choices of a prompt the same.
                     "sampling": {**sampling, "seed": seed},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,8 +22,10 @@ from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Item, ReplicaLostError
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
+from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
 from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
+from serve_apps.token_stream import TokenReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +34,12 @@ POLL_S = 0.5
 DESCRIBE_EVERY_S = 3.0
 """An app is asked what it serves at least this often."""
 DESCRIBE_TIMEOUT_S = 5.0
+EVENTS_PER_S = 1000.0
+"""About how many events with tokens the gateway sends in a second, over all streams; beyond that, tokens that
+came meanwhile go together."""
+LONGEST_INTERVAL_S = 0.1
+LAST_TOKENS_S = 10.0
+"""How long the last tokens of an answer may take after the replica has finished it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +53,14 @@ class _Described:
     context_length: int
 
 
+class _RefusedError(Exception):
+    """A replica's word that a request cannot be run, or broke."""
+
+    def __init__(self, result: Mapping[str, Any]) -> None:
+        super().__init__(result["error"])
+        self.result = result
+
+
 class ServeApps:
     """The apps that Serve runs, with a handle to each; the truth is Serve's, nothing is kept elsewhere."""
 
@@ -53,6 +70,15 @@ class ServeApps:
         self._asking: dict[str, asyncio.Task[None]] = {}
         """All three by Serve application."""
         self._lock = asyncio.Lock()
+        self._receiver = TokenReceiver(ray.util.get_node_ip_address())
+        self._receiving = asyncio.create_task(self._receiver.run())
+        self._calls: set[asyncio.Task[None]] = set()
+        self._streams = 0
+
+    def check(self) -> None:
+        """Raise when no tokens are received any more."""
+        if self._receiving.done():
+            self._receiving.result()
 
     async def look_up(self) -> AppTable:
         """The table as it is now."""
@@ -110,31 +136,88 @@ class ServeApps:
             self._known[application] = _Described(seen, time.monotonic(), spec, facts["context_length"])
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
-        """Stream one request from a replica, see Backend.generate."""
+        """Run one request on a replica, see Backend.generate."""
         handle = self._handles.get(application)
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
-        items = handle.options(method_name="generate", stream=True).remote(dict(request))
+        if not request["streamed"]:
+            yield await self._call(application, handle, request, None)
+            return
+        # Nobody else can write to this answer who does not know its key.
+        request = {**request, "request_id": f"{request['request_id']}-{uuid.uuid4().hex}"}
+        key = request["request_id"]
+        inbox = Inbox(self._interval_s)
+        self._receiver.open(key, inbox)
+        call = asyncio.create_task(self._follow(application, handle, request, inbox))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        self._streams += 1
+        complete = False
+        try:
+            while not complete:
+                item = await inbox.get()
+                complete = item.get("finish_reason") is not None
+                yield item
+        except _RefusedError as refused:
+            yield refused.result
+        finally:
+            self._streams -= 1
+            self._receiver.close(key)
+            if not complete:
+                call.cancel()
+
+    async def _follow(
+        self, application: str, handle: DeploymentHandle, request: Mapping[str, Any], inbox: Inbox
+    ) -> None:
+        """Wait for the end of a call whose tokens arrive elsewhere."""
+        try:
+            result = await self._call(application, handle, request, self._receiver.address.as_json())
+            if "error" in result:
+                inbox.fail(_RefusedError(result))
+                return
+            async with asyncio.timeout(LAST_TOKENS_S):
+                await inbox.ended()
+        except TimeoutError:
+            inbox.fail(ReplicaLostError("the last tokens of the answer did not arrive"))
+        except (ReplicaLostError, ApiError) as error:
+            inbox.fail(error)
+
+    async def _call(
+        self,
+        application: str,
+        handle: DeploymentHandle,
+        request: Mapping[str, Any],
+        address: Mapping[str, str] | None,
+    ) -> dict[str, Any]:
+        """One call of a replica; cancelling it ends the request there."""
+        response = handle.generate.remote(dict(request), address)
         done = False
         try:
-            async for item in items:
-                yield item
+            result: dict[str, Any] = await response
             done = True
+            return result
         except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+            done = True
             raise ReplicaLostError(str(error)) from error
         except (RequestCancelledError, ray.exceptions.TaskCancelledError) as error:
             # Nobody here cancels what it still reads: the replica was shut down under the request.
             raise ReplicaLostError(str(error)) from error
         except DeploymentUnavailableError as error:
+            done = True
             raise unavailable(f"The model '{application}' cannot be started: {error}") from error
         except ray.exceptions.RayTaskError as error:
+            done = True
             logger.exception("a replica of %s failed", application)
             raise ApiError(
                 500, "The replica failed; see its log.", kind="server_error", code="internal_error"
             ) from error
         finally:
             if not done:
-                items.cancel()
+                response.cancel()
+
+    def _interval_s(self) -> float:
+        """Time between two events of one stream, so that all together stay below EVENTS_PER_S."""
+        return min(LONGEST_INTERVAL_S, self._streams / EVENTS_PER_S)
 
 
 @serve.ingress()
@@ -151,7 +234,8 @@ class Gateway:
         return build_api(self._service, add_request_id=False)
 
     async def check_health(self) -> None:
-        """Raise when the gateway no longer follows what Serve runs."""
+        """Raise when the gateway no longer follows what Serve runs, or receives no tokens."""
+        self._apps.check()
         if self._poll.done():
             self._poll.result()
             raise RuntimeError("the gateway does not follow the apps any more")

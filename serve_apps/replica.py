@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
-from serve_apps.coalescing import Coalescer
 from serve_apps.engine.protocol import (
     Delta,
     EngineConfig,
@@ -20,17 +20,15 @@ from serve_apps.engine.protocol import (
     SamplingParams,
 )
 from serve_apps.engine_table import find_engine
+from serve_apps.inbox import merge
 from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost, too_long
 from serve_apps.prompts import Prompts
 from serve_apps.rank_group import RankGroup, free_port
 from serve_apps.spec import AppSpec
+from serve_apps.token_stream import TokenSender
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_PER_S = 500.0
-"""About how many messages with tokens a replica sends in a second, over all its requests."""
-LONGEST_INTERVAL_S = 0.1
-SHORTEST_INTERVAL_S = 0.005
 LONG_TEXT = 8192
 """Characters from which tokenizing happens beside the event loop, so that the others go on."""
 
@@ -48,7 +46,9 @@ class Replica:
 
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
-        self._streams: set[Coalescer] = set()
+        self._streams: dict[str, tuple[asyncio.Task[Any] | None, str]] = {}
+        """By request: the call that serves it, and the endpoint of its gateway."""
+        self._sender = TokenSender(self._gateway_lost)
         model_path = await asyncio.to_thread(_model_directory, self.spec)
         memory_gib = self.spec.config.kv_cache.memory_gib
         config = EngineConfig(
@@ -97,48 +97,65 @@ class Replica:
         if self._group.lost is not None:
             raise EngineError(self._group.lost)
 
-    async def generate(self, request: Mapping[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Run one request of the gateway.
+    async def generate(
+        self, request: Mapping[str, Any], address: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run one request of a gateway; the call lasts as long as the request.
 
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
                 the app allows and the context has room for); `sampling` (the other SamplingParams).
+            address: where the gateway receives tokens (a StreamAddress); None asks for the whole answer.
 
-        Yields:
-            The first item has `start`: {replica, model_version, prompt_tokens}. Every item with tokens has
-            the fields of Delta; the last has `finish_reason`. A request that cannot be run gives one item
-            with `error`, see ApiError.as_item.
+        Returns:
+            Without an address the whole answer: the fields of Delta, and `start`: {replica, model_version,
+            prompt_tokens}. With one, only how it ended; what it gains goes to the address as it comes, the
+            first item with `start`, the last with `finish_reason`. A request that cannot be run, or whose
+            engine breaks, returns `start` and `error`, see ApiError.as_item.
         """
         start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
         try:
             prompt_ids = await self._encode(request)
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
-            stream = Coalescer(
-                self._engine.generate(request["request_id"], prompt_ids, sampling), self._interval_s
-            )
-            self._streams.add(stream)
-            bundles = stream.__aiter__()
-            try:
-                first: dict[str, Any] | None = start
-                async for delta in bundles:
-                    yield _item(delta) if first is None else {"start": first, **_item(delta)}
-                    first = None
-            finally:
-                self._streams.discard(stream)
-                # Also when the client went away: this is what frees the place in the batch.
-                await bundles.aclose()  # type: ignore[attr-defined]
+            deltas = self._engine.generate(request["request_id"], prompt_ids, sampling)
+            if address is None:
+                items = [_item(delta) async for delta in deltas]
+                return {"start": start, **merge(items)}
+            await self._stream(request["request_id"], start, deltas, address)
+            return {"start": start}
         except ApiError as error:
-            yield {"start": start, **error.as_item()}
+            return {"start": start, **error.as_item()}
         except PromptError as error:
             param = "messages" if "messages" in request else "prompt"
             refused = bad_request(f"{error}", param=param, code="context_length_exceeded")
-            yield {"start": start, **refused.as_item()}
+            return {"start": start, **refused.as_item()}
         except QueueFullError:
-            yield {"start": start, **queue_full(self.spec.name).as_item()}
+            return {"start": start, **queue_full(self.spec.name).as_item()}
         except EngineError as error:
             logger.error("replica %s: %s", self.id, error)
-            yield {"start": start, **replica_lost().as_item()}
+            return {"start": start, **replica_lost().as_item()}
+
+    async def _stream(
+        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], address: Mapping[str, str]
+    ) -> None:
+        endpoint = address["endpoint"]
+        self._sender.connect(address)
+        self._streams[key] = asyncio.current_task(), endpoint
+        first: Mapping[str, Any] = {"start": start}
+        try:
+            async with aclosing(deltas):  # type: ignore[type-var]
+                async for delta in deltas:
+                    self._sender.send(endpoint, key, {**first, **_item(delta)})
+                    first = {}
+        finally:
+            del self._streams[key]
+
+    def _gateway_lost(self, endpoint: str) -> None:
+        """Nobody reads the streams of a gateway that is gone."""
+        for task, other in list(self._streams.values()):
+            if other == endpoint and task is not None:
+                task.cancel()
 
     async def _encode(self, request: Mapping[str, Any]) -> list[int]:
         size = sum(len(m["content"]) for m in request.get("messages", ())) + len(request.get("prompt", ""))
@@ -157,16 +174,13 @@ class Replica:
             max_tokens=asked or min(self.spec.config.limits.max_tokens, room), **request["sampling"]
         )
 
-    def _interval_s(self) -> float:
-        """Time between two messages of one request, so that all together stay below MESSAGES_PER_S."""
-        return min(LONGEST_INTERVAL_S, max(SHORTEST_INTERVAL_S, len(self._streams) / MESSAGES_PER_S))
-
     async def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
             with contextlib.suppress(EngineError):
                 await engine.stop()
             self._group.stop()
+            self._sender.stop()
 
 
 def _model_directory(spec: AppSpec) -> str:

@@ -69,7 +69,7 @@ class ServeAppConfig(Section):
     model: str = Field(min_length=1)
     """NAME@VERSION or NAME@latest in the registry, or a Hugging Face directory (`./…` or `/…`)."""
     engine: Literal["torch", "vllm"] = "torch"
-    """What runs the model: Shoal's engine over transformers' models, or vLLM (`pip install 'shoal[vllm]'`)."""
+    """What runs the model: Shoal's engine over transformers' models, or vLLM (pip install 'shoal[vllm]')."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the engine that no other key here gives: of vLLM's AsyncEngineArgs (vllm);
     step_timeout_s, start_timeout_s, heartbeat_s (torch)."""

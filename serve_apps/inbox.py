@@ -1,0 +1,86 @@
+"""What has arrived of one request's answer and was not read yet: several tokens become one bundle."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Item = Mapping[str, Any]
+"""What an answer gains: `text`, `token_ids`, maybe `logprobs`; the first has `start`, the last
+`finish_reason`. See `Replica.generate`."""
+
+
+def merge(items: Sequence[Item]) -> Item:
+    """Consecutive items of one answer as one."""
+    if len(items) == 1:
+        return items[0]
+    merged: dict[str, Any] = {
+        "text": "".join(item["text"] for item in items),
+        "token_ids": [token for item in items for token in item["token_ids"]],
+    }
+    if any("logprobs" in item for item in items):
+        merged["logprobs"] = [entry for item in items for entry in item.get("logprobs", ())]
+    for name, item in (("start", items[0]), ("finish_reason", items[-1])):
+        if name in item:
+            merged[name] = item[name]
+    return merged
+
+
+class Inbox:
+    """Takes items as fast as they come and gives them on in bundles.
+
+    The first bundle goes at once, and so does the last; between them one goes when `interval_s()` seconds
+    have passed since the one before.
+    """
+
+    def __init__(self, interval_s: Callable[[], float]) -> None:
+        self._interval_s = interval_s
+        self._items: list[Item] = []
+        self._error: Exception | None = None
+        self._changed = asyncio.Event()
+        self._over = asyncio.Event()
+        """Nothing is worth waiting for any more: the last item is here, or none will come."""
+        self._next_at = 0.0
+
+    def put(self, item: Item) -> None:
+        """Take one item."""
+        self._items.append(item)
+        self._changed.set()
+        if item.get("finish_reason") is not None:
+            self._over.set()
+
+    def fail(self, error: Exception) -> None:
+        """After what has arrived, reading raises this error; what comes after the last item is no failure."""
+        if not self._over.is_set():
+            self._error = error
+            self._over.set()
+            self._changed.set()
+
+    async def ended(self) -> None:
+        """Return when the last item is here, or none will come."""
+        await self._over.wait()
+
+    async def get(self) -> Item:
+        """The next bundle.
+
+        Raises:
+            Exception: what `fail` was given.
+        """
+        loop = asyncio.get_running_loop()
+        await self._changed.wait()
+        wait_s = self._next_at - loop.time()
+        if wait_s > 0 and not self._over.is_set():
+            try:
+                async with asyncio.timeout(wait_s):
+                    await self._over.wait()
+            except TimeoutError:
+                pass
+        if self._items:
+            bundle, self._items = self._items, []
+            if self._error is None:
+                self._changed.clear()
+            self._next_at = loop.time() + self._interval_s()
+            return merge(bundle)
+        assert self._error is not None
+        raise self._error
