@@ -232,20 +232,17 @@ def remove(names: Sequence[str], broker: BrokerClient | None = None) -> None:
 
 
 def start_serve(info: Mapping[str, Any], deadline: float) -> None:
-    """Start Serve with its proxy where the cluster's gateway listens, and the gateway; what runs stays."""
+    """Start Serve and the gateway; what runs stays."""
     from ray import serve
 
     # Serve tells on standard error that it connects; what people need to know, `say` tells them.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": info["gateway_host"], "port": info["gateway_port"]},
-        logging_config={"enable_access_log": False},
-    )
-    _ensure_gateway(deadline)
+    # The gateway listens itself; see there.
+    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+    _ensure_gateway(info, deadline)
 
 
-def _ensure_gateway(deadline: float) -> None:
+def _ensure_gateway(info: Mapping[str, Any], deadline: float) -> None:
     """Deploy the gateway if it does not run."""
     from ray import serve
     from ray.serve.schema import ApplicationStatus
@@ -258,13 +255,18 @@ def _ensure_gateway(deadline: float) -> None:
             Gateway,
             name=GATEWAY,
             num_replicas=1,
-            # The places in the apps bound what runs, see GatewayService.places.
-            max_ongoing_requests=100_000,
-            ray_actor_options={"num_cpus": 0},
+            # On the node where people look for it; Ray gives each node a resource of its address.
+            ray_actor_options={"num_cpus": 0, "resources": {f"node:{info['head_ip']}": 0.001}},
             health_check_period_s=2.0,
         )
         serve.run_many(
-            [serve.RunTarget(target=gateway.bind(), name=GATEWAY, route_prefix="/")],
+            [
+                serve.RunTarget(
+                    target=gateway.bind(info["gateway_host"], info["gateway_port"]),
+                    name=GATEWAY,
+                    route_prefix=None,
+                )
+            ],
             wait_for_applications_running=False,
         )
     _wait(GATEWAY, deadline, lambda overview: overview.status == ApplicationStatus.RUNNING)

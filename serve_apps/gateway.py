@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 import ray
-from fastapi import FastAPI
 from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
@@ -22,6 +21,7 @@ from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Item, ReplicaLostError
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
+from serve_apps.http_server import HttpServer
 from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
 from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
@@ -220,25 +220,34 @@ class ServeApps:
         return min(LONGEST_INTERVAL_S, self._streams / EVENTS_PER_S)
 
 
-@serve.ingress()
 class Gateway:
-    """The Serve deployment's class. One replica serves all apps."""
+    """The Serve deployment's class. One replica serves all apps.
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+    It listens itself: through Serve's proxy a request costs twice as much, and a token a message of Ray's.
+
+    Args:
+        host, port: where it listens.
+    """
+
+    async def __init__(self, host: str, port: int) -> None:  # type: ignore[misc]  # Serve awaits it
         self._apps = ServeApps()
         self._service = GatewayService(self._apps, self._apps.look_up)
         self._poll = asyncio.create_task(self._follow())
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        # Serve's proxy gives requests their ids and puts them into the answers.
-        return build_api(self._service, add_request_id=False)
+        self._server = HttpServer(build_api(self._service), host, port)
+        await self._server.start()
 
     async def check_health(self) -> None:
         """Raise when the gateway no longer follows what Serve runs, or receives no tokens."""
         self._apps.check()
+        self._server.check()
         if self._poll.done():
             self._poll.result()
             raise RuntimeError("the gateway does not follow the apps any more")
+
+    async def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            await server.stop()
 
     async def _follow(self) -> None:
         while True:

@@ -274,6 +274,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
             {
                 "name": record.name,
                 "storage": record.storage,
+                "head_ip": record.head_ip,
                 "gateway_host": record.gateway_host,
                 "gateway_port": record.gateway_port,
                 "dashboard_url": record.dashboard_url,

@@ -107,6 +107,15 @@ def node_command(
     ]
 
 
+SERVE_SETTINGS = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+"""Settings of Ray Serve from its performance guide; whoever calls `up` may set others. Event loops in threads
+of one process wait for one another, and ours do nothing that takes long."""
+
+
 def node_environment(
     caller: Mapping[str, str],
     python: str,
@@ -131,6 +140,7 @@ def node_environment(
     # `python` in the entrypoint of a job means the one that has Shoal, in whatever shell `up` was called.
     path = os.pathsep.join(entry for entry in (os.path.dirname(python), variables.get("PATH", "")) if entry)
     return {
+        **SERVE_SETTINGS,
         **variables,
         "PATH": path,
         # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.
