@@ -32,6 +32,13 @@ class Backend(Protocol):
             ApiError: it cannot be sent.
         """
 
+    async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a replica of the application returns at once: `start`, and the answer or `error`.
+
+        Raises:
+            ReplicaLostError, ApiError: as `generate`.
+        """
+
 
 @dataclass(frozen=True)
 class Event:
@@ -46,7 +53,8 @@ def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
     """The requests to replicas that answer a client's request, in the order of its choices."""
     prompts: list[dict[str, Any]]
     if isinstance(request, ChatRequest):
-        prompts = [{"messages": [{"role": m.role, "content": m.content} for m in request.messages]}]
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        prompts = [{"messages": messages, **({"tools": request.tools} if request.tools else {})}]
     else:
         assert isinstance(request, CompletionRequest)
         prompts = [{"prompt": prompt} for prompt in request.prompt]
@@ -60,6 +68,7 @@ def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
                     "request_id": f"{request_id}-{len(requests)}",
                     **prompt,
                     "streamed": request.streamed,
+                    "priority": request.priority,
                     "max_tokens": request.most_tokens,
                     # The same seed for all would make all choices of a prompt the same.
                     "sampling": {**sampling, "seed": seed},

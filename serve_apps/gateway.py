@@ -141,7 +141,7 @@ class ServeApps:
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
         if not request["streamed"]:
-            yield await self._call(application, handle, request, None)
+            yield await self._call(application, handle.options(method_name="generate"), request)
             return
         # Nobody else can write to this answer who does not know its key.
         request = {**request, "request_id": f"{request['request_id']}-{uuid.uuid4().hex}"}
@@ -166,12 +166,20 @@ class ServeApps:
             if not complete:
                 call.cancel()
 
+    async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One call of a replica, see Backend.ask."""
+        handle = self._handles.get(application)
+        if handle is None:
+            raise unavailable(f"The model '{application}' is being taken down.")
+        return await self._call(application, handle.options(method_name=method), request)
+
     async def _follow(
         self, application: str, handle: DeploymentHandle, request: Mapping[str, Any], inbox: Inbox
     ) -> None:
         """Wait for the end of a call whose tokens arrive elsewhere."""
         try:
-            result = await self._call(application, handle, request, self._receiver.address.as_json())
+            generate = handle.options(method_name="generate")
+            result = await self._call(application, generate, request, self._receiver.address.as_json())
             if "error" in result:
                 inbox.fail(_RefusedError(result))
                 return
@@ -183,14 +191,10 @@ class ServeApps:
             inbox.fail(error)
 
     async def _call(
-        self,
-        application: str,
-        handle: DeploymentHandle,
-        request: Mapping[str, Any],
-        address: Mapping[str, str] | None,
+        self, application: str, method: DeploymentHandle, request: Mapping[str, Any], *more: Any
     ) -> dict[str, Any]:
         """One call of a replica; cancelling it ends the request there."""
-        response = handle.generate.remote(dict(request), address)
+        response = method.remote(dict(request), *more)
         done = False
         try:
             result: dict[str, Any] = await response

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
@@ -17,18 +18,19 @@ from serve_apps.app_table import AppVersion
 from serve_apps.event_stream import CLIENT_CLOSED
 from serve_apps.gateway_call import Call
 from serve_apps.gateway_service import GatewayService
+from serve_apps.gateway_text import TextCall
+from serve_apps.openai_answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelCard, ModelList
 from serve_apps.openai_errors import ApiError, unknown_model
 from serve_apps.openai_format import ChatFormat, CompletionFormat
-from serve_apps.openai_schema import (
-    ChatAnswer,
-    ChatRequest,
-    CompletionAnswer,
-    CompletionRequest,
-    ErrorAnswer,
-    ModelCard,
-    ModelList,
+from serve_apps.openai_schema import ChatRequest, CompletionRequest
+from serve_apps.text_schema import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    EmbeddingAnswer,
+    EmbeddingRequest,
+    TokenizeAnswer,
+    TokenizeRequest,
 )
-from serve_apps.openai_schema import Request as ModelRequest
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -110,6 +112,39 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
         """Answer a conversation."""
         return await Call(service, request, ChatRequest, ChatFormat).answer()
 
+    @api.post(
+        "/v1/embeddings",
+        response_model=EmbeddingAnswer,
+        responses=errors,
+        openapi_extra=_body_of(EmbeddingRequest),
+        tags=["models"],
+    )
+    async def embeddings(request: Request) -> Response:
+        """The mean of each input's last hidden states."""
+        return await TextCall(service, request).embeddings()
+
+    @api.post(
+        "/tokenize",
+        response_model=TokenizeAnswer,
+        responses=errors,
+        openapi_extra=_body_of(TokenizeRequest),
+        tags=["models"],
+    )
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a text or a conversation."""
+        return await TextCall(service, request).tokenize()
+
+    @api.post(
+        "/detokenize",
+        response_model=DetokenizeAnswer,
+        responses=errors,
+        openapi_extra=_body_of(DetokenizeRequest),
+        tags=["models"],
+    )
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        return await TextCall(service, request).detokenize()
+
     @api.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
@@ -180,7 +215,7 @@ def _card(version: AppVersion) -> dict[str, Any]:
 _SCHEMAS = "#/components/schemas/{model}"
 
 
-def _body_of(kind: type[ModelRequest]) -> dict[str, Any]:
+def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
     """The request body's part of the OpenAPI document; bodies are read by hand, to bound them."""
     reference = {"$ref": _SCHEMAS.format(model=kind.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
@@ -189,7 +224,11 @@ def _body_of(kind: type[ModelRequest]) -> dict[str, Any]:
 def _openapi(api: FastAPI) -> dict[str, Any]:
     document = get_openapi(title=api.title, version=api.version, summary=api.summary, routes=api.routes)
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    for kind in (CompletionRequest, ChatRequest):
+    kinds: tuple[type[BaseModel], ...] = (
+        *(CompletionRequest, ChatRequest),
+        *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+    )
+    for kind in kinds:
         schema = kind.model_json_schema(ref_template=_SCHEMAS)
         schemas.update(schema.pop("$defs", {}))
         schemas[kind.__name__] = schema

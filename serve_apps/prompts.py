@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serve_apps.openai_errors import bad_request
+from serve_apps.openai_errors import ApiError, bad_request
 
 DEFAULT_CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
@@ -36,7 +36,7 @@ class Prompts:
                 model's chat template.
         """
         if "messages" in request:
-            ids = self._chat(request["messages"])
+            ids = self._chat(request["messages"], request.get("tools"))
             param = "messages"
         elif isinstance(request["prompt"], str):
             ids = self.tokenizer(request["prompt"])["input_ids"]
@@ -46,20 +46,39 @@ class Prompts:
             param = "prompt"
             unknown = next((token for token in ids if token >= self._num_tokens), None)
             if unknown is not None:
-                raise bad_request(
-                    f"Token id {unknown} is not in the model's vocabulary (0 to {self._num_tokens - 1}).",
-                    param=param,
-                )
+                raise self._unknown_token(unknown, param)
         if not ids:
             raise bad_request("The prompt is empty; give at least one token.", param=param)
         return ids
 
-    def _chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, special tokens included.
+
+        Raises:
+            ApiError: 400, an id that the model does not know.
+        """
+        unknown = next((token for token in tokens if token >= self._num_tokens), None)
+        if unknown is not None:
+            raise self._unknown_token(unknown, "tokens")
+        return str(self.tokenizer.decode(tokens))
+
+    def _unknown_token(self, token: int, param: str) -> ApiError:
+        return bad_request(
+            f"Token id {token} is not in the model's vocabulary (0 to {self._num_tokens - 1}).", param=param
+        )
+
+    def _chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> list[int]:
         from jinja2 import TemplateError
 
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), chat_template=self._template, add_generation_prompt=True, tokenize=False
+                list(messages),
+                tools=tools,
+                chat_template=self._template,
+                add_generation_prompt=True,
+                tokenize=False,
             )
         except TemplateError as error:
             raise bad_request(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -18,6 +18,7 @@ from serve_apps.engine.protocol import (
     PromptError,
     QueueFullError,
     SamplingParams,
+    UnsupportedError,
 )
 from serve_apps.engine_table import find_engine
 from serve_apps.inbox import merge
@@ -113,28 +114,66 @@ class Replica:
             first item with `start`, the last with `finish_reason`. A request that cannot be run, or whose
             engine breaks, returns `start` and `error`, see ApiError.as_item.
         """
-        start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
-        try:
+
+        async def answer(start: dict[str, Any]) -> dict[str, Any]:
             prompt_ids = await self._encode(request)
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
-            deltas = self._engine.generate(request["request_id"], prompt_ids, sampling)
+            deltas = self._engine.generate(
+                request["request_id"], prompt_ids, sampling, request.get("priority", 0)
+            )
             if address is None:
-                items = [_item(delta) async for delta in deltas]
-                return {"start": start, **merge(items)}
+                return dict(merge([_item(delta) async for delta in deltas]))
             await self._stream(request["request_id"], start, deltas, address)
-            return {"start": start}
-        except ApiError as error:
-            return {"start": start, **error.as_item()}
-        except PromptError as error:
-            param = "messages" if "messages" in request else "prompt"
-            refused = bad_request(f"{error}", param=param, code="context_length_exceeded")
-            return {"start": start, **refused.as_item()}
+            return {}
+
+        return await self._answer(request, answer)
+
+    async def _answer(
+        self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
+        start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
+        try:
+            return {"start": start, **await answer(start)}
+        except ApiError as refused:
+            error = refused
+        except PromptError as refused:
+            error = bad_request(f"{refused}.", param=_param(refused.field, request), code="invalid_value")
+        except UnsupportedError as refused:
+            error = bad_request(f"{refused}.", code="unsupported_parameter")
         except QueueFullError:
-            return {"start": start, **queue_full(self.spec.name).as_item()}
-        except EngineError as error:
-            logger.error("replica %s: %s", self.id, error)
-            return {"start": start, **replica_lost().as_item()}
+            error = queue_full(self.spec.name)
+        except EngineError as broken:
+            logger.error("replica %s: %s", self.id, broken)
+            error = replica_lost()
+        return {"start": start, **error.as_item()}
+
+    async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The mean of a prompt's last hidden states: `request_id` and `prompt` to `start` and `embedding`."""
+
+        async def embedding(start: dict[str, Any]) -> dict[str, Any]:
+            prompt_ids = await self._encode(request)
+            start["prompt_tokens"] = len(prompt_ids)
+            return {"embedding": await self._engine.embed(request["request_id"], prompt_ids)}
+
+        return await self._answer(request, embedding)
+
+    async def tokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The token ids of a `prompt` or of `messages`: `start` and `tokens`."""
+
+        async def tokens(start: dict[str, Any]) -> dict[str, Any]:
+            return {"tokens": await self._encode(request)}
+
+        return await self._answer(request, tokens)
+
+    async def detokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The text of `tokens`: `start` and `prompt`."""
+
+        async def prompt(start: dict[str, Any]) -> dict[str, Any]:
+            return {"prompt": await asyncio.to_thread(self._prompts.decode, request["tokens"])}
+
+        return await self._answer(request, prompt)
 
     async def _stream(
         self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], address: Mapping[str, str]
@@ -158,7 +197,7 @@ class Replica:
                 task.cancel()
 
     async def _encode(self, request: Mapping[str, Any]) -> list[int]:
-        size = sum(len(m["content"]) for m in request.get("messages", ())) + len(request.get("prompt", ""))
+        size = sum(len(str(m)) for m in request.get("messages", ())) + len(request.get("prompt", ""))
         if size < LONG_TEXT:
             return self._prompts.encode(request)
         return await asyncio.to_thread(self._prompts.encode, request)
@@ -181,6 +220,13 @@ class Replica:
                 await engine.stop()
             self._group.stop()
             self._sender.stop()
+
+
+def _param(field: str, request: Mapping[str, Any]) -> str:
+    """The field of OpenAI's request that a field of the engine's stands for."""
+    if field == "prompt":
+        return "messages" if "messages" in request else "prompt"
+    return {"json_schema": "response_format"}.get(field, field)
 
 
 def _model_directory(spec: AppSpec) -> str:

@@ -19,8 +19,8 @@ def grammar_of(json_schema: str) -> str:
     try:
         grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
     except ValueError as error:
-        raise PromptError(f"the JSON schema is not valid: {error}") from error
+        raise PromptError(f"the JSON schema is not valid: {error}", "json_schema") from error
     wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     if wrong:
-        raise PromptError(f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}")
+        raise PromptError(f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}", "json_schema")
     return grammar

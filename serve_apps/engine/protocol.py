@@ -126,7 +126,14 @@ class QueueFullError(Exception):
 
 
 class PromptError(ValueError):
-    """The request cannot be run by this model (too long, empty); the message says why."""
+    """The request cannot be run by this model (too long, empty); the message says why.
+
+    `field` is what is wrong: `prompt`, or a field of SamplingParams.
+    """
+
+    def __init__(self, message: str, field: str = "prompt") -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class UnsupportedError(Exception):

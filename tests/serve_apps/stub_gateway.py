@@ -77,6 +77,21 @@ class StubBackend:
         finally:
             self.running -= 1
 
+    async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An embedding is the number of the prompt's tokens, and tokens are the lengths of its words."""
+        self.requests.append({**request, "method": method})
+        if self.script and self.script.pop(0) is not None:
+            raise ReplicaLostError("killed")
+        start = {"replica": f"replica-{len(self.requests)}", "model_version": "tiny@3"}
+        if method == "detokenize":
+            return {"start": start, "prompt": " ".join(map(str, request["tokens"]))}
+        count = prompt_tokens(request)
+        if count > CONTEXT_LENGTH:
+            return {"start": start, **too_long(count, CONTEXT_LENGTH, None, "prompt").as_item()}
+        if method == "embed":
+            return {"start": {**start, "prompt_tokens": count}, "embedding": [float(count), 0.5]}
+        return {"start": start, "tokens": list(range(count))}
+
 
 def prompt_tokens(request: Mapping[str, Any]) -> int:
     if "messages" in request:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import openai
 import pytest
 
+from serve_apps.engine.protocol import SamplingParams
 from tests.serve_apps.stub_gateway import StubGateway
 
 Result = TypeVar("Result")
@@ -222,3 +224,64 @@ def _references(node: Any) -> list[str]:
         own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
         return own + [r for value in node.values() for r in _references(value)]
     return [r for value in node for r in _references(value)] if isinstance(node, list) else []
+
+
+def test_what_a_request_asks_of_the_sampling_reaches_the_replica() -> None:
+    gateway = StubGateway()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+    async def send() -> None:
+        async with gateway.client() as http:
+            body = {
+                "model": "chat",
+                "prompt": "a",
+                "max_tokens": 2,
+                "presence_penalty": 1,
+                "frequency_penalty": -0.5,
+                "repetition_penalty": 1.1,
+                "min_p": 0.1,
+                "min_tokens": 2,
+                "logit_bias": {"7": 5, "9": -1.5},
+                "stop_token_ids": [3],
+                "priority": -2,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+            }
+            assert (await http.post("/v1/completions", json=body)).status_code == 200
+            chat = {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+            form = {"response_format": {"type": "json_object"}}
+            assert (await http.post("/v1/chat/completions", json={**chat, **form})).status_code == 200
+
+    asyncio.run(send())
+    first, second = gateway.backend.requests
+    sampling = first["sampling"]
+    assert first["priority"] == -2
+    assert json.loads(sampling["json_schema"]) == schema
+    assert sampling["logit_bias"] == ((7, 5.0), (9, -1.5))
+    expected = {"presence_penalty": 1, "frequency_penalty": -0.5, "repetition_penalty": 1.1, "min_p": 0.1}
+    assert {name: sampling[name] for name in expected} == expected
+    assert (sampling["min_tokens"], sampling["stop_token_ids"]) == (2, (3,))
+    assert json.loads(second["sampling"]["json_schema"]) == {"type": "object"}
+    # The engine takes them by these names.
+    SamplingParams(max_tokens=1, **sampling)
+
+
+def test_tools_and_their_calls_reach_the_chat_template() -> None:
+    gateway = StubGateway()
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+    ]
+
+    async def send() -> int:
+        async with gateway.client() as http:
+            body = {"model": "chat", "messages": messages, "tools": tools, "max_tokens": 1}
+            return (await http.post("/v1/chat/completions", json=body)).status_code
+
+    assert asyncio.run(send()) == 200
+    (request,) = gateway.backend.requests
+    assert request["tools"] == tools
+    assert request["messages"][1]["tool_calls"] == [call]
+    assert request["messages"][2] == messages[2]

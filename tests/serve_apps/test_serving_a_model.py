@@ -104,6 +104,51 @@ def test_greedy_answers_equal_those_of_transformers(
             assert dict(zip(PROMPTS, pool.map(ask, PROMPTS), strict=True)) == expected
 
 
+@pytest.mark.parametrize("app", ["one", "two"])
+def test_embeddings_tokens_and_structured_answers_come_over_http(
+    app: str, served: dict[str, Any], model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    client = openai.OpenAI(base_url=served["base_url"], api_key="none", max_retries=0)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    ids = tokenizer(PROMPTS[0])["input_ids"]
+    url = served["base_url"].removesuffix("/v1")
+    answer = httpx.post(f"{url}/tokenize", json={"model": app, "prompt": PROMPTS[0]}).json()
+    assert answer["tokens"] == ids
+    back = httpx.post(f"{url}/detokenize", json={"model": app, "tokens": ids}).json()
+    assert back["prompt"] == tokenizer.decode(ids)
+    with torch.no_grad():
+        states = reference(torch.tensor([ids]), output_hidden_states=True).hidden_states[-1][0]
+    embedding = client.embeddings.create(model=app, input=PROMPTS[0]).data[0].embedding
+    assert embedding == pytest.approx(states.mean(dim=0).tolist(), abs=1e-3)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"enum": [1, 2]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    text = client.chat.completions.create(
+        model=app,
+        messages=[{"role": "user", "content": "go"}],
+        response_format={"type": "json_schema", "json_schema": {"name": "n", "schema": schema}},
+        max_tokens=200,
+        seed=3,
+    )
+    assert json.loads(text.choices[0].message.content or "")["a"] in (1, 2)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.completions.create(
+            model=app,
+            prompt="a",
+            extra_body={
+                "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nothing"}}}
+            },
+        )
+    assert refused.value.param == "response_format"
+
+
 def test_serving_again_changes_nothing(served: dict[str, Any], config: Path) -> None:
     done = shoal("serve", "two", "--json", "-f", str(config))
     assert done.returncode == 0, done.stderr

@@ -188,16 +188,17 @@ class TorchEngine:
 
     def _validate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         if sampling.max_tokens < 1:
-            raise PromptError(f"max_tokens is {sampling.max_tokens}; it must be at least 1")
+            raise PromptError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", "max_tokens")
         self._validate_prompt(prompt_ids, sampling.max_tokens)
         for name, (holds, rule) in _RULES.items():
             value = getattr(sampling, name)
             if not holds(value):
-                raise PromptError(f"{name} is {value}; it must be {rule}")
+                raise PromptError(f"{name} is {value}; it must be {rule}", name)
         for token in (*(token for token, _ in sampling.logit_bias), *sampling.stop_token_ids):
             if not 0 <= token < self._vocab_size:
                 raise PromptError(
-                    f"there is no token id {token}; this model's are 0 to {self._vocab_size - 1}"
+                    f"there is no token id {token}; this model's are 0 to {self._vocab_size - 1}",
+                    "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias",
                 )
 
     def _validate_prompt(self, prompt_ids: Sequence[int], max_tokens: int) -> None:

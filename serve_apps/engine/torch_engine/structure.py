@@ -50,7 +50,9 @@ class Structures:
 
         matcher = LLMatcher(self._vocabulary, grammar_of(json_schema), log_level=0)
         if matcher.is_error():
-            raise PromptError(f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}")
+            raise PromptError(
+                f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}", "json_schema"
+            )
         return Structure(matcher, self._vocab_size)
 
 

@@ -1,0 +1,75 @@
+"""The requests of /v1/embeddings (OpenAI's), /tokenize and /detokenize (vLLM's)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serve_apps.openai_schema import Message, Prompt
+
+
+class TextRequest(BaseModel):
+    """What these requests share."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
+    """Fields that change nothing about the answer."""
+
+    model: str
+
+
+class EmbeddingRequest(TextRequest):
+    """The body of POST /v1/embeddings."""
+
+    input: Prompt
+    encoding_format: Literal["float", "base64"] | None = None
+
+
+class TokenizeRequest(TextRequest):
+    """The body of POST /tokenize."""
+
+    prompt: str | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False)
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeRequest(TextRequest):
+    """The body of POST /detokenize."""
+
+    tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
+
+
+class Embedding(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingAnswer(BaseModel):
+    """The answer of POST /v1/embeddings."""
+
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
+class TokenizeAnswer(BaseModel):
+    """The answer of POST /tokenize."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+
+
+class DetokenizeAnswer(BaseModel):
+    """The answer of POST /detokenize."""
+
+    prompt: str
