@@ -262,7 +262,7 @@ def _ensure_gateway(info: Mapping[str, Any], deadline: float) -> None:
         serve.run_many(
             [
                 serve.RunTarget(
-                    target=gateway.bind(info["gateway_host"], info["gateway_port"]),
+                    target=gateway.bind(info["gateway_host"], info["gateway_port"], info.get("gateway_keys")),
                     name=GATEWAY,
                     route_prefix=None,
                 )

@@ -17,8 +17,11 @@ from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, 
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ReplicaState
 
+from cluster.api_keys import cluster_token, load_keys
+from cluster.errors import RequestError
 from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.gateway_access import Access
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
 from serve_apps.http_server import HttpServer
@@ -231,11 +234,17 @@ class Gateway:
 
     Args:
         host, port: where it listens.
+        keys: where its API keys are, see `load_keys`; None lets everyone in.
     """
 
-    async def __init__(self, host: str, port: int) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, host: str, port: int, keys: str | None = None
+    ) -> None:
         self._apps = ServeApps()
-        self._service = GatewayService(self._apps, self._apps.look_up)
+        self._keys = keys
+        self._service = GatewayService(
+            self._apps, self._apps.look_up, Access(None if keys is None else load_keys(keys), cluster_token())
+        )
         self._poll = asyncio.create_task(self._follow())
         self._server = HttpServer(build_api(self._service), host, port)
         await self._server.start()
@@ -253,8 +262,17 @@ class Gateway:
         if server is not None:
             await server.stop()
 
+    def _read_keys(self) -> None:
+        """Take over what changed in the key file; one that is wrong changes nothing."""
+        if self._keys is not None:
+            try:
+                self._service.access.keys = load_keys(self._keys)
+            except RequestError as error:
+                logger.warning("keeping the keys as they were: %s", error)
+
     async def _follow(self) -> None:
         while True:
+            await asyncio.to_thread(self._read_keys)
             try:
                 self._service.table = await self._apps.look_up()
             except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:

@@ -43,7 +43,7 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
     """
     api = FastAPI(title="Shoal", summary="OpenAI-compatible serving", docs_url=None, redoc_url=None)
     errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer} for status in (400, 404, 413, 429, 503, 504)
+        status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 413, 429, 503, 504)
     }
 
     @api.get("/health", tags=["operations"])
@@ -66,28 +66,32 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
         """Counters for Prometheus."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @api.get("/apps", tags=["operations"])
-    async def apps() -> dict[str, dict[str, Any]]:
+    @api.get("/apps", responses={401: {"model": ErrorAnswer}}, tags=["operations"])
+    async def apps(request: Request) -> dict[str, dict[str, Any]]:
         """What each app was deployed with, and whether it is ready; looked up at this moment."""
+        service.access.admin(request.headers.get("authorization", ""))
         table = service.table = await service.refresh()
         return {
             app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
             for app, versions in table.versions.items()
         }
 
-    @api.get("/v1/models", response_model=ModelList, tags=["models"])
-    async def models() -> Response:
-        """The apps of this gateway."""
+    @api.get("/v1/models", response_model=ModelList, responses={401: {"model": ErrorAnswer}}, tags=["models"])
+    async def models(request: Request) -> Response:
+        """The apps of this gateway that the caller may ask."""
+        caller = service.access.caller(request.headers.get("authorization", ""))
         table = service.table
-        versions = [table.find(name) for name in table.names] if table else []
+        versions = [table.find(name) for name in table.names if caller.sees(name)] if table else []
         return JSONResponse({"object": "list", "data": [_card(v) for v in versions if v]})
 
     @api.get("/v1/models/{model}", response_model=ModelCard, responses=errors, tags=["models"])
-    async def model(model: str) -> Response:
+    async def model(model: str, request: Request) -> Response:
         """One app."""
+        caller = service.access.caller(request.headers.get("authorization", ""))
         version = service.table.find(model) if service.table else None
-        if version is None:
-            raise unknown_model(model, service.table.names if service.table else [])
+        if version is None or not caller.sees(model):
+            names = service.table.names if service.table else []
+            raise unknown_model(model, [name for name in names if caller.sees(name)])
         return JSONResponse(_card(version))
 
     @api.post(

@@ -51,13 +51,16 @@ class Call:
             raise
 
     async def _answer(self) -> Response:
+        access = self._service.access
+        self._caller = access.caller(self._http.headers.get("authorization", ""))
         table = self._service.table
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
         body = await read_body(self._http, limit)
         request = parse(self._kind, read_json(body))
-        version = await self._service.find(request.model)
+        version = await self._service.find(request.model, self._caller)
         self._app = request.model
         self._check(request, version, len(body))
+        await access.admit(self._caller)
         self._id = f"{self._format_class.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices_each = request.choices_each
@@ -72,6 +75,7 @@ class Call:
             timeout_s=version.spec.config.limits.request_timeout_s,
         )
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._spend)
             stack.enter_context(self._service.places(version, len(requests)))
             await stack.enter_async_context(self._run)
             events = self._run.events()
@@ -88,6 +92,11 @@ class Call:
                 raise
             parts = self._stream(request, first, events)
             return EventStream(parts, self._headers(), stack.pop_all(), self._count)
+
+    async def _spend(self) -> None:
+        """Count the tokens of the request for its tenant, however it ended."""
+        tokens = self._usage()["total_tokens"] if self._first_seen else 0
+        await self._service.access.spend(self._caller, tokens)
 
     def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
         limits = version.spec.config.limits

@@ -7,30 +7,39 @@ from contextlib import contextmanager
 
 from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Backend
+from serve_apps.gateway_access import Access, Caller
 from serve_apps.gateway_metrics import GatewayMetrics
-from serve_apps.openai_errors import bad_request, queue_full, unavailable, unknown_model
+from serve_apps.openai_errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
 
 
 class GatewayService:
     """The table of apps, the places in them, and the backend that generates.
 
     Args:
+        access: who may ask for what. Default: everyone for everything.
         refresh: looks the apps up again now and returns the new table; for a name that is not in the table.
     """
 
-    def __init__(self, backend: Backend, refresh: Callable[[], Awaitable[AppTable]]) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        refresh: Callable[[], Awaitable[AppTable]],
+        access: Access | None = None,
+    ) -> None:
         self.backend = backend
+        self.access = access or Access()
         self.metrics = GatewayMetrics()
         self.table: AppTable | None = None
         """None until the apps were looked up for the first time."""
         self.refresh = refresh
         self._in_flight: dict[str, int] = {}
 
-    async def find(self, app: str) -> AppVersion:
-        """The version of an app that takes the next request.
+    async def find(self, app: str, caller: Caller) -> AppVersion:
+        """The version of an app that takes a caller's next request.
 
         Raises:
-            ApiError: 404 when there is no such app, 503 while it has never been ready.
+            ApiError: 404 when there is no such app, 503 while it has never been ready, 403 when the caller
+                may not ask it.
         """
         version = self.table.find(app) if self.table else None
         if version is None:
@@ -39,7 +48,9 @@ class GatewayService:
             if version is None and app in table.starting:
                 raise unavailable(f"The model '{app}' is starting; try again in a moment.")
             if version is None:
-                raise unknown_model(app, table.names)
+                raise unknown_model(app, [name for name in table.names if caller.sees(name)])
+        if not caller.sees(app):
+            raise not_allowed(app)
         return version
 
     @contextmanager

@@ -78,12 +78,15 @@ class TextCall:
         return JSONResponse({"prompt": result["prompt"]}, headers=_headers(results))
 
     async def _read(self, kind: type[TextRequest]) -> tuple[Any, AppVersion]:
+        access = self._service.access
+        self._caller = access.caller(self._http.headers.get("authorization", ""))
         table = self._service.table
         body = await read_body(self._http, (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS)
         request = parse_fields(kind, read_json(body))
-        version = await self._service.find(request.model)
+        version = await self._service.find(request.model, self._caller)
         if len(body) > version.spec.config.limits.body_bytes:
             raise body_too_large(version.spec.config.limits.body_bytes)
+        await access.admit(self._caller)
         return request, version
 
     async def _ask(
@@ -103,7 +106,10 @@ class TextCall:
             return [task.result() for task in tasks]
 
         with self._service.places(version, len(requests)):
-            return await unless_gone(self._http.receive, all_of())
+            results = await unless_gone(self._http.receive, all_of())
+        tokens = sum(result["start"].get("prompt_tokens", 0) for result in results)
+        await self._service.access.spend(self._caller, tokens)
+        return results
 
     async def _one(self, version: AppVersion, method: str, request: Mapping[str, Any]) -> Result:
         for retries_left in range(RETRIES, -1, -1):

@@ -74,6 +74,12 @@ def unknown_model(model: str, known: list[str]) -> ApiError:
     )
 
 
+def not_allowed(app: str) -> ApiError:
+    return ApiError(
+        403, f"This API key does not open the model '{app}'.", param="model", code="model_not_allowed"
+    )
+
+
 def body_too_large(limit: int) -> ApiError:
     return ApiError(
         413,

@@ -52,12 +52,14 @@ def deployed_apps() -> dict[str, DeployedApp]:
     # Over HTTP, since a Serve handle would leave threads behind that outlive this process's connection.
     import httpx
 
+    from cluster.api_keys import cluster_token
     from cluster.sharing.client import BrokerClient
 
     info = BrokerClient().info()
     url = f"http://{info['gateway_host']}:{info['gateway_port']}/apps"
     try:
-        answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        headers = {"authorization": f"Bearer {cluster_token()}"}
+        answer = httpx.get(url, headers=headers, timeout=TIMEOUT_S, trust_env=False)
         answer.raise_for_status()
     except httpx.HTTPError:
         # The gateway is starting or coming back; what runs is known without it.

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
+from cluster.api_keys import load_keys
 from cluster.config.app_checks import check_app
 from cluster.config.cluster_section import ClusterConfig, EndpointConfig
 from cluster.config.ground import Ground, Reporter, local_path
@@ -14,7 +16,7 @@ from cluster.config.job_checks import check_job
 from cluster.config.root import ShoalConfig
 from cluster.config.yaml_positions import Document
 from cluster.config.yaml_positions import Path as KeyPath
-from cluster.errors import Mistake
+from cluster.errors import Mistake, RequestError
 
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
 
@@ -62,12 +64,27 @@ def _check_nodes(cluster: ClusterConfig, report: Reporter) -> None:
 
 def _check_endpoints(cluster: ClusterConfig, report: Reporter) -> None:
     gateway, dashboard = cluster.gateway, cluster.dashboard
+    if gateway.keys is not None:
+        try:
+            load_keys(gateway.keys)
+        except RequestError as error:
+            report("gateway.keys", gateway.keys, str(error))
+    elif gateway.host is not None and not _is_loopback(gateway.host):
+        message = f"should be a loopback address unless gateway.keys names API keys, was `{gateway.host}`"
+        report("gateway.host", gateway.host, message, "gateway.keys")
     if gateway.port is None or gateway.port != dashboard.port:
         return
     hosts = {_host(gateway), _host(dashboard)}
     if len(hosts) == 1 or hosts & _ANY_HOST:
         message = f"the gateway and the dashboard cannot both listen on port {gateway.port} of one address"
         report("dashboard.port", dashboard.port, message, "gateway", "dashboard")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may come to mean anything
 
 
 def _host(endpoint: EndpointConfig) -> str | None:

@@ -50,6 +50,15 @@ class EndpointConfig(Section):
     """Port to bind. Default: the usual one, or a free one where that is taken."""
 
 
+class GatewayConfig(EndpointConfig):
+    """Where the OpenAI-compatible endpoint listens, and who may use it."""
+
+    keys: str | None = Field(default=None, min_length=1)
+    """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
+    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute}; `shoal key` writes entries.
+    Without keys the gateway listens on loopback only."""
+
+
 def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
     if not nodes:
         raise ValueError(f"should be a list of 1 to {MAX_NODE_ENTRIES} entries, was an empty list")
@@ -80,7 +89,7 @@ class ClusterConfig(Section):
     storage: str = Field(default="./shoal-storage", min_length=1)
     """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
     sharing: SharingConfig = SharingConfig()
-    gateway: EndpointConfig = EndpointConfig()
+    gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
     dashboard: EndpointConfig = EndpointConfig()
     """The Ray dashboard and job API (usual port 8265)."""

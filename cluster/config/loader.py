@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from cluster.api_keys import ENVIRONMENT
 from cluster.config import schema
 from cluster.config.checks import find_mistakes
 from cluster.config.cluster_section import ClusterConfig
@@ -132,7 +133,11 @@ def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
         name: app.model_copy(update={"model": _absolute(app.model, base)}) if is_directory(app.model) else app
         for name, app in config.serve_apps.items()
     }
-    cluster = config.cluster.model_copy(update={"storage": _absolute(config.cluster.storage, base)})
+    gateway = config.cluster.gateway
+    if gateway.keys is not None and not gateway.keys.startswith(ENVIRONMENT):
+        gateway = gateway.model_copy(update={"keys": _absolute(gateway.keys, base)})
+    storage = _absolute(config.cluster.storage, base)
+    cluster = config.cluster.model_copy(update={"storage": storage, "gateway": gateway})
     return config.model_copy(update={"cluster": cluster, "train_jobs": jobs, "serve_apps": apps})
 
 

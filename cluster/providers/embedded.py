@@ -277,6 +277,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "head_ip": record.head_ip,
                 "gateway_host": record.gateway_host,
                 "gateway_port": record.gateway_port,
+                "gateway_keys": cluster.gateway.keys,
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,
                 "reclaim_grace_s": cluster.sharing.reclaim_grace_s,

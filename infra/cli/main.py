@@ -12,7 +12,7 @@ import typer
 
 from infra.cli import common
 
-NOUNS = ("config", "cluster", "train", "checkpoints", "serve", "models", "bench", "quickstart")
+NOUNS = ("config", "cluster", "train", "checkpoints", "serve", "keys", "models", "bench", "quickstart")
 """Modules of infra.cli, in the order of the help; each has `register(app)` and imports nothing heavy."""
 
 

@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from cluster.api_keys import KeyRing
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import LimitsConfig
 from serve_apps.app_table import AppTable, AppVersion
 from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.gateway_access import Access
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
 from serve_apps.openai_errors import too_long
@@ -103,13 +105,13 @@ def prompt_tokens(request: Mapping[str, Any]) -> int:
 class StubGateway:
     """One app, `chat`, behind the real API; `client` talks to it in this process."""
 
-    def __init__(self, **limits: Any) -> None:
+    def __init__(self, keys: KeyRing | None = None, **limits: Any) -> None:
         self.backend = StubBackend()
         config = CONFIG.model_copy(update={"limits": CONFIG.limits.model_copy(update=limits)})
         spec = AppSpec("chat", config, model_path="/nowhere", model_version="tiny@3")
         version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
         self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
-        self.service = GatewayService(self.backend, self._look_up)
+        self.service = GatewayService(self.backend, self._look_up, Access(keys))
         self.service.table = self.table
         self.api: FastAPI = build_api(self.service)
 

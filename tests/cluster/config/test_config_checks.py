@@ -289,10 +289,10 @@ def test_two_nodes_of_one_name_after_counting(tmp_path: Path) -> None:
     ("gateway", "dashboard", "clash"),
     [
         ("{port: 9000}", "{port: 9000}", True),
-        ("{host: 10.0.0.1, port: 9000}", "{host: 10.0.0.1, port: 9000}", True),
-        ("{host: 0.0.0.0, port: 9000}", "{host: 10.0.0.1, port: 9000}", True),
+        ("{host: 127.0.0.9, port: 9000}", "{host: 127.0.0.9, port: 9000}", True),
+        ("{host: 127.0.0.9, port: 9000}", "{host: 0.0.0.0, port: 9000}", True),
         ("{host: localhost, port: 9000}", "{host: 127.0.0.1, port: 9000}", True),
-        ("{host: 10.0.0.2, port: 9000}", "{host: 10.0.0.1, port: 9000}", False),
+        ("{host: 127.0.0.8, port: 9000}", "{host: 10.0.0.1, port: 9000}", False),
         ("{port: 9000}", "{port: 9001}", False),
         ("{}", "{}", False),
     ],

@@ -1,0 +1,168 @@
+"""Keys: who gets in, to what, how often; and that nothing tells a key."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
+from cluster.errors import RequestError
+from tests.serve_apps.stub_gateway import StubGateway
+
+KEY = new_key()
+BODY = {"model": "chat", "prompt": "a b", "max_tokens": 3}
+
+
+def ring(**options: Any) -> KeyRing:
+    return KeyRing(
+        [
+            Key(sha256=digest_of("sk-other"), tenant="other"),
+            Key(sha256=digest_of(KEY), tenant="ours", **options),
+        ]
+    )
+
+
+def ask(
+    gateway: StubGateway, *requests: tuple[str, dict[str, Any] | None, str | None]
+) -> list[httpx.Response]:
+    """The answers to (path, body, Authorization) one after the other; without a body it is a GET."""
+
+    async def go() -> list[httpx.Response]:
+        answers = []
+        async with gateway.client() as http:
+            for path, body, authorization in requests:
+                headers = {} if authorization is None else {"authorization": authorization}
+                if body is None:
+                    answers.append(await http.get(path, headers=headers))
+                else:
+                    answers.append(await http.post(path, json=body, headers=headers))
+        return answers
+
+    return asyncio.run(go())
+
+
+def test_keys_are_long_new_each_time_and_known_by_their_digest() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(key.startswith(PREFIX) and len(key) > 40 for key in keys)
+    assert digest_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [
+        None,
+        "",
+        "Bearer",
+        "Bearer ",
+        "Bearer wrong",
+        f"Basic {KEY}",
+        KEY,
+        f"Bearer {KEY}x",
+        f"Bearer {KEY[:-1]}",
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/models", "/tokenize"])
+def test_who_has_no_key_gets_nothing(path: str, authorization: str | None) -> None:
+    gateway = StubGateway(ring())
+    (answer,) = ask(gateway, (path, None if path == "/v1/models" else BODY, authorization))
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+    assert answer.headers["www-authenticate"] == "Bearer"
+    assert KEY not in answer.text
+    assert not gateway.backend.requests
+
+
+def test_a_key_opens_the_apps_it_names() -> None:
+    for apps, status, shown in (((), 403, []), (("chat", "x"), 200, ["chat"]), (None, 200, ["chat"])):
+        gateway = StubGateway(ring(apps=apps))
+        bearer = f"Bearer {KEY}"
+        answer, models, model, unknown = ask(
+            gateway,
+            ("/v1/completions", BODY, bearer),
+            ("/v1/models", None, bearer),
+            ("/v1/models/chat", None, bearer),
+            ("/v1/completions", {**BODY, "model": "nobody"}, bearer),
+        )
+        assert answer.status_code == status
+        assert [card["id"] for card in models.json()["data"]] == shown
+        assert model.status_code == (200 if shown else 404)
+        assert unknown.status_code == 404
+        assert ("chat" in unknown.text) == bool(shown)
+
+
+def test_more_requests_than_a_minute_holds_are_refused_until_it_is_over() -> None:
+    gateway = StubGateway(ring(requests_per_minute=2))
+    answers = ask(
+        gateway,
+        *[("/v1/completions", BODY, f"Bearer {KEY}")] * 3,
+        ("/v1/completions", BODY, "Bearer sk-other"),
+    )
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    refused = answers[2]
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    assert 50 <= int(refused.headers["retry-after"]) <= 61
+    assert len(gateway.backend.requests) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tokens_of_prompts_and_answers_use_up_the_minute(stream: bool) -> None:
+    # Two tokens of the prompt and three of the answer.
+    gateway = StubGateway(ring(tokens_per_minute=8))
+    request = ("/v1/completions", {**BODY, "stream": stream}, f"Bearer {KEY}")
+    assert [answer.status_code for answer in ask(gateway, *[request] * 3)] == [200, 200, 429]
+
+
+def test_wrong_requests_use_up_nothing() -> None:
+    gateway = StubGateway(ring(requests_per_minute=1))
+    wrong = ("/v1/completions", {**BODY, "max_tokens": -1}, f"Bearer {KEY}")
+    right = ("/v1/completions", BODY, f"Bearer {KEY}")
+    assert [answer.status_code for answer in ask(gateway, wrong, wrong, right)] == [400, 400, 200]
+
+
+def test_no_key_is_ever_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    ask(
+        StubGateway(ring()),
+        ("/v1/completions", BODY, f"Bearer {KEY}"),
+        ("/v1/models", None, "Bearer wrong-key"),
+    )
+    assert KEY not in caplog.text
+    assert "wrong-key" not in caplog.text
+
+
+def test_a_key_file_is_a_list_of_entries() -> None:
+    text = f"- {{sha256: {digest_of('a')}, tenant: one, apps: [chat], requests_per_minute: 5}}\n"
+    keys = parse_keys(text, "keys.yaml")
+    found = keys.find("Bearer a")
+    assert found is not None
+    assert (found.tenant, found.apps, found.requests_per_minute) == ("one", ("chat",), 5)
+    entry = [{"sha256": digest_of("b"), "tenant": "two"}]
+    assert len(parse_keys(json.dumps(entry), "env:KEYS")) == 1
+    assert len(parse_keys("", "keys.yaml")) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- [",
+        "tenant: one",
+        "- {tenant: one}",
+        "- {sha256: sk-shoal-a-key-in-plain-text, tenant: one}",
+        "- {sha256: SHA, tenant: ''}",
+        "- {sha256: SHA, tenant: one, requests_per_minute: 0}",
+        "- {sha256: SHA, tenant: one, request_per_minute: 5}",
+        "- {sha256: SHA, tenant: one, apps: chat}",
+    ],
+)
+def test_a_wrong_key_file_is_refused_without_its_content(text: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        parse_keys(text.replace("SHA", digest_of("a")), "keys.yaml")
+    assert str(refused.value).startswith("keys.yaml")
+    assert "sk-shoal" not in str(refused.value)
+    assert digest_of("a") not in str(refused.value)
