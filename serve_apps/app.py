@@ -150,7 +150,7 @@ def application(spec: AppSpec) -> Application:
 
     from serve_apps.engine_table import find_engine
     from serve_apps.replica import Replica
-    from serve_apps.routing import ROUTERS
+    from serve_apps.routing import ROUTER
 
     policy = AutoscalingPolicy(
         policy_function="serve_apps.autoscaling:ServingPolicy",
@@ -190,7 +190,8 @@ def application(spec: AppSpec) -> Application:
             policy=policy,
         ),
         "request_router_config": RequestRouterConfig(
-            request_router_class=ROUTERS[spec.config.routing],
+            request_router_class=ROUTER,
+            request_router_kwargs={"policy": spec.config.routing},
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),

@@ -83,7 +83,9 @@ class ServeAppConfig(Section):
     """GPUs a rank."""
     replicas: ReplicasConfig = ReplicasConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
-    routing: Literal["least_connections"] = "least_connections"
+    routing: Literal["round_robin", "least_connections", "weighted", "response_time", "prefix"] = (
+        "least_connections"
+    )
     """How requests are spread over the replicas."""
     rollout: Literal["rolling"] = "rolling"
     """How a new version takes over."""

@@ -1,39 +1,49 @@
-"""Routing policies as request routers of Ray Serve."""
+"""Routing policies as a request router of Ray Serve."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
-from serve_apps.routing.least_connections import LeastConnections
+from serve_apps.routing import POLICIES
+from serve_apps.routing.policy import LeastConnections, Policy, Prompt
 
 
-class LeastConnectionsRouter(FIFOMixin, RequestRouter):
-    """Counts this gateway's own requests on each replica and sends the next one where they are fewest.
+class PolicyRouter(FIFOMixin, RequestRouter):
+    """Tells a policy what this gateway sends to each replica and gets back, and takes the order it gives.
 
-    Serve goes through the replicas in the order given here and takes the first that has room; when none
-    has, it waits a little and asks again.
+    Serve goes through the replicas in that order and takes the first that has room; when none has, it waits
+    a little and asks again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._policy: LeastConnections[ReplicaID] = LeastConnections()
-        self._connections: dict[ReplicaID, int] = {}
+        self._policy: Policy[ReplicaID] = LeastConnections()
 
-    def initialize_state(self, **kwargs: Any) -> None:
-        """Nothing to set; Serve passes request_router_kwargs here."""
+    def initialize_state(self, policy: str = "least_connections") -> None:
+        """Serve passes request_router_kwargs here: the name of the policy."""
+        module, _, name = POLICIES[policy].partition(":")
+        self._policy = getattr(import_module(module), name)()
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
-        self._connections[replica_id] = self._connections.get(replica_id, 0) + 1
+        self._policy.sent(replica_id)
+
+    def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
+        super().on_request_routed(pending_request, replica_id, result)
+        request_id = pending_request.metadata.internal_request_id
+        self._policy.routed(replica_id, request_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Once for each request that was sent, however it ended; refused ones too. What the replica reports
         # of itself is not used: it is older than this count, and a replica that seems fuller than it is
         # would get nothing that could correct it.
         super().on_request_completed(replica_id, internal_request_id)
-        self._connections[replica_id] = max(0, self._connections.get(replica_id, 0) - 1)
+        self._policy.completed(replica_id, internal_request_id, time.monotonic())
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -42,5 +52,16 @@ class LeastConnectionsRouter(FIFOMixin, RequestRouter):
             # Without this Serve asks again without a pause while every replica is full.
             pending_request.routing_context.should_backoff = True
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
-        self._connections = {r: self._connections.get(r, 0) for r in replicas}
-        return [[replicas[r]] for r in self._policy.order(self._connections)]
+        prompt = "" if pending_request is None else _prompt_of(pending_request)
+        return [[replicas[r]] for r in self._policy.order(list(replicas), prompt)]
+
+
+def _prompt_of(pending: PendingRequest) -> Prompt:
+    """What a request of ours asks about; nothing where it is none."""
+    request = pending.args[0] if pending.args else None
+    if not isinstance(request, Mapping):
+        return ""
+    if "messages" in request:
+        return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request["messages"])
+    prompt: Prompt = request.get("prompt", "")
+    return prompt

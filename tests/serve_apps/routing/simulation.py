@@ -1,0 +1,114 @@
+"""Replicas and requests in simulated time, to see what a routing policy does to them."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from serve_apps.routing.policy import Policy
+
+PREFILL_S = 0.05
+"""What a prompt takes that the replica has not read before."""
+
+
+@dataclass
+class Server:
+    """A replica that works on so many requests at once; the others wait in its queue."""
+
+    speed: float = 1.0
+    places: int = 4
+    running: int = 0
+    waiting: list[tuple[float, str]] = field(default_factory=list)
+    read: set[str] = field(default_factory=set)
+    """Beginnings of prompts that it has cached."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Seconds from arrival to start and to end, by request; and who took how many."""
+
+    starts: list[float]
+    ends: list[float]
+    taken: list[int]
+    read: list[int]
+    """Prompts whose beginning the replica had not read before, one entry each."""
+
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.ends)
+
+    @property
+    def p99(self) -> float:
+        return statistics.quantiles(self.ends, n=100)[98]
+
+
+def heavy_tailed(chance: random.Random) -> float:
+    """Work of an answer in seconds on a replica of speed 1: mostly short, now and then very long."""
+    return min(5.0, 0.1 * chance.paretovariate(1.5))
+
+
+def simulate(
+    make: Callable[[random.Random], Policy[int]],
+    speeds: Sequence[float],
+    *,
+    load: float,
+    requests: int = 4000,
+    groups: int = 0,
+    seed: int = 1,
+) -> Result:
+    """Poisson arrivals at `load` of what all replicas together can do.
+
+    Args:
+        groups: kinds of prompts, each with a beginning of its own; 0: no two alike.
+    """
+    chance = random.Random(seed)
+    policy = make(random.Random(seed + 1))
+    servers = [Server(speed) for speed in speeds]
+    work = [heavy_tailed(chance) for _ in range(requests)]
+    mean = statistics.mean(work) + PREFILL_S
+    rate = load * sum(s.speed * s.places for s in servers) / mean
+    arrived: dict[str, float] = {}
+    result = Result([], [], [0] * len(servers), [])
+    events: list[tuple[float, int, str, int]] = []
+    now = 0.0
+    for number in range(requests):
+        now += chance.expovariate(rate)
+        heapq.heappush(events, (now, number, "arrives", -1))
+    prompts = [chance.randrange(groups) if groups else number for number in range(requests)]
+
+    def start(server: Server, at: int, number: int, now: float) -> None:
+        server.running += 1
+        result.starts.append(now - arrived[str(number)])
+        prompt = str(prompts[number])
+        seconds = work[number]
+        if prompt not in server.read:
+            server.read.add(prompt)
+            result.read.append(number)
+            seconds += PREFILL_S
+        heapq.heappush(events, (now + seconds / server.speed, number, "ends", at))
+
+    while events:
+        now, number, what, at = heapq.heappop(events)
+        if what == "arrives":
+            arrived[str(number)] = now
+            prompt = f"{prompts[number]:>8}" * 16
+            at = policy.order(range(len(servers)), prompt)[0]
+            policy.sent(at)
+            policy.routed(at, str(number), now)
+            result.taken[at] += 1
+            server = servers[at]
+            if server.running < server.places:
+                start(server, at, number, now)
+            else:
+                server.waiting.append((now, str(number)))
+        else:
+            server = servers[at]
+            server.running -= 1
+            policy.completed(at, str(number), now)
+            result.ends.append(now - arrived[str(number)])
+            if server.waiting:
+                start(server, at, int(server.waiting.pop(0)[1]), now)
+    return result
