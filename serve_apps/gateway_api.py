@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
@@ -32,6 +33,8 @@ from serve_apps.text_schema import (
     TokenizeRequest,
 )
 
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -45,6 +48,11 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
     errors: dict[int | str, dict[str, Any]] = {
         status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 413, 429, 503, 504)
     }
+
+    def post(path: str, kind: type[BaseModel], answer: type[BaseModel]) -> Callable[[Handler], Handler]:
+        """Register what answers a POST whose body is of this kind."""
+        extra = _body_of(kind)
+        return api.post(path, response_model=answer, responses=errors, openapi_extra=extra, tags=["models"])
 
     @api.get("/health", tags=["operations"])
     async def health() -> dict[str, str]:
@@ -94,57 +102,27 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
             raise unknown_model(model, [name for name in names if caller.sees(name)])
         return JSONResponse(_card(version))
 
-    @api.post(
-        "/v1/completions",
-        response_model=CompletionAnswer,
-        responses=errors,
-        openapi_extra=_body_of(CompletionRequest),
-        tags=["models"],
-    )
+    @post("/v1/completions", CompletionRequest, CompletionAnswer)
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         return await Call(service, request, CompletionRequest, CompletionFormat).answer()
 
-    @api.post(
-        "/v1/chat/completions",
-        response_model=ChatAnswer,
-        responses=errors,
-        openapi_extra=_body_of(ChatRequest),
-        tags=["models"],
-    )
+    @post("/v1/chat/completions", ChatRequest, ChatAnswer)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await Call(service, request, ChatRequest, ChatFormat).answer()
 
-    @api.post(
-        "/v1/embeddings",
-        response_model=EmbeddingAnswer,
-        responses=errors,
-        openapi_extra=_body_of(EmbeddingRequest),
-        tags=["models"],
-    )
+    @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
     async def embeddings(request: Request) -> Response:
         """The mean of each input's last hidden states."""
         return await TextCall(service, request).embeddings()
 
-    @api.post(
-        "/tokenize",
-        response_model=TokenizeAnswer,
-        responses=errors,
-        openapi_extra=_body_of(TokenizeRequest),
-        tags=["models"],
-    )
+    @post("/tokenize", TokenizeRequest, TokenizeAnswer)
     async def tokenize(request: Request) -> Response:
         """The tokens of a text or a conversation."""
         return await TextCall(service, request).tokenize()
 
-    @api.post(
-        "/detokenize",
-        response_model=DetokenizeAnswer,
-        responses=errors,
-        openapi_extra=_body_of(DetokenizeRequest),
-        tags=["models"],
-    )
+    @post("/detokenize", DetokenizeRequest, DetokenizeAnswer)
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         return await TextCall(service, request).detokenize()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,11 +72,9 @@ class Inbox:
         await self._changed.wait()
         wait_s = self._next_at - loop.time()
         if wait_s > 0 and not self._over.is_set():
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await self._over.wait()
-            except TimeoutError:
-                pass
         if self._items:
             bundle, self._items = self._items, []
             if self._error is None:

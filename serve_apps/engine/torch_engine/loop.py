@@ -42,7 +42,7 @@ class _Request:
 
     sampler: Sampler
     answer: Answer | None = None
-    hidden: torch.Tensor | None = None
+    hidden: torch.Tensor | float = 0.0
 
 
 class StepLoop:
@@ -107,7 +107,9 @@ class StepLoop:
             if self._ranks is not None:
                 self._ranks.leave()
             while self._loads:
-                self._loads.popleft()[1].set_exception(WeightsError("the engine has stopped"))
+                done = self._loads.popleft()[1]
+                if done.running() or done.set_running_or_notify_cancel():
+                    done.set_exception(WeightsError("the engine has stopped"))
 
     def add(
         self,
@@ -197,24 +199,30 @@ class StepLoop:
             return not self._stopping
 
     def _load(self, runner: Runner) -> None:
-        model_path, done = self._loads.popleft()
-        try:
+        # It stays in the queue meanwhile: where a rank is lost, whoever waits for it hears of that too.
+        model_path, done = self._loads[0]
+        if done.set_running_or_notify_cancel():
             try:
-                tokenizer = read_tokenizer(model_path)
-            except EngineError as error:
-                raise WeightsError(str(error)) from error
-            if self._ranks is not None:
-                self._ranks.send(Kind.LOAD, text=model_path)
-            load_together(runner, model_path, self._ranks)
-        except WeightsError as error:
-            done.set_exception(error)
-        else:
-            self._tokenizer = tokenizer
-            self._describe(runner)
-            done.set_result(None)
+                self._change(runner, model_path)
+            except WeightsError as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
         with self._changed:
+            self._loads.popleft()
             if not self._loads:
                 self._scheduler.resume()
+
+    def _change(self, runner: Runner, model_path: str) -> None:
+        try:
+            tokenizer = read_tokenizer(model_path)
+        except EngineError as error:
+            raise WeightsError(str(error)) from error
+        if self._ranks is not None:
+            self._ranks.send(Kind.LOAD, text=model_path)
+        load_together(runner, model_path, self._ranks)
+        self._tokenizer = tokenizer
+        self._describe(runner)
 
     def _step(self, runner: Runner, plan: Plan) -> None:
         if self._ranks is not None:
@@ -227,7 +235,7 @@ class StepLoop:
         sampled: list[int | None] = [None] * len(requests)
         for number, token_id in zip(wanting, chosen, strict=True):
             sampled[number] = token_id
-        _note_hidden(outputs, requests)
+        _note_hidden(outputs, plan, requests)
         gains: list[tuple[str, Gain]] = []
         with self._changed:
             self._num_steps += 1
@@ -245,7 +253,7 @@ class StepLoop:
             self._num_prompt += len(sequence.prompt_ids)
         if request.answer is None or token_id is None:
             del self._requests[sequence.request_id]
-            assert request.hidden is not None
+            assert isinstance(request.hidden, torch.Tensor)
             return (request.hidden / len(sequence.prompt_ids)).tolist()
         self._num_generated += 1
         request.sampler.take(token_id)
@@ -281,11 +289,13 @@ def _choose(
         return sampled, dict(zip(wanted.values(), described, strict=True))
 
 
-def _note_hidden(outputs: Outputs, requests: Sequence[_Request | None]) -> None:
-    for row, hidden in outputs.hidden.items():
-        request = requests[row]
+def _note_hidden(outputs: Outputs, plan: Plan, requests: Sequence[_Request | None]) -> None:
+    for number, hidden in outputs.hidden.items():
+        request = requests[number]
         if request is not None:
-            request.hidden = hidden.cpu() if request.hidden is None else request.hidden + hidden.cpu()
+            # A prompt that gave up its place is read again from its beginning.
+            before = 0.0 if plan.step.rows[number].start == 0 else request.hidden
+            request.hidden = hidden.cpu() + before
 
 
 def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:

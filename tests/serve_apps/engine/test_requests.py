@@ -175,6 +175,25 @@ def test_an_embedding_is_the_mean_of_the_last_hidden_states(
     assert asker.engine.statistics().cache_use == 0
 
 
+def test_an_embedding_that_gave_up_its_place_is_still_the_mean(
+    start_engine: Callable[..., Any], llama: Path, reference: Reference
+) -> None:
+    asker = start_engine(llama, max_batch=1, batched_tokens=8)
+    prompt = [(7 * index) % 300 + 1 for index in range(300)]
+
+    async def ask() -> list[float]:
+        embedding = asyncio.ensure_future(asker.engine.embed("e", prompt))
+        await asker.until(lambda: asker.engine.statistics().steps > 3)
+        await asker.answer([4], greedy(3, ignore_eos=True), priority=-1)
+        return await embedding
+
+    with torch.no_grad():
+        output = reference.model(torch.tensor([prompt]), output_hidden_states=True)
+    expected = output.hidden_states[-1][0].mean(dim=0).tolist()
+    assert asker.run(ask()) == pytest.approx(expected, abs=1e-4)
+    assert asker.engine.statistics().preempted == 1
+
+
 def test_an_embedding_of_too_much_is_refused(asker: Asker) -> None:
     for prompt, says in (([], "empty"), ([1] * 513, "513 tokens"), ([999], "999")):
         with pytest.raises(PromptError, match=says):

@@ -79,6 +79,44 @@ def test_all_ranks_change_their_weights(
     change_weights(asker, other_llama, reference, other_reference)
 
 
+def test_a_change_that_nobody_waits_for_any_more_leaves_the_engine_whole(
+    start_engine: Callable[..., Any], llama: Path, other_llama: Path, reference: Reference
+) -> None:
+    asker = start_engine(llama, max_batch=2)
+
+    async def leave() -> Any:
+        begun = asyncio.ensure_future(asker.answer(PROMPT, greedy(60)))
+        await asker.until(lambda: asker.engine.statistics().generated_tokens > 3)
+        changing = asyncio.ensure_future(asker.engine.load_weights(str(other_llama)))
+        await asyncio.sleep(0)
+        changing.cancel()
+        await asyncio.wait([changing])
+        return await begun
+
+    assert list(asker.run(leave()).token_ids) == reference.generate(PROMPT, 60)
+    assert list(asker.greedy(PROMPT, 10).token_ids) == reference.generate(PROMPT, 10)
+    asker.engine.check()
+
+
+def test_a_change_ends_with_an_error_where_a_rank_is_lost(
+    start_replica: Callable[..., Any], llama: Path, other_llama: Path
+) -> None:
+    replica = start_replica(llama, extra={"step_timeout_s": 3.0, "heartbeat_s": 60.0})
+    replica.follower.kill()
+    replica.follower.join()
+    with pytest.raises(WeightsError):
+        replica.asker.run(replica.asker.engine.load_weights(str(other_llama)))
+
+    def broken() -> bool:
+        try:
+            replica.asker.engine.check()
+        except EngineError:
+            return True
+        return False
+
+    replica.asker.run(replica.asker.until(broken))
+
+
 def broken_copies(llama: Path, directory: Path) -> dict[str, Path]:
     """Models that cannot take over, by what is wrong with them."""
     copies = {name: directory / name for name in ("no weights", "cut", "lacks one", "no tokenizer")}
