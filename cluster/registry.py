@@ -15,6 +15,8 @@ How a version is published:
   every earlier put, so no two publishers can both find themselves alone. The files follow, `shoal.json`
   last: it is the marker without which a version does not exist. Where publishers meet or are killed,
   a number may stay unused.
+
+What moves is the aliases (`model_aliases.py`): `latest` by itself, the others by `promote`.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ from typing import Any
 
 from cluster.config.section import NAME_PATTERN
 from cluster.errors import RequestError
+from cluster.model_aliases import LATEST, ModelAliases, check_alias, is_alias
 from cluster.storage import MissingError, Storage, StorageError
 
 MODELS = "models"
 MARKER = "shoal.json"
 """The file that makes a directory a version; it holds where the model comes from."""
-LATEST = "latest"
 _STAGING = ".staging"
 _CLAIMS = ".claims"
 
@@ -62,6 +64,7 @@ class Version:
     facts: Mapping[str, Any] = field(default_factory=dict)
     """All of `shoal.json`: job, step, evaluation, config_digest, and what else the publisher said."""
     aliases: tuple[str, ...] = ()
+    """What else names it now: `latest` first, then those that were promoted to it."""
 
     @property
     def reference(self) -> str:
@@ -79,6 +82,7 @@ class Registry:
 
     def __init__(self, storage: Storage, *, cache: Path | None = None) -> None:
         self._storage = storage.child(MODELS)
+        self._aliases = ModelAliases(self._storage)
         self._cache = cache or Path.home() / ".cache" / "shoal" / "models"
 
     def publish(self, name: str, directory: str | os.PathLike[str], facts: Mapping[str, Any]) -> Version:
@@ -110,27 +114,66 @@ class Registry:
             number = self._publish_local(name, source, record)
         else:
             number = self._publish_remote(name, source, record)
-        return self._read(name, number, newest=self._numbers(name)[-1])
+        return self._read(name, number, self._look(name)[1])
 
     def resolve(self, reference: str) -> Version:
-        """The version that `NAME`, `NAME@latest` or `NAME@3` names now.
+        """The version that `NAME`, `NAME@latest`, `NAME@3` or `NAME@ALIAS` names now.
 
         Raises:
-            RequestError: there is no such model or version; the message says what there is.
+            RequestError: there is no such model, version or alias, or the version that the alias names is
+                gone; the message says what there is.
+            StorageError: the storage cannot be read, or what is kept of the version or alias is damaged.
         """
         name, mark, wanted = reference.partition("@")
         if mark and not wanted:
             raise RequestError(f"{reference!r} names no version: write {name}@latest or {name}@1")
-        numbers = self._numbers(name) if re.fullmatch(NAME_PATTERN, name) else []
+        if not re.fullmatch(NAME_PATTERN, name):
+            raise RequestError(self._no_model(name))
+        if is_alias(wanted):
+            number = self._aliases.get(name, wanted)
+        else:
+            number = int(wanted) if re.fullmatch(r"[0-9]{1,18}", wanted) else None
+        # Only after the alias: the version that it names was there before it.
+        numbers, named = self._look(name)
         if not numbers:
             raise RequestError(self._no_model(name))
         if not mark or wanted == LATEST:
-            return self._read(name, numbers[-1], newest=numbers[-1])
-        if wanted.isascii() and wanted.isdigit() and int(wanted) in numbers:
-            return self._read(name, int(wanted), newest=numbers[-1])
-        raise RequestError(
-            f"there is no {reference}: {name} has the versions {_span(numbers)} and the alias {LATEST}"
-        )
+            number = numbers[-1]
+        if number in numbers:
+            return self._read(name, number, named)
+        there_is = f"{name} has the {_span(numbers)} and the {_aliases_listed(named)}"
+        if number is not None and is_alias(wanted):
+            raise RequestError(
+                f"{reference} names version {number}, which is not there any more: {there_is}; `shoal promote"
+                f" {name}@{numbers[-1]} {wanted}` lets it name another"
+            )
+        near = [] if number is not None else difflib.get_close_matches(wanted, named, n=1)
+        hint = f" (did you mean {name}@{near[0]}?)" if near else ""
+        raise RequestError(f"there is no {reference}{hint}: {there_is}")
+
+    def promote(self, reference: str, alias: str) -> Version:
+        """Let `alias` name a version from now on, whatever it named before; the last promotion wins.
+
+        Args:
+            reference: `NAME@3`, `NAME@latest`, or `NAME@ALIAS` of another alias.
+            alias: a name like the models', not all digits and not `latest`; it need not be there yet.
+
+        Raises:
+            RequestError: the alias is not allowed, or there is no such version.
+            StorageError: the storage cannot be written.
+        """
+        check_alias(alias)
+        version = self.resolve(reference)
+        if "@" not in reference:
+            raise RequestError(
+                f"{reference!r} names no version: write {reference}@{version.version} or {reference}@latest"
+            )
+        self._aliases.put(version.name, alias, version.version)
+        return self._read(version.name, version.version, self._look(version.name)[1])
+
+    def aliases(self, name: str) -> dict[str, int]:
+        """The version that each alias of a model names, whether that is there or not; without `latest`."""
+        return self._aliases.all_of(name) if re.fullmatch(NAME_PATTERN, name) else {}
 
     def list(self) -> builtins.list[Version]:
         """Every version of every model, by name, then by version."""
@@ -146,8 +189,10 @@ class Registry:
 
     def versions(self, name: str) -> builtins.list[Version]:
         """The versions of one model, oldest first; empty when there is no such model."""
-        numbers = self._numbers(name) if re.fullmatch(NAME_PATTERN, name) else []
-        return [self._read(name, number, newest=numbers[-1]) for number in numbers]
+        if not re.fullmatch(NAME_PATTERN, name):
+            return []
+        numbers, named = self._look(name)
+        return [self._read(name, number, named) for number in numbers]
 
     def fetch(self, version: Version) -> Path:
         """A local directory to load the version from; a copy in the cache where the storage is not local."""
@@ -245,7 +290,15 @@ class Registry:
         numbers = sorted(_integers(self._storage.list(name)))
         return [number for number in numbers if self._storage.exists(f"{name}/{number}/{MARKER}")]
 
-    def _read(self, name: str, number: int, newest: int) -> Version:
+    def _look(self, name: str) -> tuple[builtins.list[int], dict[str, int]]:
+        """The versions that are complete, oldest first, and which of them each alias names."""
+        aliases = self._aliases.all_of(name)
+        # Only after the aliases: the versions that they name were there before them.
+        numbers = self._numbers(name)
+        named = {LATEST: numbers[-1]} if numbers else {}
+        return numbers, named | {alias: number for alias, number in aliases.items() if number in numbers}
+
+    def _read(self, name: str, number: int, named: Mapping[str, int]) -> Version:
         inner = f"{name}/{number}"
         try:
             facts = json.loads(self._storage.read_bytes(f"{inner}/{MARKER}"))
@@ -265,7 +318,7 @@ class Registry:
             job=facts.get("job"),
             step=facts.get("step"),
             facts=facts,
-            aliases=(LATEST,) if number == newest else (),
+            aliases=tuple(alias for alias, at in named.items() if at == number),
         )
 
     def _no_model(self, name: str) -> str:
@@ -283,9 +336,16 @@ def _integers(names: builtins.list[str]) -> builtins.list[int]:
 
 
 def _span(numbers: builtins.list[int]) -> str:
-    """`1, 2, 5`, and `1, 2, …, 40` where there are many."""
+    """`version 1`, `versions 1, 2, 5`, and `versions 1, 2, …, 40` where there are many."""
     shown = [str(number) for number in numbers]
-    return ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-3:]])
+    listed = ", ".join(shown if len(shown) <= 8 else [*shown[:3], "…", *shown[-3:]])
+    return f"version{'s' if len(shown) > 1 else ''} {listed}"
+
+
+def _aliases_listed(named: Mapping[str, int]) -> str:
+    """`alias latest`, `aliases latest, production`, and the first of them where there are many."""
+    shown = ", ".join([*named][:10]) + (", …" if len(named) > 10 else "")
+    return f"alias{'es' if len(named) > 1 else ''} {shown}"
 
 
 @contextmanager

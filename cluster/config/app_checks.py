@@ -23,6 +23,7 @@ from cluster.config.sentences import listed, nearest
 from cluster.config.serve_section import ServeAppConfig
 from cluster.config.train_section import TrainJobConfig
 from cluster.config.yaml_positions import Path as KeyPath
+from cluster.errors import ShoalError
 
 TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
 """Keys of `engine_kwargs` that engine: torch knows."""
@@ -97,7 +98,7 @@ def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> 
     name, at, version = app.model.partition("@")
     if not _NAME.fullmatch(name) or (at and not _NAME.fullmatch(version)):
         message = (
-            "should be NAME@VERSION or NAME@latest of the registry, or a directory (./… or /…),"
+            "should be NAME@VERSION, NAME@latest or NAME@ALIAS of the registry, or a directory (./… or /…),"
             f" was `{app.model}`"
         )
         report("model", app.model, message)
@@ -111,7 +112,10 @@ def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> 
         return []  # what lies in a storage elsewhere is not looked at
     directory = newest_version(storage / "models", name)
     if directory is not None:
-        return _look_into(directory, app.model, (STORAGE, _PUBLISHED), report)
+        if version not in ("", "latest"):
+            directory = _find_version(storage, app.model, report)
+        uses = (STORAGE, _PUBLISHED)
+        return [] if directory is None else _look_into(directory, app.model, uses, report)
     names = list(dict.fromkeys(str(job.publish) for job in published.values()))
     guess = nearest(name, names)
     hint = f"; did you mean `{guess}`?" if guess is not None else ""
@@ -121,6 +125,18 @@ def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> 
     )
     report("model", app.model, message, STORAGE, _PUBLISHED)
     return []
+
+
+def _find_version(storage: Path, reference: str, report: Reporter) -> Path | None:
+    """The directory of the version that a number or an alias names; reports it when there is none."""
+    from cluster.registry import Registry  # pyarrow takes a while
+    from cluster.storage import Storage
+
+    try:
+        return Path(Registry(Storage(storage)).resolve(reference).path)
+    except ShoalError as error:
+        report("model", reference, str(error), STORAGE, _PUBLISHED)
+        return None
 
 
 def _models_of_jobs(jobs: dict[str, TrainJobConfig]) -> list[_Model]:

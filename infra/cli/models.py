@@ -1,12 +1,12 @@
-"""The model registry from the command line: `models`."""
+"""The model registry from the command line: `models`, `promote`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
+from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
     from cluster.registry import Version
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
     app.command("models")(models)
+    app.command("promote")(promote)
 
 
 def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
@@ -33,6 +34,31 @@ def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOpt
         return
     _print_table(versions)
     typer.echo(f"each is a directory: {storage.child('models').location}/MODEL/VERSION")
+
+
+def promote(
+    reference: Annotated[
+        str, typer.Argument(metavar="MODEL@VERSION", help="A published version; also MODEL@latest.")
+    ],
+    alias: Annotated[str, typer.Argument(metavar="ALIAS", help="What shall name it, such as production.")],
+    file: FileOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Let MODEL@ALIAS name this version from now on; works without a running cluster."""
+    from cluster.registry import Registry
+    from cluster.storage import Storage
+
+    loaded = load(file, settings, across=False)
+    registry = Registry(Storage(loaded.resolved.cluster.storage))
+    name = reference.partition("@")[0]
+    before = registry.aliases(name).get(alias)
+    version = registry.promote(reference, alias)
+    after = version.version
+    change = f"{after}, as before" if before == after else f"{before or 'none'} -> {after}"
+    (say if as_json else typer.echo)(f"{name}@{alias}: {change}")
+    if as_json:
+        print_json(_row(version))
 
 
 def _row(version: Version) -> dict[str, object]:
