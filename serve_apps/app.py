@@ -1,32 +1,25 @@
-"""Serve applications from the config: the lease, the replicas, the gateway, and their end."""
+"""Serving from the outside: apps are deployed, changed back and taken down by asking the controller."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import ShoalConfig
 from cluster.errors import RequestError, ShoalError
-from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
+from serve_apps.controller.client import ControllerClient, start_controller
+from serve_apps.models import find_model
+from serve_apps.spec import GATEWAY, AppSpec
 
 if TYPE_CHECKING:
-    from ray.serve import Application
     from ray.serve.schema import ApplicationStatusOverview
 
-    from cluster.sharing.client import BrokerClient
-
-LEASE_TIMEOUT_S = 30.0
-"""How long an app waits for the devices of its smallest size."""
-READY_TIMEOUT_S = 300.0
+READY_TIMEOUT_S = 600.0
+"""How long a command follows a rollout; the rollout itself goes on without it."""
 POLL_S = 0.2
-METRICS_INTERVAL_S = 0.5
-LOOK_BACK_S = 1.0
-"""Load is averaged over this long: a scale-out begins within about this and the app's upscale delay."""
 
 Progress = Callable[[str], None]
 
@@ -45,20 +38,18 @@ def deploy(
     """Serve apps of the config (all of them by default) and wait until they can answer.
 
     Needs a connection to the cluster. An app that already runs as the config says is left as it is; one
-    that differs is updated in place by Serve, a replica at a time.
+    that differs is changed by the app's rollout, and this returns when the new version has all requests.
 
     Returns:
-        {"base_url", "apps": [{"name", "model", "status", "replicas", "tensor"}]}
+        {"base_url", "apps": [the rows of `app_statuses`]}
 
     Raises:
-        RequestError: no such app, or no such model.
-        ShoalError: no room for an app's smallest size, or it was not ready in time; a new app that failed is
-            taken down again.
+        RequestError: no such app, or no such model, or an app that is being changed into something else.
+        ShoalError: an app could not be brought there; one that was there before serves as it did.
     """
     from cluster.sharing.client import BrokerClient
 
-    broker = BrokerClient()
-    info = broker.info()
+    info = BrokerClient().info()
     chosen = list(names) or list(config.serve_apps)
     if not chosen:
         raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
@@ -66,7 +57,7 @@ def deploy(
     base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
     deadline = time.monotonic() + timeout_s
     start_serve(info, deadline)
-    return {"base_url": base_url, "apps": deploy_specs(specs, broker, deadline=deadline, say=say)}
+    return {"base_url": base_url, "apps": deploy_specs(specs, deadline=deadline, say=say)}
 
 
 def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
@@ -75,171 +66,144 @@ def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
     Raises:
         RequestError: there is no such app, or no such model.
     """
-    from cluster.registry import Registry
-    from cluster.storage import Storage
-
     app = config.serve_apps.get(name)
     if app is None:
         known = ", ".join(config.serve_apps) or "none"
         raise RequestError(f"there is no app '{name}' in the config; serve_apps has: {known}")
-    if app.model.startswith((".", "/")):
-        if not os.path.isfile(os.path.join(app.model, "config.json")):
-            raise RequestError(
-                f"serve_apps.{name}.model: {app.model} is no Hugging Face model directory"
-                " (it has no config.json)"
-            )
-        path = os.path.abspath(app.model)
-        return AppSpec(name, app, model_path=path, model_version=os.path.basename(path))
-    place = Storage(storage)
-    version = Registry(place).resolve(app.model)
-    local = place.local_path() is not None
-    return AppSpec(
-        name,
-        app,
-        model_path=version.path if local else "",
-        model_version=version.reference,
-        storage=None if local else storage,
-    )
+    return find_model(name, app, storage)
 
 
 def deploy_specs(
-    specs: Sequence[AppSpec],
-    broker: BrokerClient,
-    *,
-    deadline: float,
-    lease_timeout_s: float = LEASE_TIMEOUT_S,
-    say: Progress = _quiet,
+    specs: Sequence[AppSpec], *, deadline: float, say: Progress = _quiet
 ) -> list[dict[str, Any]]:
-    """Lease, deploy and wait; the rows of `app_statuses` for these apps. Serve and the gateway must run."""
-    from ray import serve
+    """Have the controller bring apps there, and wait; the rows of `app_statuses` for these apps."""
+    from serve_apps.status import app_statuses
 
-    from serve_apps.status import app_statuses, deployed_apps
-
-    running = deployed_apps()
-    changed = []
+    controller = ControllerClient()
+    numbers: dict[str, int] = {}
     for spec in specs:
-        held = running.get(spec.name)
-        if held is not None and held.ready and held.spec == spec:
+        held = controller.describe().get(spec.name)
+        if held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle"):
             say(f"{spec.name}: runs already as the config says")
             continue
-        changed.append(spec)
-    targets = []
-    for spec in changed:
-        say(f"{spec.name}: waiting for {spec.config.replicas.min} × {_amounts(spec.replica_resources)}")
-        _lease(spec, broker, lease_timeout_s)
-        targets.append(serve.RunTarget(target=application(spec), name=spec.name, route_prefix=None))
-    if targets:
-        say(f"starting {', '.join(spec.name for spec in changed)}")
-        serve.run_many(targets, wait_for_applications_running=False)
-    for spec in changed:
-        try:
-            _wait_running(spec, deadline, say)
-        except ShoalError:
-            if spec.name not in running:
-                remove([spec.name], broker)
-            raise
-    _wait_known(specs, deadline)
+        numbers[spec.name] = controller.apply(spec)
+    # All of them come up side by side.
+    for name, number in numbers.items():
+        follow(controller, name, number, deadline=deadline, say=say)
     names = {spec.name for spec in specs}
     return [row for row in app_statuses() if row["name"] in names]
 
 
-def application(spec: AppSpec) -> Application:
-    """The Serve application of one version of an app."""
-    from ray import serve
-    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+def roll_back(name: str, *, timeout_s: float = READY_TIMEOUT_S, say: Progress = _quiet) -> dict[str, Any]:
+    """Have an app go back to the version before, and wait until that has all requests; its row.
 
-    from serve_apps.engine_table import find_engine
-    from serve_apps.replica import Replica
-    from serve_apps.routing import ROUTER
+    Raises:
+        RequestError: no such app, or nothing to go back to.
+        ShoalError: it could not be brought there in time.
+    """
+    from serve_apps.status import app_statuses
 
-    policy = AutoscalingPolicy(
-        policy_function="serve_apps.autoscaling:ServingPolicy",
-        policy_kwargs={
-            "app": spec.name,
-            "unit": spec.replica_resources,
-            "min_replicas": spec.config.replicas.min,
-            "max_replicas": spec.config.replicas.most,
-            "target_ongoing_requests": spec.config.autoscale.target_ongoing_requests,
-            "upscale_delay_s": spec.config.autoscale.upscale_delay_s,
-            "downscale_delay_s": spec.config.autoscale.downscale_delay_s,
-        },
-    )
-    if find_engine(spec.engine).has_own_ranks:
-        # The process of rank 0 has the devices of all, and starts the others on them.
-        bundles = [spec.replica_resources]
-    else:
-        bundles = [spec.rank_resources] * spec.config.ranks
-    options: dict[str, Any] = {
-        "name": DEPLOYMENT,
-        "ray_actor_options": {
-            "num_cpus": bundles[0].get("CPU", 0.0),
-            "num_gpus": bundles[0].get("GPU", 0.0),
-        },
-        "placement_group_bundles": bundles,
-        "placement_group_strategy": "STRICT_PACK",
-        # What does not fit in the batch waits at the gateway, where a new replica can take it.
-        "max_ongoing_requests": spec.config.limits.batch,
-        "autoscaling_config": AutoscalingConfig(
-            min_replicas=spec.config.replicas.min,
-            max_replicas=spec.config.replicas.most,
-            target_ongoing_requests=spec.config.autoscale.target_ongoing_requests,
-            metrics_interval_s=METRICS_INTERVAL_S,
-            look_back_period_s=LOOK_BACK_S,
-            upscale_delay_s=0,
-            downscale_delay_s=0,
-            policy=policy,
-        ),
-        "request_router_config": RequestRouterConfig(
-            request_router_class=ROUTER,
-            request_router_kwargs={"policy": spec.config.routing},
-            # A waiting request asks this often whether a place has become free.
-            max_backoff_s=0.05,
-        ),
-        # A second try is for accidents; then it says why.
-        "max_constructor_retry_count": 2,
-        # Replicas that are taken away finish what they have.
-        "graceful_shutdown_timeout_s": spec.config.limits.request_timeout_s,
-        "graceful_shutdown_wait_loop_s": 0.5,
-        "health_check_period_s": 1.0,
-        "health_check_timeout_s": 30.0,
-    }
-    return serve.deployment(Replica, **options).bind(spec.as_json())
+    controller = ControllerClient()
+    number = controller.roll_back(name)
+    follow(controller, name, number, deadline=time.monotonic() + timeout_s, say=say, back=True)
+    return next(row for row in app_statuses() if row["name"] == name)
 
 
-def remove(names: Sequence[str], broker: BrokerClient | None = None) -> None:
-    """Take apps down; requests that run are finished first. The gateway stays.
+def follow(
+    controller: ControllerClient,
+    name: str,
+    number: int,
+    *,
+    deadline: float,
+    say: Progress = _quiet,
+    back: bool = False,
+) -> None:
+    """Wait until a revision of an app has all requests, or (`back`) has none any more.
+
+    Raises:
+        ShoalError: it failed, or took longer than until the deadline.
+    """
+    pause = threading.Event()
+    said = ""
+    while True:
+        row = controller.describe().get(name)
+        outcome = row["rollout"] if row is not None else controller.outcome(name)
+        if outcome is None:
+            raise ShoalError(f"{name} was taken down")
+        status = outcome["status"]
+        if outcome["number"] != number:
+            raise ShoalError(f"{name} was changed again, to {outcome['to_version']}, before this had ended")
+        failed = status == "failed" or (status == "rolled_back" and not back)
+        # A first version that failed takes the app with it.
+        if failed and (outcome["strategy"] != "start" or row is None):
+            raise ShoalError(_failed(name, outcome, still_there=row is not None))
+        switched = outcome.get("switched", False) and not back
+        if not failed and row is not None and row["settled"] and (status != "running" or switched):
+            if switched and status == "running":
+                say(f"{name}: {outcome['to_version']} has all requests; what was before is kept for a while")
+            return
+        line = _progress(row, outcome)
+        if line != said:
+            said = line
+            say(f"{name}: {line}")
+        if time.monotonic() >= deadline:
+            raise ShoalError(f"{name} was not ready in time ({line}); `shoal status` shows how it goes on")
+        pause.wait(POLL_S)
+
+
+def _progress(row: Mapping[str, Any] | None, outcome: Mapping[str, Any]) -> str:
+    if row is None:
+        return "is being taken down"
+    if row["status"] == "going_back":
+        return f"goes back, {outcome['reason']}"
+    change = f"{outcome['strategy']} {outcome['from_version']} → {outcome['to_version']}: "
+    ready = outcome.get("ready", row["replicas"])
+    if outcome["strategy"] == "start":
+        return f"starting {outcome['to_version']}, {ready} of {max(1, row['wanted'])} replicas run"
+    if outcome.get("stage") is not None:
+        return change + outcome["stage"]
+    return change + f"{ready} new replicas run, {row['replicas']} in all"
+
+
+def _failed(name: str, outcome: Mapping[str, Any], *, still_there: bool) -> str:
+    reason = outcome["reason"]
+    if outcome["status"] == "rolled_back":
+        return f"{name}: the change to {outcome['to_version']} was taken back: {reason}"
+    if outcome["strategy"] == "start":
+        return f"{name} could not be started: {reason}"
+    kept = f"; it still serves {outcome['from_version']}" if still_there else ""
+    return f"{name} could not be changed to {outcome['to_version']}{kept}: {reason}"
+
+
+def remove(names: Sequence[str]) -> None:
+    """Take apps down and wait; requests that run are finished first. The gateway stays.
 
     Raises:
         RequestError: an app is not there; nothing was taken down.
     """
-    from ray import serve
-
-    from cluster.sharing.client import BrokerClient
-    from serve_apps.autoscaling import SILENCE_S
-    from serve_apps.status import deployed_apps
-
-    broker = broker or BrokerClient()
-    running = {app for app in serve.status().applications if app != GATEWAY}
-    unknown = [name for name in names if name not in running]
-    if unknown:
-        runs = f"these run: {', '.join(sorted(running))}" if running else "none runs"
+    controller = ControllerClient.find()
+    running = controller.describe() if controller is not None else {}
+    there = sorted(name for name, row in running.items() if row["status"] != "deleting")
+    unknown = [name for name in names if name not in there]
+    if unknown or controller is None:
+        runs = f"these run: {', '.join(there)}" if there else "none runs"
         raise RequestError(f"no app '{unknown[0]}' is served; {runs}")
-    deployed = deployed_apps()
     for name in names:
-        app = deployed.get(name)
-        with _held_lease(app.spec if app else None, broker):
-            serve.delete(name)
-        _release(f"app/{name}", broker, SILENCE_S)
+        controller.remove(name)
+    pause = threading.Event()
+    while any(name in names for name in controller.describe()):
+        pause.wait(POLL_S)
 
 
 def start_serve(info: Mapping[str, Any], deadline: float) -> None:
-    """Start Serve and the gateway; what runs stays."""
+    """Start Serve, the controller of the apps and the gateway; what runs stays."""
     from ray import serve
 
     # Serve tells on standard error that it connects; what people need to know, `say` tells them.
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     # The gateway listens itself; see there.
     serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+    start_controller(info)
     _ensure_gateway(info, deadline)
 
 
@@ -273,58 +237,6 @@ def _ensure_gateway(info: Mapping[str, Any], deadline: float) -> None:
     _wait(GATEWAY, deadline, lambda overview: overview.status == ApplicationStatus.RUNNING)
 
 
-def _lease(spec: AppSpec, broker: BrokerClient, timeout_s: float) -> None:
-    """Have the broker grant the app's smallest size; the autoscaling policy keeps the lease from then on."""
-    from cluster.sharing.demand import Demand
-    from serve_apps.autoscaling import replica_nodes
-
-    held = replica_nodes(spec.name)
-    demand = Demand(
-        holder=spec.holder,
-        kind="serving",
-        unit=spec.replica_resources,
-        min=spec.config.replicas.min,
-        max=max(spec.config.replicas.min, len(held)),
-        held=held,
-    )
-    try:
-        broker.wait(demand, timeout_s)
-    except ShoalError as error:
-        raise ShoalError(
-            f"{error}; free in the whole cluster now: {_free()}, and the ranks of a replica share one node"
-        ) from error
-
-
-def _free() -> str:
-    """What nobody holds, for people."""
-    import ray
-
-    free = ray.available_resources()
-    return _amounts({name: free.get(name, 0.0) for name in ("CPU", "GPU") if name in ray.cluster_resources()})
-
-
-def _amounts(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
-
-
-def _wait_running(spec: AppSpec, deadline: float, say: Progress) -> None:
-    from ray.serve.schema import ApplicationStatus, ReplicaState
-
-    reported = -1
-
-    def ready(overview: ApplicationStatusOverview) -> bool:
-        nonlocal reported
-        replicas = 0
-        if DEPLOYMENT in overview.deployments:
-            replicas = overview.deployments[DEPLOYMENT].replica_states.get(ReplicaState.RUNNING, 0)
-        if replicas != reported:
-            say(f"{spec.name}: {replicas} of {spec.config.replicas.min} replicas run")
-            reported = replicas
-        return overview.status == ApplicationStatus.RUNNING and replicas >= spec.config.replicas.min
-
-    _wait(spec.name, deadline, ready)
-
-
 def _wait(name: str, deadline: float, ready: Callable[[ApplicationStatusOverview], bool]) -> None:
     """Wait until an application is as it should be.
 
@@ -334,76 +246,17 @@ def _wait(name: str, deadline: float, ready: Callable[[ApplicationStatusOverview
     from ray import serve
     from ray.serve.schema import ApplicationStatus
 
+    from serve_apps.controller.applications import reason
+
     pause = threading.Event()
     while True:
         overview = serve.status().applications.get(name)
         if overview is not None:
             if overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise ShoalError(f"{name} could not be started: {_reason(overview)}")
+                raise ShoalError(f"{name} could not be started: {reason(overview)}")
             if ready(overview):
                 return
         if time.monotonic() >= deadline:
-            reason = _reason(overview) if overview is not None else "Serve does not know it"
-            raise ShoalError(f"{name} was not ready in time: {reason}")
+            why = reason(overview) if overview is not None else "Serve does not know it"
+            raise ShoalError(f"{name} was not ready in time: {why}")
         pause.wait(POLL_S)
-
-
-def _reason(overview: ApplicationStatusOverview) -> str:
-    """The end of what Serve says about an application and its deployments, tracebacks included."""
-    messages = [overview.message, *(d.message for d in overview.deployments.values())]
-    text = "\n".join(dict.fromkeys(m.strip() for m in messages if m.strip()))
-    lines = text.splitlines()
-    return "\n".join(lines[-30:]) or f"status {overview.status.value}"
-
-
-def _wait_known(specs: Sequence[AppSpec], deadline: float) -> None:
-    """Wait until the gateway sends requests to these versions."""
-    from serve_apps.status import DeployedApp, deployed_apps
-
-    pause = threading.Event()
-    while True:
-        known = deployed_apps()
-        missing = [s.name for s in specs if known.get(s.name) != DeployedApp(s, ready=True)]
-        if not missing:
-            return
-        if time.monotonic() >= deadline:
-            raise ShoalError(f"the gateway did not take up {', '.join(missing)} in time")
-        pause.wait(POLL_S)
-
-
-@contextmanager
-def _held_lease(spec: AppSpec | None, broker: BrokerClient) -> Iterator[None]:
-    """Keep an app's lease while its replicas drain: the policy that kept it is not called any more."""
-    from cluster.sharing.demand import Demand
-    from serve_apps.autoscaling import HEARTBEAT_S, replica_nodes
-
-    done = threading.Event()
-
-    def keep(spec: AppSpec) -> None:
-        while not done.wait(HEARTBEAT_S):
-            held = replica_nodes(spec.name)
-            demand = Demand(spec.holder, "serving", spec.replica_resources, min=0, max=len(held), held=held)
-            broker.request(demand)
-
-    if spec is None:
-        # It was never ready; what it holds is freed at once.
-        yield
-        return
-    thread = threading.Thread(target=keep, args=(spec,), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _release(holder: str, broker: BrokerClient, silence_s: float) -> None:
-    """End a lease for good: a heartbeat of the policy may still have been on its way."""
-    pause = threading.Event()
-    broker.release(holder)
-    deadline = time.monotonic() + silence_s + 2 * POLL_S
-    while time.monotonic() < deadline:
-        pause.wait(POLL_S)
-        if any(row["holder"] == holder for row in broker.leases()):
-            broker.release(holder)

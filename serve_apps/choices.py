@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol
 
+from serve_apps.app_table import AppVersion
 from serve_apps.inbox import Item
 from serve_apps.openai_errors import ApiError, replica_lost, timed_out
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
+from serve_apps.traffic import Traffic
 
 RETRIES = 3
 """Times a request is sent again after its replica was lost."""
@@ -19,6 +21,14 @@ RETRIES = 3
 
 class ReplicaLostError(Exception):
     """The replica ended while it had the request."""
+
+
+class _VersionFailedError(Exception):
+    """A version could not answer, and another may."""
+
+    def __init__(self, revision: int) -> None:
+        super().__init__(f"revision {revision} failed")
+        self.revision = revision
 
 
 class Backend(Protocol):
@@ -80,6 +90,9 @@ def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
 class Run:
     """The choices of one request while they are generated; leaving the context ends those that still run.
 
+    All choices are answered by one version of the app. Where it fails and another takes requests, all of them
+    start again there, unless the client has seen something of one already.
+
     Args:
         restartable: nothing reaches the client before the end, so a choice may start again at any time;
             else only while it has no tokens.
@@ -88,19 +101,25 @@ class Run:
     def __init__(
         self,
         backend: Backend,
-        application: str,
+        traffic: Traffic,
+        app: str,
         requests: Sequence[Mapping[str, Any]],
         *,
         restartable: bool,
         timeout_s: float,
     ) -> None:
         self._backend = backend
-        self._application = application
+        self._traffic = traffic
+        self._app = app
         self._requests = requests
         self._restartable = restartable
         self._timeout_s = timeout_s
         self._queue: asyncio.Queue[Event | Exception | None] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._version: AppVersion | None = None
+        self._seen = False
+        """A choice has tokens."""
+        self._moved = False
         self.replicas: list[str] = []
         """The replicas that took a choice, in the order they did."""
         self.model_version: str | None = None
@@ -109,15 +128,14 @@ class Run:
 
     async def __aenter__(self) -> Run:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_s
-        self._tasks = [asyncio.create_task(self._choice(i, r)) for i, r in enumerate(self._requests)]
+        self._tasks = [asyncio.create_task(self._begin(avoid=()))]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end(self._tasks)
+        self._leave()
 
     async def events(self) -> AsyncIterator[Event]:
         """What the choices gain, until each has its last.
@@ -125,36 +143,81 @@ class Run:
         Raises:
             ApiError: a choice failed (which ends all of them), or the time is over.
         """
-        running = len(self._tasks)
+        running = len(self._requests)
         while running:
             try:
                 async with asyncio.timeout_at(self._deadline):
                     event = await self._queue.get()
             except TimeoutError:
                 raise timed_out(self._timeout_s) from None
-            if isinstance(event, Exception):
+            if isinstance(event, _VersionFailedError):
+                await self._move(event)
+                running = len(self._requests)
+            elif isinstance(event, Exception):
                 raise event
-            if event is None:
+            elif event is None:
                 running -= 1
             else:
                 yield event
 
-    async def _choice(self, index: int, request: Mapping[str, Any]) -> None:
+    async def _begin(self, avoid: Collection[int]) -> None:
+        """Start every choice, once a version takes them."""
+        self._version = await self._traffic.take(self._app, len(self._requests), avoid)
+        again = bool(avoid)
+        self._tasks += [
+            asyncio.create_task(self._choice(i, r, again=again)) for i, r in enumerate(self._requests)
+        ]
+
+    async def _move(self, failed: _VersionFailedError) -> None:
+        """Start all choices again, at another version; once, so that two that fail end it."""
+        self._moved = True
+        tasks, self._tasks = self._tasks, []
+        await self._end(tasks)
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._leave()
+        self.replicas.clear()
+        self._tasks = [asyncio.create_task(self._begin(avoid=(failed.revision,)))]
+
+    async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        # What a task starts while it ends is ended too.
+        while running := [task for task in (*tasks, *self._tasks) if not task.done()]:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+
+    def _leave(self) -> None:
+        version, self._version = self._version, None
+        if version is not None:
+            self._traffic.leave(version, len(self._requests))
+
+    async def _choice(self, index: int, request: Mapping[str, Any], *, again: bool) -> None:
+        version = self._version
+        assert version is not None
+        request = {**request, "revision": version.revision}
         try:
             for retries_left in range(RETRIES, -1, -1):
-                if await self._attempt(index, request, retries_left, restarted=retries_left < RETRIES):
+                restarted = again or retries_left < RETRIES
+                if await self._attempt(index, request, version, retries_left, restarted=restarted):
                     break
             self._queue.put_nowait(None)
         except Exception as error:  # noqa: BLE001 - raised again by `events`, for whoever reads them
             self._queue.put_nowait(error)
 
     async def _attempt(
-        self, index: int, request: Mapping[str, Any], retries_left: int, *, restarted: bool
+        self,
+        index: int,
+        request: Mapping[str, Any],
+        version: AppVersion,
+        retries_left: int,
+        *,
+        restarted: bool,
     ) -> bool:
         """Whether the choice is complete; False asks for another attempt."""
         has_tokens = False
         try:
-            async with aclosing(self._backend.generate(self._application, request)) as items:  # type: ignore[type-var]
+            items = self._backend.generate(version.application, request)
+            async with aclosing(items):  # type: ignore[type-var]
                 async for item in items:
                     if "start" in item:
                         self._started(index, item["start"])
@@ -164,14 +227,20 @@ class Run:
                         raise replica_lost()
                     self._queue.put_nowait(Event(index, item, restarted=restarted))
                     restarted = False
-                    has_tokens = True
+                    has_tokens = self._seen = True
                     if item.get("finish_reason") is not None:
+                        self._traffic.answered(version, failed=False)
                         return True
             raise replica_lost()
         except ReplicaLostError:
             error = replica_lost()
         except ApiError as refused:
             error = refused
+        failed = error.status >= 500
+        self._traffic.answered(version, failed=failed)
+        elsewhere = failed and not self._moved and (self._restartable or not self._seen)
+        if elsewhere and self._traffic.other(self._app, version):
+            raise _VersionFailedError(version.revision)
         if error.retry_elsewhere and retries_left and (self._restartable or not has_tokens):
             return False
         raise error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -13,57 +13,122 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serve_apps.openai_errors import ApiError
+from serve_apps.openai_errors import ApiError, internal
+from serve_apps.request_log import CLIENT_CLOSED, current_record
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED = 499
-"""The status under which a request counts whose client went away; nobody receives it."""
+MOST_UNSENT_BYTES = 4 * 1024 * 1024
+"""What is kept of one stream for a client that reads more slowly than the model writes."""
+PIECE_BYTES = 64 * 1024
 
 Result = TypeVar("Result")
 
 
+class Unsent:
+    """Events that wait until a client takes them; the one who writes them never waits."""
+
+    def __init__(self, most_bytes: int = MOST_UNSENT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._events: list[bytes] = []
+        self._bytes = 0
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def put(self, event: bytes) -> None:
+        """Add one event.
+
+        Raises:
+            ApiError: the client is too far behind; what waited is dropped.
+        """
+        if self._events and self._bytes + len(event) > self._most_bytes:
+            self._events, self._bytes = [], 0
+            raise ApiError(
+                408,
+                f"The client takes this stream too slowly: it is {self._most_bytes} bytes behind.",
+                code="client_too_slow",
+            )
+        self._events.append(event)
+        self._bytes += len(event)
+        self._changed.set()
+
+    def end(self) -> None:
+        """No more comes."""
+        self._ended = True
+        self._changed.set()
+
+    async def get(self) -> bytes:
+        """What waits, at most about PIECE_BYTES, whole events; empty at the end."""
+        while not self._events and not self._ended:
+            self._changed.clear()
+            await self._changed.wait()
+        size = number = 0
+        while number < len(self._events) and (number == 0 or size < PIECE_BYTES):
+            size += len(self._events[number])
+            number += 1
+        piece = b"".join(self._events[:number])
+        del self._events[:number]
+        self._bytes -= size
+        return piece
+
+
 class EventStream(Response):
-    """Sends server-sent events until their end or the client's; then frees what the request held."""
+    """Sends server-sent events until their end or the client's.
+
+    What the request held is freed when its last event is made, or the client has gone; a client that reads
+    slowly holds nobody up.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self,
-        parts: AsyncIterator[bytes],
-        headers: dict[str, str],
-        held: AsyncExitStack,
-        count: Callable[..., None],
-    ) -> None:
+    def __init__(self, parts: AsyncIterator[bytes], headers: dict[str, str], held: AsyncExitStack) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._parts = parts
         self._held = held
-        self._count = count
+        self._unsent = Unsent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = current_record()
         async with self._held:
-            status, error = CLIENT_CLOSED, None
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                error = await unless_gone(receive, self._send_parts(send))
-                status = 200
+                error = await unless_gone(receive, self._run(send))
+                record.error = None if error is None else error.code or str(error.status)
             except ClientDisconnect:
-                logger.info("a client went away in the middle of a stream")
-            finally:
-                self._count(status, error)
+                record.status = CLIENT_CLOSED
 
-    async def _send_parts(self, send: Send) -> ApiError | None:
-        failed = None
+    async def _run(self, send: Send) -> ApiError | None:
+        """Make and send the events; the error with which they end, if they do."""
+        making = asyncio.create_task(self._make())
         try:
-            async for part in self._parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
-        except ApiError as error:
-            failed = error
-            await send({"type": "http.response.body", "body": sse_event(error.body()), "more_body": True})
+            while piece := await self._unsent.get():
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return await making
         except OSError as error:
             raise ClientDisconnect from error
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            if not making.done():
+                making.cancel()
+                await asyncio.gather(making, return_exceptions=True)
+
+    async def _make(self) -> ApiError | None:
+        failed = None
+        try:
+            try:
+                async for part in self._parts:
+                    self._unsent.put(part)
+            except ApiError as error:
+                failed = error
+            except Exception:  # the client must learn that its answer is not whole
+                logger.exception("a stream failed")
+                failed = internal("The gateway failed; see its log.")
+            if failed is not None:
+                self._unsent.put(sse_event(failed.body()))
+            await self._held.aclose()
+        finally:
+            self._unsent.end()
         return failed
 
 

@@ -1,59 +1,43 @@
-"""The gateway as a Ray Serve deployment: it finds the apps through Serve and calls their replicas."""
+"""The gateway as a Ray Serve deployment: it calls the replicas of the apps, as the controller says."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
+from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
-from ray.serve.schema import ApplicationStatus, ApplicationStatusOverview, ReplicaState
 
 from cluster.api_keys import cluster_token, load_keys
 from cluster.errors import RequestError
-from serve_apps.app_table import AppTable, AppVersion
+from serve_apps.app_table import AppTable
 from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.controller.names import CONTROLLER, NAMESPACE
 from serve_apps.gateway_access import Access
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
 from serve_apps.http_server import HttpServer
 from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
-from serve_apps.spec import DEPLOYMENT, GATEWAY, AppSpec
+from serve_apps.spec import DEPLOYMENT
 from serve_apps.token_stream import TokenReceiver
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
-"""How often the gateway looks which apps there are."""
-DESCRIBE_EVERY_S = 3.0
-"""An app is asked what it serves at least this often."""
-DESCRIBE_TIMEOUT_S = 5.0
+"""How often the gateway asks for the apps where the controller does not answer, and reads its keys."""
+ANSWER_TIMEOUT_S = 5.0
 EVENTS_PER_S = 1000.0
 """About how many events with tokens the gateway sends in a second, over all streams; beyond that, tokens that
 came meanwhile go together."""
 LONGEST_INTERVAL_S = 0.1
 LAST_TOKENS_S = 10.0
 """How long the last tokens of an answer may take after the replica has finished it."""
-
-
-@dataclass(frozen=True)
-class _Described:
-    """What an application said about itself, and when."""
-
-    seen: tuple[float, bool]
-    """When it was last deployed, and whether all of it ran then."""
-    at: float
-    spec: AppSpec
-    context_length: int
 
 
 class _RefusedError(Exception):
@@ -65,14 +49,11 @@ class _RefusedError(Exception):
 
 
 class ServeApps:
-    """The apps that Serve runs, with a handle to each; the truth is Serve's, nothing is kept elsewhere."""
+    """The apps' replicas, by a handle to each Serve application."""
 
     def __init__(self) -> None:
         self._handles: dict[str, DeploymentHandle] = {}
-        self._known: dict[str, _Described] = {}
-        self._asking: dict[str, asyncio.Task[None]] = {}
-        """All three by Serve application."""
-        self._lock = asyncio.Lock()
+        """By Serve application."""
         self._receiver = TokenReceiver(ray.util.get_node_ip_address())
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
@@ -83,60 +64,14 @@ class ServeApps:
         if self._receiving.done():
             self._receiving.result()
 
-    async def look_up(self) -> AppTable:
-        """The table as it is now."""
-        async with self._lock:
-            overviews = (await asyncio.to_thread(serve.status)).applications
-            apps = {
-                name: overview
-                for name, overview in overviews.items()
-                # One that is being deleted takes no new request; those in it finish.
-                if name != GATEWAY
-                and DEPLOYMENT in overview.deployments
-                and overview.status != ApplicationStatus.DELETING
-            }
-            for gone in self._handles.keys() - apps.keys():
-                del self._handles[gone]
-                self._known.pop(gone, None)
-            described = [await self._version(name, overview) for name, overview in apps.items()]
-            versions = {v.spec.name: (v,) for v in described if v is not None}
-            return AppTable(MappingProxyType(versions), frozenset(apps.keys() - versions.keys()))
-
-    async def _version(self, application: str, overview: ApplicationStatusOverview) -> AppVersion | None:
-        states = overview.deployments[DEPLOYMENT].replica_states
-        replicas = states.get(ReplicaState.RUNNING, 0)
-        if application not in self._handles:
-            self._handles[application] = await asyncio.to_thread(
-                serve.get_deployment_handle, DEPLOYMENT, app_name=application
+    async def connect(self, applications: set[str]) -> None:
+        """Have a handle to each of these Serve applications, and to no others."""
+        for gone in self._handles.keys() - applications:
+            del self._handles[gone]
+        for name in applications - self._handles.keys():
+            self._handles[name] = await asyncio.to_thread(
+                serve.get_deployment_handle, DEPLOYMENT, app_name=name
             )
-        # An update is complete when the application runs again; until then an old replica may answer, and
-        # for a moment after it too: what is known is asked for again and again.
-        seen = (overview.last_deployed_time_s, overview.status == ApplicationStatus.RUNNING)
-        known = self._known.get(application)
-        due = known is None or known.seen != seen or time.monotonic() - known.at >= DESCRIBE_EVERY_S
-        if due and replicas and application not in self._asking:
-            # Beside the table, since a replica whose batch is full answers late.
-            task = self._asking[application] = asyncio.create_task(self._describe(application, seen))
-            task.add_done_callback(lambda _: self._asking.pop(application))
-            if known is None:
-                await asyncio.wait({task}, timeout=POLL_S)
-                known = self._known.get(application)
-        if known is None:
-            return None
-        created = int(overview.last_deployed_time_s)
-        return AppVersion(application, known.spec, known.context_length, created, replicas, replicas > 0)
-
-    async def _describe(self, application: str, seen: tuple[float, bool]) -> None:
-        """Ask a replica of an application what it serves."""
-        handle = self._handles[application]
-        try:
-            facts = await asyncio.wait_for(handle.describe.remote(), DESCRIBE_TIMEOUT_S)
-        except (TimeoutError, RayServeException, ray.exceptions.RayError) as error:
-            logger.warning("%s did not say what it serves, asking again: %r", application, error)
-            return
-        if self._handles.get(application) is handle:  # else it was taken down meanwhile
-            spec = AppSpec.from_json(facts["spec"])
-            self._known[application] = _Described(seen, time.monotonic(), spec, facts["context_length"])
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Run one request on a replica, see Backend.generate."""
@@ -241,11 +176,17 @@ class Gateway:
         self, host: str, port: int, keys: str | None = None
     ) -> None:
         self._apps = ServeApps()
+        self._id = uuid.uuid4().hex
+        self._controller: Any = None
         self._keys = keys
         self._service = GatewayService(
-            self._apps, self._apps.look_up, Access(None if keys is None else load_keys(keys), cluster_token())
+            self._apps, self._look_up, Access(None if keys is None else load_keys(keys), cluster_token())
         )
-        self._poll = asyncio.create_task(self._follow())
+        self._looking = asyncio.Lock()
+        self._pause_s = POLL_S
+        self._polls = [asyncio.create_task(self._follow())]
+        if keys is not None:
+            self._polls.append(asyncio.create_task(self._read_keys()))
         self._server = HttpServer(build_api(self._service), host, port)
         await self._server.start()
 
@@ -253,29 +194,57 @@ class Gateway:
         """Raise when the gateway no longer follows what Serve runs, or receives no tokens."""
         self._apps.check()
         self._server.check()
-        if self._poll.done():
-            self._poll.result()
-            raise RuntimeError("the gateway does not follow the apps any more")
+        for poll in self._polls:
+            if poll.done():
+                poll.result()
+                raise RuntimeError("the gateway does not follow the apps any more")
 
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)
         if server is not None:
             await server.stop()
 
-    def _read_keys(self) -> None:
-        """Take over what changed in the key file; one that is wrong changes nothing."""
-        if self._keys is not None:
+    async def _read_keys(self) -> None:
+        """Take over what changes in the key file; one that is wrong changes nothing."""
+        said = ""
+        while self._keys is not None:
+            await asyncio.sleep(POLL_S)
             try:
-                self._service.access.keys = load_keys(self._keys)
+                self._service.access.keys = await asyncio.to_thread(load_keys, self._keys)
+                said = ""
             except RequestError as error:
-                logger.warning("keeping the keys as they were: %s", error)
+                if str(error) != said:
+                    said = str(error)
+                    logger.warning("keeping the keys as they were: %s", error)
+
+    async def _look_up(self) -> AppTable:
+        """Tell the controller what there is to do here, and go by what it answers.
+
+        Raises:
+            ApiError: it does not answer.
+        """
+        async with self._looking:
+            traffic = self._service.traffic
+            try:
+                if self._controller is None:
+                    self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await self._controller.follow.remote(self._id, traffic.report())
+            except (ValueError, ray.exceptions.RayError, TimeoutError) as error:
+                # The last table stays right: the controller is the one that changes things.
+                self._controller, self._pause_s = None, POLL_S
+                raise unavailable(f"The list of models cannot be read: {error}") from error
+            self._pause_s = answer["poll_s"]
+            if "apps" in answer:
+                table = AppTable.from_json(answer["number"], answer["apps"])
+                await self._apps.connect({v.application for vs in table.versions.values() for v in vs})
+                self._service.table = table
+            return traffic.table
 
     async def _follow(self) -> None:
         while True:
-            await asyncio.to_thread(self._read_keys)
             try:
-                self._service.table = await self._apps.look_up()
-            except (RayServeException, ray.exceptions.RayError, TimeoutError) as error:
-                # Without the controller the last table stays right: it is the one that changes things.
-                logger.warning("the list of apps could not be read, keeping the last one: %r", error)
-            await asyncio.sleep(POLL_S)
+                await self._look_up()
+            except ApiError as error:
+                logger.warning("keeping the apps as they were: %s", error.message)
+            await asyncio.sleep(self._pause_s)

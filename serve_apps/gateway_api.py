@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from serve_apps.app_table import AppVersion
-from serve_apps.event_stream import CLIENT_CLOSED
+from serve_apps.gateway_access import Caller
 from serve_apps.gateway_call import Call
 from serve_apps.gateway_service import GatewayService
 from serve_apps.gateway_text import TextCall
-from serve_apps.openai_answers import ChatAnswer, CompletionAnswer, ErrorAnswer, ModelCard, ModelList
-from serve_apps.openai_errors import ApiError, unknown_model
+from serve_apps.openai_answers import (
+    AppAnswer,
+    ChatAnswer,
+    ChatChunk,
+    CompletionAnswer,
+    CompletionChunk,
+    HealthAnswer,
+    ModelCard,
+    ModelList,
+    ReadyAnswer,
+)
+from serve_apps.openai_errors import ApiError, internal, unknown_model
 from serve_apps.openai_format import ChatFormat, CompletionFormat
 from serve_apps.openai_schema import ChatRequest, CompletionRequest
+from serve_apps.openapi_document import (
+    ANY_ROUTE,
+    MODEL_POST,
+    body_of,
+    metrics_page,
+    openapi_document,
+    refusals,
+    streamed_too,
+)
+from serve_apps.request_accounts import RequestAccounts
+from serve_apps.request_log import CLIENT_CLOSED, current_record
 from serve_apps.text_schema import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -35,31 +53,48 @@ from serve_apps.text_schema import (
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(CompletionRequest, ChatRequest),
+    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+)
 
 
-def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAPI:
-    """The gateway as an ASGI application.
+class _Api(FastAPI):
+    """Keeps the accounts outside of everything, so that failures are in them too."""
 
-    Args:
-        add_request_id: send `x-request-id` with every answer; False where the server in front does.
-    """
-    api = FastAPI(title="Shoal", summary="OpenAI-compatible serving", docs_url=None, redoc_url=None)
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"model": ErrorAnswer} for status in (400, 401, 403, 404, 413, 429, 503, 504)
-    }
+    service: GatewayService
 
-    def post(path: str, kind: type[BaseModel], answer: type[BaseModel]) -> Callable[[Handler], Handler]:
+    def build_middleware_stack(self) -> ASGIApp:
+        return RequestAccounts(super().build_middleware_stack(), self.service.metrics)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi_document(self, _BODIES, (CompletionChunk, ChatChunk))
+        return self.openapi_schema
+
+
+def build_api(service: GatewayService) -> FastAPI:
+    """The gateway as an ASGI application."""
+    api = _Api(title="Shoal", summary="OpenAI-compatible serving", docs_url=None, redoc_url=None)
+    api.service = service
+    any_route = refusals(ANY_ROUTE)
+
+    def post(
+        path: str, kind: type[BaseModel], answer: type[BaseModel], chunk: type[BaseModel] | None = None
+    ) -> Callable[[Handler], Handler]:
         """Register what answers a POST whose body is of this kind."""
-        extra = _body_of(kind)
-        return api.post(path, response_model=answer, responses=errors, openapi_extra=extra, tags=["models"])
+        responses = {**refusals(MODEL_POST), **(streamed_too(chunk) if chunk else {})}
+        extra = body_of(kind)
+        return api.post(
+            path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
+        )
 
-    @api.get("/health", tags=["operations"])
+    @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
     async def health() -> dict[str, str]:
         """The gateway lives."""
         return {"status": "ok"}
 
-    @api.get("/ready", tags=["operations"])
+    @api.get("/ready", response_model=ReadyAnswer, responses=any_route, tags=["operations"])
     async def ready() -> Response:
         """200 when every app could answer now, else 503."""
         waiting = service.table.not_ready() if service.table is not None else []
@@ -67,47 +102,69 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
             return JSONResponse({"status": "ready", "apps": service.table.names})
         what = f"Not ready: {', '.join(waiting)}." if waiting else "The apps are not known yet."
         error = ApiError(503, what, kind="server_error", code="not_ready")
-        return JSONResponse({**error.body(), "waiting_for": waiting}, 503)
+        current_record().error = error.code
+        return JSONResponse({**error.body(), "waiting_for": waiting}, 503, {"Retry-After": "1"})
 
-    @api.get("/metrics", tags=["operations"])
-    async def metrics() -> Response:
+    @api.get(
+        "/metrics",
+        response_class=Response,
+        responses={**any_route, **metrics_page()},
+        tags=["operations"],
+    )
+    async def metrics(request: Request) -> Response:
         """Counters for Prometheus."""
-        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        page, form = service.metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": form})
 
-    @api.get("/apps", responses={401: {"model": ErrorAnswer}}, tags=["operations"])
+    @api.get(
+        "/apps",
+        response_model=dict[str, AppAnswer],
+        responses=refusals((401, *ANY_ROUTE)),
+        tags=["operations"],
+    )
     async def apps(request: Request) -> dict[str, dict[str, Any]]:
         """What each app was deployed with, and whether it is ready; looked up at this moment."""
         service.access.admin(request.headers.get("authorization", ""))
-        table = service.table = await service.refresh()
+        table = await service.refresh()
         return {
             app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
             for app, versions in table.versions.items()
         }
 
-    @api.get("/v1/models", response_model=ModelList, responses={401: {"model": ErrorAnswer}}, tags=["models"])
+    def known_caller(request: Request) -> Caller:
+        caller = service.access.caller(request.headers.get("authorization", ""))
+        current_record().tenant = caller.tenant
+        return caller
+
+    @api.get("/v1/models", response_model=ModelList, responses=refusals((401, *ANY_ROUTE)), tags=["models"])
     async def models(request: Request) -> Response:
         """The apps of this gateway that the caller may ask."""
-        caller = service.access.caller(request.headers.get("authorization", ""))
+        caller = known_caller(request)
         table = service.table
         versions = [table.find(name) for name in table.names if caller.sees(name)] if table else []
         return JSONResponse({"object": "list", "data": [_card(v) for v in versions if v]})
 
-    @api.get("/v1/models/{model}", response_model=ModelCard, responses=errors, tags=["models"])
+    @api.get(
+        "/v1/models/{model}",
+        response_model=ModelCard,
+        responses=refusals((401, 404, *ANY_ROUTE)),
+        tags=["models"],
+    )
     async def model(model: str, request: Request) -> Response:
         """One app."""
-        caller = service.access.caller(request.headers.get("authorization", ""))
+        caller = known_caller(request)
         version = service.table.find(model) if service.table else None
         if version is None or not caller.sees(model):
             names = service.table.names if service.table else []
             raise unknown_model(model, [name for name in names if caller.sees(name)])
         return JSONResponse(_card(version))
 
-    @post("/v1/completions", CompletionRequest, CompletionAnswer)
+    @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
         return await Call(service, request, CompletionRequest, CompletionFormat).answer()
 
-    @post("/v1/chat/completions", ChatRequest, ChatAnswer)
+    @post("/v1/chat/completions", ChatRequest, ChatAnswer, ChatChunk)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
         return await Call(service, request, ChatRequest, ChatFormat).answer()
@@ -127,10 +184,14 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
         """The text of tokens."""
         return await TextCall(service, request).detokenize()
 
+    def refused(error: ApiError) -> Response:
+        current_record().error = error.code or str(error.status)
+        return JSONResponse(error.body(), error.status, error.headers)
+
     @api.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return JSONResponse(error.body(), error.status, error.headers)
+        return refused(error)
 
     @api.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -145,42 +206,14 @@ def build_api(service: GatewayService, *, add_request_id: bool = True) -> FastAP
         }
         message = known.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        shaped = ApiError(error.status_code, message, code=code, headers=error.headers)
-        return JSONResponse(shaped.body(), shaped.status, shaped.headers)
+        return refused(ApiError(error.status_code, message, code=code, headers=error.headers))
 
     @api.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
-        # Starlette logs the traceback; the client learns no internals.
-        failed = ApiError(500, "The gateway failed; see its log.", kind="server_error", code="internal_error")
-        return JSONResponse(failed.body(), 500)
+        # The traceback is logged where the request ends; the client learns no internals.
+        return refused(internal("The gateway failed; see its log."))
 
-    def openapi() -> dict[str, Any]:
-        if api.openapi_schema is None:
-            api.openapi_schema = _openapi(api)
-        return api.openapi_schema
-
-    api.openapi = openapi  # type: ignore[method-assign]
-    if add_request_id:
-        api.add_middleware(_RequestId)
     return api
-
-
-class _RequestId:
-    """Gives every answer an `x-request-id`: the client's, or a new one."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = dict(scope.get("headers", ())).get(b"x-request-id", b"").decode("latin-1")
-        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-
-        async def send_with_id(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
-            await send(message)
-
-        await self._app(scope, receive, send_with_id)
 
 
 def _card(version: AppVersion) -> dict[str, Any]:
@@ -192,26 +225,3 @@ def _card(version: AppVersion) -> dict[str, Any]:
         "version": version.spec.model_version,
         "context_length": version.context_length,
     }
-
-
-_SCHEMAS = "#/components/schemas/{model}"
-
-
-def _body_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The request body's part of the OpenAPI document; bodies are read by hand, to bound them."""
-    reference = {"$ref": _SCHEMAS.format(model=kind.__name__)}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
-
-
-def _openapi(api: FastAPI) -> dict[str, Any]:
-    document = get_openapi(title=api.title, version=api.version, summary=api.summary, routes=api.routes)
-    schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    kinds: tuple[type[BaseModel], ...] = (
-        *(CompletionRequest, ChatRequest),
-        *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
-    )
-    for kind in kinds:
-        schema = kind.model_json_schema(ref_template=_SCHEMAS)
-        schemas.update(schema.pop("$defs", {}))
-        schemas[kind.__name__] = schema
-    return document

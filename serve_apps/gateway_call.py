@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from serve_apps.app_table import AppVersion
 from serve_apps.choices import Event, Run, plan
-from serve_apps.event_stream import CLIENT_CLOSED, EventStream, sse_event, unless_gone
+from serve_apps.deadline import HEADER, Deadline
+from serve_apps.event_stream import EventStream, sse_event, unless_gone
 from serve_apps.gateway_service import GatewayService
 from serve_apps.openai_errors import ApiError, bad_request, body_too_large
 from serve_apps.openai_format import Format, Gathered, usage
 from serve_apps.openai_schema import Request as ModelRequest
-from serve_apps.openai_schema import parse
 from serve_apps.request_body import read_body, read_json
+from serve_apps.request_fields import parse
+from serve_apps.request_log import current_record
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
 
@@ -35,44 +36,37 @@ class Call:
         self._http = http
         self._kind = kind
         self._format_class = format_class
-        self._endpoint = http.url.path
-        self._began = time.monotonic()
-        self._app = ""
-        self._first_seen = False
+        self._record = current_record()
 
     async def answer(self) -> Response:
-        try:
-            return await self._answer()
-        except ApiError as error:
-            self._count(error.status, error)
-            raise
-        except (ClientDisconnect, asyncio.CancelledError):
-            self._count(CLIENT_CLOSED)
-            raise
-
-    async def _answer(self) -> Response:
         access = self._service.access
         self._caller = access.caller(self._http.headers.get("authorization", ""))
+        self._record.tenant = self._caller.tenant
+        self._deadline = Deadline(self._record.began, self._http.headers.get(HEADER))
         table = self._service.table
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
-        body = await read_body(self._http, limit)
-        request = parse(self._kind, read_json(body))
-        version = await self._service.find(request.model, self._caller)
-        self._app = request.model
-        self._check(request, version, len(body))
-        await access.admit(self._caller)
+        async with self._deadline.enforced():
+            body = await read_body(self._http, limit)
+            request = parse(self._kind, read_json(body))
+            self._record.stream = request.streamed
+            version = await self._service.find(request.model, self._caller)
+            self._record.app = request.model
+            self._deadline.tighten(version.spec.config.limits.request_timeout_s)
+            self._check(request, version, len(body))
+            await access.admit(self._caller)
         self._id = f"{self._format_class.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices_each = request.choices_each
-        requests = plan(request, self._id)
+        requests = plan(request, self._record.engine_id())
         self._format: Format = self._format_class(len(requests), request.alternatives is not None)
         self._gathered = Gathered(len(requests))
         self._run = Run(
             self._service.backend,
-            version.application,
+            self._service.traffic,
+            request.model,
             requests,
             restartable=not request.streamed,
-            timeout_s=version.spec.config.limits.request_timeout_s,
+            timeout_s=self._deadline.left_s(),
         )
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._spend)
@@ -82,20 +76,24 @@ class Call:
             try:
                 if not request.streamed:
                     await unless_gone(self._http.receive, self._gather(events))
-                    document = self._document(request.model)
-                    self._count(200)
-                    return JSONResponse(document, headers=self._headers())
+                    return JSONResponse(self._document(request.model), headers=self._headers())
                 # Nothing is sent before the first tokens: until then another replica can take over.
                 first = await unless_gone(self._http.receive, anext(events))
             except ApiError as error:
+                error = self._deadline.restated(error)
                 error.headers.update(self._headers())
-                raise
+                raise error from None
             parts = self._stream(request, first, events)
-            return EventStream(parts, self._headers(), stack.pop_all(), self._count)
+            return EventStream(parts, self._headers(), stack.pop_all())
 
     async def _spend(self) -> None:
-        """Count the tokens of the request for its tenant, however it ended."""
-        tokens = self._usage()["total_tokens"] if self._first_seen else 0
+        """Note what the request took, however it ended, and count its tokens for its tenant."""
+        record, tokens = self._record, 0
+        record.ran_on(self._run.replicas, self._run.model_version)
+        if record.first_token_s is not None:
+            used = self._usage()
+            record.prompt_tokens, record.completion_tokens = used["prompt_tokens"], used["completion_tokens"]
+            tokens = used["total_tokens"]
         await self._service.access.spend(self._caller, tokens)
 
     def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
@@ -112,14 +110,14 @@ class Call:
 
     async def _gather(self, events: AsyncIterator[Event]) -> None:
         async for event in events:
-            self._seen(event)
+            self._seen()
+            self._gathered.add(event)
 
-    def _seen(self, event: Event) -> None:
-        if not self._first_seen:
-            self._first_seen = True
-            seconds = time.monotonic() - self._began
-            self._service.metrics.first_token.labels(self._app, self._endpoint).observe(seconds)
-        self._gathered.add(event)
+    def _seen(self) -> None:
+        record = self._record
+        if record.first_token_s is None:
+            record.first_token_s = record.seconds()
+            self._service.traffic.first_token(record.app, record.first_token_s)
 
     def _document(self, model: str) -> dict[str, Any]:
         choices = [self._format.choice(i, self._gathered) for i in range(len(self._gathered.text))]
@@ -135,7 +133,9 @@ class Call:
         opened: set[int] = set()
 
         def parts(event: Event) -> bytes:
-            self._seen(event)
+            self._seen()
+            # Of what is sent on, only the number is kept.
+            self._gathered.tokens[event.index] += len(event.item["token_ids"])
             entries = self._format.chunks(event)
             if event.index not in opened:
                 opened.add(event.index)
@@ -144,8 +144,11 @@ class Call:
             return b"".join(sse_event({**head, "choices": [entry]}) for entry in entries)
 
         yield parts(first)
-        async for event in events:
-            yield parts(event)
+        try:
+            async for event in events:
+                yield parts(event)
+        except ApiError as error:
+            raise self._deadline.restated(error) from None
         if request.include_usage:
             yield sse_event({**head, "choices": [], "usage": self._usage()})
         yield b"data: [DONE]\n\n"
@@ -164,16 +167,3 @@ class Call:
         if run.model_version is None:
             return {}
         return {"x-shoal-replica": ",".join(run.replicas), "x-shoal-model-version": run.model_version}
-
-    def _count(self, status: int, error: ApiError | None = None) -> None:
-        """Count the end of the request; `error` also when it came in the stream, after a 200."""
-        metrics, app = self._service.metrics, self._app
-        metrics.requests.labels(app, self._endpoint, str(status)).inc()
-        metrics.latency.labels(app, self._endpoint).observe(time.monotonic() - self._began)
-        if status == CLIENT_CLOSED:
-            metrics.cancelled.labels(app).inc()
-        if error is not None:
-            metrics.errors.labels(app, error.code or str(error.status)).inc()
-        if self._first_seen:
-            metrics.tokens.labels(app, "prompt").inc(self._usage()["prompt_tokens"])
-            metrics.tokens.labels(app, "completion").inc(sum(self._gathered.tokens))

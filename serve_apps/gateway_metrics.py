@@ -1,14 +1,25 @@
-"""What the gateway counts, in Prometheus' format."""
+"""What the gateway counts, in Prometheus' formats."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+
+from serve_apps.request_log import CLIENT_CLOSED, RequestRecord
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_EXEMPLAR = "request_id"
+_EXEMPLAR_CHARACTERS = 128 - len(_EXEMPLAR)
+"""OpenMetrics gives an exemplar's names and values 128 characters together."""
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPEN_METRICS = openmetrics.CONTENT_TYPE_LATEST
 
 
 class GatewayMetrics:
-    """The gateway's counters; `app` is empty where a request named no app that is there."""
+    """The gateway's counters.
+
+    `app` is empty where a request named no app that is there, `endpoint` where it named no route.
+    """
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -26,7 +37,7 @@ class GatewayMetrics:
         )
         self.tokens = Counter(
             "shoal_gateway_tokens",
-            "Tokens of prompts and of answers.",
+            "Tokens of prompts and of answers; `tokenized` are those of /tokenize and /detokenize.",
             ("app", "kind"),
             registry=self._registry,
         )
@@ -57,6 +68,35 @@ class GatewayMetrics:
             registry=self._registry,
         )
 
+    def count(self, record: RequestRecord, seconds: float) -> None:
+        """Count a request that has ended."""
+        app, endpoint = record.app, record.endpoint
+        exemplar = {_EXEMPLAR: record.request_id[:_EXEMPLAR_CHARACTERS]}
+        self.requests.labels(app, endpoint, str(record.status)).inc()
+        self.latency.labels(app, endpoint).observe(seconds, exemplar)
+        if record.first_token_s is not None:
+            self.first_token.labels(app, endpoint).observe(record.first_token_s, exemplar)
+        if record.status == CLIENT_CLOSED:
+            self.cancelled.labels(app).inc()
+        if record.error is not None:
+            self.errors.labels(app, record.error).inc()
+        for kind, tokens in (
+            ("prompt", record.prompt_tokens),
+            ("completion", record.completion_tokens),
+            ("tokenized", record.tokenized or None),
+        ):
+            if tokens is not None:
+                self.tokens.labels(app, kind).inc(tokens)
+
     def text(self) -> bytes:
         """The page that Prometheus reads."""
         return generate_latest(self._registry)
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The page in the form that a scraper's `Accept` header asks for, and the form's content type.
+
+        Exemplars, which name one request for each bucket, are in the form of OpenMetrics only.
+        """
+        if "application/openmetrics-text" in accept:
+            return openmetrics.generate_latest(self._registry), OPEN_METRICS
+        return self.text(), TEXT

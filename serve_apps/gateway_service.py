@@ -10,6 +10,7 @@ from serve_apps.choices import Backend
 from serve_apps.gateway_access import Access, Caller
 from serve_apps.gateway_metrics import GatewayMetrics
 from serve_apps.openai_errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
+from serve_apps.traffic import Traffic
 
 
 class GatewayService:
@@ -17,7 +18,8 @@ class GatewayService:
 
     Args:
         access: who may ask for what. Default: everyone for everything.
-        refresh: looks the apps up again now and returns the new table; for a name that is not in the table.
+        refresh: looks the apps up again now, takes the new table over and returns it; for a name that is
+            not in the table.
     """
 
     def __init__(
@@ -29,10 +31,20 @@ class GatewayService:
         self.backend = backend
         self.access = access or Access()
         self.metrics = GatewayMetrics()
-        self.table: AppTable | None = None
-        """None until the apps were looked up for the first time."""
+        self.traffic = Traffic()
         self.refresh = refresh
+        self._known = False
         self._in_flight: dict[str, int] = {}
+
+    @property
+    def table(self) -> AppTable | None:
+        """The apps; None until they were looked up for the first time."""
+        return self.traffic.table if self._known else None
+
+    @table.setter
+    def table(self, table: AppTable) -> None:
+        self._known = True
+        self.traffic.take_over(table)
 
     async def find(self, app: str, caller: Caller) -> AppVersion:
         """The version of an app that takes a caller's next request.
@@ -43,7 +55,7 @@ class GatewayService:
         """
         version = self.table.find(app) if self.table else None
         if version is None:
-            table = self.table = await self.refresh()
+            table = await self.refresh()
             version = table.find(app)
             if version is None and app in table.starting:
                 raise unavailable(f"The model '{app}' is starting; try again in a moment.")
@@ -60,18 +72,15 @@ class GatewayService:
         Raises:
             ApiError: 400 when the app could never take so many at once, 429 when it cannot now.
         """
-        app = version.spec.name
-        most = (
-            version.spec.config.replicas.min * version.spec.config.limits.batch
-            + version.spec.config.limits.queue
-        )
+        app, config = version.spec.name, version.spec.config
+        most = config.replicas.min * config.limits.batch + config.limits.queue
         if num_choices > most:
             raise bad_request(
                 f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",
                 param="n",
             )
         taken = self._in_flight.get(app, 0)
-        if taken + num_choices > version.capacity:
+        if taken + num_choices > self.traffic.table.capacity(app):
             raise queue_full(app)
         self._move(app, num_choices)
         try:

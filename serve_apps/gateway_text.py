@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,15 @@ from starlette.responses import JSONResponse, Response
 
 from serve_apps.app_table import AppVersion
 from serve_apps.choices import RETRIES, ReplicaLostError
+from serve_apps.deadline import HEADER, Deadline
 from serve_apps.event_stream import unless_gone
 from serve_apps.gateway_call import BODY_BYTES_WITHOUT_APPS
 from serve_apps.gateway_service import GatewayService
-from serve_apps.openai_errors import ApiError, bad_request, body_too_large, replica_lost, timed_out
+from serve_apps.openai_errors import ApiError, bad_request, body_too_large, replica_lost
 from serve_apps.openai_format import usage
-from serve_apps.openai_schema import parse_fields
 from serve_apps.request_body import read_body, read_json
+from serve_apps.request_fields import parse_fields
+from serve_apps.request_log import current_record
 from serve_apps.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
 
 Result = Mapping[str, Any]
@@ -32,11 +33,12 @@ class TextCall:
     def __init__(self, service: GatewayService, http: HttpRequest) -> None:
         self._service = service
         self._http = http
+        self._record = current_record()
 
     async def embeddings(self) -> Response:
         """Answer /v1/embeddings."""
         request, version = await self._read(EmbeddingRequest)
-        asks = [{"request_id": f"embd-{uuid.uuid4().hex}", "prompt": prompt} for prompt in request.input]
+        asks = [{"prompt": prompt} for prompt in request.input]
         try:
             results = await self._ask(version, "embed", asks)
         except ApiError as error:
@@ -68,6 +70,7 @@ class TextCall:
             raise bad_request("'prompt' or 'messages' is required.", code="missing_required_parameter")
         (result,) = results = await self._ask(version, "tokenize", [ask])
         tokens = result["tokens"]
+        self._record.tokenized = len(tokens)
         document = {"tokens": tokens, "count": len(tokens), "max_model_len": version.context_length}
         return JSONResponse(document, headers=_headers(results))
 
@@ -75,43 +78,71 @@ class TextCall:
         """Answer /detokenize, as vLLM does."""
         request, version = await self._read(DetokenizeRequest)
         (result,) = results = await self._ask(version, "detokenize", [{"tokens": list(request.tokens)}])
+        self._record.tokenized = len(request.tokens)
         return JSONResponse({"prompt": result["prompt"]}, headers=_headers(results))
 
     async def _read(self, kind: type[TextRequest]) -> tuple[Any, AppVersion]:
-        access = self._service.access
+        access, record = self._service.access, self._record
         self._caller = access.caller(self._http.headers.get("authorization", ""))
+        record.tenant, record.stream = self._caller.tenant, False
+        self._deadline = Deadline(record.began, self._http.headers.get(HEADER))
         table = self._service.table
-        body = await read_body(self._http, (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS)
-        request = parse_fields(kind, read_json(body))
-        version = await self._service.find(request.model, self._caller)
-        if len(body) > version.spec.config.limits.body_bytes:
-            raise body_too_large(version.spec.config.limits.body_bytes)
-        await access.admit(self._caller)
+        async with self._deadline.enforced():
+            limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
+            body = await read_body(self._http, limit)
+            request = parse_fields(kind, read_json(body))
+            version = await self._service.find(request.model, self._caller)
+            record.app = request.model
+            limits = version.spec.config.limits
+            self._deadline.tighten(limits.request_timeout_s)
+            if len(body) > limits.body_bytes:
+                raise body_too_large(limits.body_bytes)
+            await access.admit(self._caller)
         return request, version
 
     async def _ask(
         self, version: AppVersion, method: str, requests: Sequence[Mapping[str, Any]]
     ) -> list[Result]:
-        """What the replicas answer, in the order of the requests."""
-        timeout_s = version.spec.config.limits.request_timeout_s
+        """What the replicas of one version answer, in the order of the requests."""
+        engine_id = self._record.engine_id()
+        traffic, app = self._service.traffic, version.spec.name
+        named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
 
-        async def all_of() -> list[Result]:
+        async def all_by(taker: AppVersion) -> list[Result]:
             try:
-                async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._one(version, method, one)) for one in requests]
-            except TimeoutError:
-                raise timed_out(timeout_s) from None
+                async with asyncio.TaskGroup() as group:
+                    tasks = [group.create_task(self._one(taker, method, one)) for one in named]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
             return [task.result() for task in tasks]
 
+        async def all_of() -> list[Result]:
+            avoid: list[int] = []
+            while True:
+                taker = await traffic.take(app, len(requests), avoid)
+                try:
+                    return await all_by(taker)
+                except ApiError as error:
+                    # Another version may do better, once.
+                    if error.status < 500 or avoid or not traffic.other(app, taker):
+                        raise
+                    avoid.append(taker.revision)
+                finally:
+                    traffic.leave(taker, len(requests))
+
         with self._service.places(version, len(requests)):
-            results = await unless_gone(self._http.receive, all_of())
-        tokens = sum(result["start"].get("prompt_tokens", 0) for result in results)
+            async with self._deadline.enforced():
+                results = await unless_gone(self._http.receive, all_of())
+        starts = [result["start"] for result in results]
+        self._record.ran_on(_replicas(results), starts[0]["model_version"])
+        tokens = sum(start.get("prompt_tokens", 0) for start in starts)
+        if method == "embed":
+            self._record.prompt_tokens = tokens
         await self._service.access.spend(self._caller, tokens)
         return results
 
     async def _one(self, version: AppVersion, method: str, request: Mapping[str, Any]) -> Result:
+        request = {**request, "revision": version.revision}
         for retries_left in range(RETRIES, -1, -1):
             try:
                 result = await self._service.backend.ask(version.application, method, request)
@@ -134,8 +165,11 @@ def _encoded(values: Sequence[float], encoding: str | None) -> Any:
 
 
 def _headers(results: Sequence[Result]) -> dict[str, str]:
-    replicas = dict.fromkeys(result["start"]["replica"] for result in results)
     return {
-        "x-shoal-replica": ",".join(replicas),
+        "x-shoal-replica": ",".join(_replicas(results)),
         "x-shoal-model-version": results[0]["start"]["model_version"],
     }
+
+
+def _replicas(results: Sequence[Result]) -> list[str]:
+    return list(dict.fromkeys(result["start"]["replica"] for result in results))

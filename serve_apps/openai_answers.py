@@ -1,4 +1,4 @@
-"""The answers of the OpenAI API, for its document (/openapi.json)."""
+"""The answers of the gateway, for its document (/openapi.json)."""
 
 from __future__ import annotations
 
@@ -68,6 +68,41 @@ class ChatAnswer(BaseModel):
     usage: Usage | None
 
 
+class CompletionChunk(BaseModel):
+    """One event of a streamed completion."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+
+
+class ChatDelta(BaseModel):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    refusal: None = None
+
+
+class ChatChunkChoice(BaseModel):
+    index: int
+    delta: ChatDelta
+    logprobs: dict[str, Any] | None
+    finish_reason: str | None
+
+
+class ChatChunk(BaseModel):
+    """One event of a streamed answer to a conversation."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
 class ModelCard(BaseModel):
     """One app, as /v1/models shows it."""
 
@@ -82,3 +117,21 @@ class ModelCard(BaseModel):
 class ModelList(BaseModel):
     object: Literal["list"]
     data: list[ModelCard]
+
+
+class HealthAnswer(BaseModel):
+    status: Literal["ok"]
+
+
+class ReadyAnswer(BaseModel):
+    """Every app could answer now."""
+
+    status: Literal["ready"]
+    apps: list[str]
+
+
+class AppAnswer(BaseModel):
+    """What an app was deployed with."""
+
+    spec: dict[str, Any]
+    ready: bool

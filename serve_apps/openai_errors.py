@@ -118,3 +118,26 @@ def timed_out(seconds: float) -> ApiError:
     return ApiError(
         504, f"The request was not done after {seconds:g} s.", kind="server_error", code="timeout"
     )
+
+
+def unsupported_media_type(given: str) -> ApiError:
+    shown = given if len(given) <= 60 else given[:57] + "…"
+    return ApiError(
+        415,
+        f"The request body must be JSON: send 'Content-Type: application/json' (given: {shown!r}).",
+        code="unsupported_media_type",
+    )
+
+
+def too_slow(what: str, seconds: float) -> ApiError:
+    """The client sends too slowly."""
+    return ApiError(
+        408,
+        f"{what} was not there after {seconds:g} s.",
+        code="request_timeout",
+        headers={"Connection": "close"},
+    )
+
+
+def internal(message: str) -> ApiError:
+    return ApiError(500, message, kind="server_error", code="internal_error")

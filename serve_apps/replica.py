@@ -1,4 +1,4 @@
-"""One replica of an app: a tensor-parallel group of ranks that lives, serves and ends as a whole."""
+"""One replica of an app: a group of ranks that lives, serves and ends as a whole."""
 
 from __future__ import annotations
 
@@ -11,22 +11,27 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
+from cluster.errors import ShoalError
+from serve_apps.controller_link import ControllerLink
 from serve_apps.engine.protocol import (
     Delta,
-    EngineConfig,
     EngineError,
     PromptError,
     QueueFullError,
     SamplingParams,
     UnsupportedError,
+    WeightsError,
 )
+from serve_apps.engine_config import engine_config
 from serve_apps.engine_table import find_engine
 from serve_apps.inbox import merge
+from serve_apps.models import model_directory
 from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost, too_long
 from serve_apps.prompts import Prompts
 from serve_apps.rank_group import RankGroup, free_port
 from serve_apps.spec import AppSpec
 from serve_apps.token_stream import TokenSender
+from serve_apps.weight_files import check_same_shapes, read_ahead
 
 logger = logging.getLogger(__name__)
 
@@ -39,34 +44,34 @@ class Replica:
 
     Args:
         spec: an `AppSpec` as JSON.
+        application: the Serve application's name, APP:REVISION; None keeps apart from the controller.
     """
 
-    async def __init__(self, spec: Mapping[str, Any]) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, spec: Mapping[str, Any], application: str | None = None
+    ) -> None:
         import ray
         from ray import serve
 
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
+        self.revision = 0
+        """The number of the revision whose weights it has."""
+        self._prepared: int | None = None
+        self._refused: int | None = None
+        self._refusal: str | None = None
+        self._link: ControllerLink | None = None
+        if application is not None:
+            self.revision = int(application.rpartition(":")[2])
+            self._link = ControllerLink(application, self.id, self._facts, self._obey)
+            now = await self._link.spec()
+            if now is not None:
+                self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
         self._streams: dict[str, tuple[asyncio.Task[Any] | None, str]] = {}
         """By request: the call that serves it, and the endpoint of its gateway."""
         self._sender = TokenSender(self._gateway_lost)
-        model_path = await asyncio.to_thread(_model_directory, self.spec)
-        memory_gib = self.spec.config.kv_cache.memory_gib
-        config = EngineConfig(
-            model_path=model_path,
-            tensor=self.spec.config.tensor,
-            pipeline=self.spec.config.pipeline,
-            precision=self.spec.config.precision,
-            max_batch=self.spec.config.limits.batch,
-            max_waiting=self.spec.config.limits.batch,
-            batched_tokens=self.spec.config.limits.batched_tokens,
-            context_length=self.spec.config.limits.context_length,
-            kv_cache_bytes=None if memory_gib is None else int(memory_gib * 2**30),
-            block_size=self.spec.config.kv_cache.block_size,
-            prefix_caching=self.spec.config.kv_cache.prefix_caching,
-            threads=max(1, self.spec.config.cpus),
-            extra=dict(self.spec.config.engine_kwargs),
-        )
+        model_path = await asyncio.to_thread(model_directory, self.spec)
+        config = engine_config(self.spec, model_path)
         self._group = RankGroup(self.spec, config)
         host = ray.util.get_node_ip_address()
         port = free_port(host)
@@ -76,6 +81,7 @@ class Replica:
         self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
         await self._engine.start()
+        self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -84,9 +90,40 @@ class Replica:
         logging.shutdown()
         os._exit(1)
 
-    def describe(self) -> dict[str, Any]:
-        """What this replica serves: its spec, and the context length of its model."""
-        return {"spec": self.spec.as_json(), "context_length": self._engine.context_length}
+    def _facts(self) -> dict[str, Any]:
+        """What the controller is told."""
+        statistics = self._engine.statistics()
+        return {
+            "revision": self.revision,
+            "context_length": self._engine.context_length,
+            "prepared": self._prepared,
+            "refused": self._refused,
+            "refusal": self._refusal,
+            "running": statistics.running,
+            "waiting": statistics.waiting,
+            "cache_use": statistics.cache_use,
+        }
+
+    async def _obey(self, order: Mapping[str, Any]) -> None:
+        """Get ready for another version of the model, or go on with it; both leave what runs as it is when
+        they cannot."""
+        spec, number = AppSpec.from_json(order["spec"]), order["revision"]
+        try:
+            path = await asyncio.to_thread(model_directory, spec)
+            if order["action"] == "prepare":
+                old = await asyncio.to_thread(model_directory, self.spec)
+                await asyncio.to_thread(check_same_shapes, old, path)
+                await asyncio.to_thread(read_ahead, path)
+                self._prepared = number
+                return
+            prompts = await asyncio.to_thread(Prompts, path)
+            await self._engine.load_weights(path)
+        except (WeightsError, EngineError, ShoalError, OSError) as error:
+            self._refused, self._refusal = number, str(error)
+            logger.error("replica %s cannot load revision %d: %s", self.id, number, error)
+            return
+        self.spec, self.revision, self._prompts = spec, number, prompts
+        self._refused = self._refusal = None
 
     def statistics(self) -> dict[str, Any]:
         """The engine's statistics and this replica's id and process."""
@@ -134,6 +171,9 @@ class Replica:
     ) -> dict[str, Any]:
         """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
         start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
+        if request.get("revision", self.revision) != self.revision:
+            # It was sent when this replica had other weights: whoever sent it knows of the change soon.
+            return {"start": start, **replica_lost().as_item()}
         try:
             return {"start": start, **await answer(start)}
         except ApiError as refused:
@@ -216,6 +256,8 @@ class Replica:
     async def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
+            if self._linked is not None:
+                self._linked.cancel()
             with contextlib.suppress(EngineError):
                 await engine.stop()
             self._group.stop()
@@ -227,17 +269,6 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     if field == "prompt":
         return "messages" if "messages" in request else "prompt"
     return {"json_schema": "response_format"}.get(field, field)
-
-
-def _model_directory(spec: AppSpec) -> str:
-    """A local directory with the model; all ranks of a replica are on one node, so one copy is enough."""
-    if spec.storage is None:
-        return spec.model_path
-    from cluster.registry import Registry
-    from cluster.storage import Storage
-
-    registry = Registry(Storage(spec.storage))
-    return str(registry.fetch(registry.resolve(spec.model_version)))
 
 
 def _item(delta: Delta) -> dict[str, Any]:

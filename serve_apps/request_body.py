@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
-from serve_apps.openai_errors import bad_request, body_too_large
+from serve_apps.openai_errors import bad_request, body_too_large, too_slow, unsupported_media_type
 
 __all__ = ["ClientDisconnect", "read_body", "read_json"]
 
+BODY_S = 30.0
+"""How long a body may take to arrive..."""
+BODY_BYTES_PER_S = 4096
+"""...and a second longer for so many bytes of it that have arrived."""
+
+_JSON = re.compile(r"application/(json|[\w.-]+\+json)", re.ASCII)
+
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, of at most `limit` bytes; what is larger is not read to its end.
+    """The body, of at most `limit` bytes; what is larger, or comes too slowly, is not read to its end.
 
     Raises:
-        ApiError: 413.
+        ApiError: 408, 413, 415.
         ClientDisconnect: the client went away first.
     """
+    media_type = request.headers.get("content-type")
+    if media_type is not None and not _JSON.fullmatch(media_type.partition(";")[0].strip().lower()):
+        raise unsupported_media_type(media_type)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > limit:
         raise body_too_large(limit)
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > limit:
-            raise body_too_large(limit)
-        parts.append(part)
+    began = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(BODY_S) as patience:
+            async for part in request.stream():
+                size += len(part)
+                if size > limit:
+                    raise body_too_large(limit)
+                parts.append(part)
+                patience.reschedule(began + BODY_S + size / BODY_BYTES_PER_S)
+    except TimeoutError:
+        raise too_slow("The request's body", BODY_S + size / BODY_BYTES_PER_S) from None
     return b"".join(parts)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve_apps.openai_schema import Message, Prompt
+from serve_apps.openai_fields import Prompt, TokenId
+from serve_apps.openai_schema import Message
 
 
 class TextRequest(BaseModel):
@@ -30,6 +31,15 @@ class EmbeddingRequest(TextRequest):
 class TokenizeRequest(TextRequest):
     """The body of POST /tokenize."""
 
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["prompt"], "properties": {"prompt": {"type": "string"}}},
+                {"required": ["messages"], "properties": {"messages": {"type": "array"}}},
+            ]
+        }
+    )
+
     prompt: str | None = None
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False)
     tools: list[dict[str, Any]] | None = None
@@ -38,7 +48,7 @@ class TokenizeRequest(TextRequest):
 class DetokenizeRequest(TextRequest):
     """The body of POST /detokenize."""
 
-    tokens: tuple[Annotated[int, Field(ge=0)], ...] = Field(strict=False)
+    tokens: tuple[TokenId, ...] = Field(strict=False)
 
 
 class Embedding(BaseModel):

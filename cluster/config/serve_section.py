@@ -12,24 +12,50 @@ from cluster.config.section import Section
 class ReplicasConfig(Section):
     """How many copies of the model serve requests."""
 
-    min: int = Field(default=1, ge=1)
+    min: int = Field(default=1, ge=0)
+    """Fewest replicas. 0 frees the devices when nobody asks; the next request waits for one to start."""
     max: int | None = Field(default=None, ge=1)
-    """Most replicas under load. Default: min."""
+    """Most replicas under load. Default: min, at least 1."""
 
     @property
     def most(self) -> int:
-        return self.min if self.max is None else self.max
+        return max(1, self.min) if self.max is None else self.max
 
 
 class AutoscaleConfig(Section):
-    """When replicas are added and taken away."""
+    """When replicas are added and taken away; of several targets the one that asks for most counts."""
 
     target_ongoing_requests: float = Field(default=8.0, gt=0)
     """Requests in flight that one replica should carry."""
+    target_queue_length: float | None = Field(default=None, gt=0)
+    """Requests that may wait, in the gateway or a replica, for each replica."""
+    target_kv_cache_use: float | None = Field(default=None, gt=0, le=1)
+    """Part of the KV cache that requests should hold, on average over the replicas."""
+    target_first_token_s: float | None = Field(default=None, gt=0)
+    """Seconds within which 95 of 100 requests should have their first token."""
     upscale_delay_s: float = Field(default=1.0, ge=0)
     """Seconds that the load must last before a replica is added."""
     downscale_delay_s: float = Field(default=30.0, ge=0)
     """Seconds that the load must be gone before a replica is taken away."""
+    idle_s: float = Field(default=60.0, ge=0)
+    """Seconds without a request before the last replica is taken away, where replicas.min is 0."""
+
+
+class UpdateConfig(Section):
+    """How a new version is tried out before and while it takes over."""
+
+    probes: list[str] = Field(default_factory=lambda: ["Hello"])
+    """Prompts that every new version must answer before it gets a request."""
+    probe_timeout_s: float = Field(default=60.0, gt=0)
+    """Seconds that the answer to a probe may take."""
+    ready_timeout_s: float = Field(default=300.0, gt=0)
+    """Seconds in which each new replica must be ready."""
+    max_error_rate: float = Field(default=0.1, ge=0, le=1)
+    """Part of its requests that may fail; beyond it the old version comes back."""
+    watch_s: float = Field(default=60.0, ge=0)
+    """Seconds after a rollout for which its errors are counted."""
+    hold_s: float = Field(default=60.0, ge=0)
+    """Seconds for which blue_green keeps the old replicas, for an instant way back."""
 
 
 class LimitsConfig(Section):
@@ -67,7 +93,7 @@ class ServeAppConfig(Section):
     """One serving app; its name is the `model` of OpenAI requests."""
 
     model: str = Field(min_length=1)
-    """NAME@VERSION or NAME@latest in the registry, or a Hugging Face directory (`./…` or `/…`)."""
+    """NAME@VERSION, NAME@latest or NAME@ALIAS of the registry, or a Hugging Face directory (./… or /…)."""
     engine: Literal["torch", "vllm"] = "torch"
     """What runs the model: Shoal's engine over transformers' models, or vLLM (pip install 'shoal[vllm]')."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
@@ -87,8 +113,10 @@ class ServeAppConfig(Section):
         "least_connections"
     )
     """How requests are spread over the replicas."""
-    rollout: Literal["rolling"] = "rolling"
-    """How a new version takes over."""
+    rollout: Literal["rolling", "blue_green", "in_place"] = "rolling"
+    """How a new version takes over: replica by replica (rolling), all at once from a second full set of
+    replicas (blue_green), or as other weights in the replicas that run (in_place: a short pause)."""
+    update: UpdateConfig = UpdateConfig()
     precision: Literal["fp32", "bf16"] = "fp32"
     """Arithmetic of the model."""
     kv_cache: KvCacheConfig = KvCacheConfig()

@@ -273,6 +273,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
         start_broker(
             {
                 "name": record.name,
+                "cluster_id": record.cluster_id,
                 "storage": record.storage,
                 "head_ip": record.head_ip,
                 "gateway_host": record.gateway_host,

@@ -71,7 +71,7 @@ class BrokerClient:
             if grant.units >= demand.min or (stop is not None and stop()):
                 return grant
             if deadline is not None and time.monotonic() >= deadline:
-                message = self._why_not(demand, timeout_s or 0.0)
+                message = self.why_not(demand, timeout_s or 0.0)
                 if not demand.held:
                     self.release(demand.holder)
                 raise ShoalError(message)
@@ -100,7 +100,8 @@ class BrokerClient:
         except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:
             raise ShoalError(f"no broker: it is gone ({error}); is the cluster up?") from error
 
-    def _why_not(self, demand: Demand, waited_s: float) -> str:
+    def why_not(self, demand: Demand, waited_s: float) -> str:
+        """Why a demand has not been granted, in a sentence: what it asks for, and who has what."""
         unit = ", ".join(f"{amount:g} {name}" for name, amount in demand.unit.items() if amount) or "nothing"
         others = [row for row in self.leases() if row["holder"] != demand.holder and row["granted"]]
         taken = ", ".join(f"{row['holder']} has {row['granted']}" for row in others) or "nobody has a lease"

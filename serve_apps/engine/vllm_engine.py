@@ -12,10 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
 
 from serve_apps.engine.json_schema import grammar_of
 from serve_apps.engine.protocol import (
@@ -30,6 +27,7 @@ from serve_apps.engine.protocol import (
     UnsupportedError,
     WeightsError,
 )
+from serve_apps.weight_files import check_same_shapes
 
 logger = logging.getLogger(__name__)
 
@@ -393,32 +391,3 @@ def _recorder(record: Callable[[Any, Any], None]) -> Any:
             pass
 
     return Recorder
-
-
-def check_same_shapes(old: str, new: str) -> None:
-    """Whether a directory's weights can take the place of another's.
-
-    Raises:
-        WeightsError: they are another model's, or not whole.
-    """
-    try:
-        shapes, others = _shapes(Path(old)), _shapes(Path(new))
-    except (OSError, ValueError, SafetensorError) as error:
-        raise WeightsError(f"the weights of {new} cannot be read: {error}") from error
-    if shapes != others:
-        name = next(iter(shapes.items() ^ others.items()))[0]
-        raise WeightsError(f"{new} is a model of another shape ({name} differs)")
-
-
-def _shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Name and shape of each tensor, from the headers of a directory's safetensors files."""
-    shapes = {}
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ValueError(f"{directory} holds no safetensors files")
-    for file in files:
-        # Opening a file looks at its header, and whether it is whole.
-        with safe_open(file, framework="np") as weights:
-            names = weights.keys()
-            shapes.update({name: tuple(weights.get_slice(name).get_shape()) for name in names})
-    return shapes

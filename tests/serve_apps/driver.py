@@ -56,17 +56,36 @@ def start() -> str:
 
 
 def stop() -> None:
-    """End Serve with everything in it."""
+    """End Serve with everything in it, and the controller of the apps."""
+    import ray
     from ray import serve
 
+    from serve_apps import app
+    from serve_apps.controller.names import CONTROLLER, NAMESPACE
+    from serve_apps.status import app_statuses
+
+    app.remove([row["name"] for row in app_statuses()])
+    ray.kill(ray.get_actor(CONTROLLER, namespace=NAMESPACE))
     serve.shutdown()
 
 
 def deploy(spec: AppSpec, **options: Any) -> list[dict[str, Any]]:
-    from cluster.sharing.client import BrokerClient
     from serve_apps.app import deploy_specs
 
-    return deploy_specs([spec], BrokerClient(), deadline=time.monotonic() + READY_TIMEOUT_S, **options)
+    return deploy_specs([spec], deadline=time.monotonic() + READY_TIMEOUT_S, **options)
+
+
+def roll_back(name: str) -> dict[str, Any]:
+    from serve_apps import app
+
+    return app.roll_back(name, timeout_s=READY_TIMEOUT_S)
+
+
+def status(name: str) -> dict[str, Any] | None:
+    """The row of an app."""
+    from serve_apps.status import app_statuses
+
+    return next((row for row in app_statuses() if row["name"] == name), None)
 
 
 def remove(names: Sequence[str]) -> None:
@@ -83,15 +102,16 @@ def leases() -> dict[str, dict[str, Any]]:
 
 
 def running_replicas(app: str) -> int:
-    from serve_apps.status import app_statuses
-
-    return next((row["replicas"] for row in app_statuses() if row["name"] == app), 0)
+    row = status(app)
+    return 0 if row is None else int(row["replicas"])
 
 
 def replica_nodes(app: str) -> tuple[str, ...]:
-    from serve_apps import autoscaling
+    """The nodes of an app's replicas, of all its revisions."""
+    from serve_apps.controller.applications import replica_nodes
 
-    return autoscaling.replica_nodes(app)
+    found = replica_nodes().items()
+    return tuple(node for name, nodes in found if name.partition(":")[0] == app for node in nodes)
 
 
 def rank_beside(replica: str) -> int:
@@ -103,3 +123,21 @@ def rank_beside(replica: str) -> int:
     ranks = [r for r in rows if r.class_name == "_Rank" and r.placement_group_id == home.placement_group_id]
     assert len(ranks) == 1
     return int(ranks[0].pid)
+
+
+def apply(spec: AppSpec) -> int:
+    """Ask for a change without waiting for it; the revision's number."""
+    from serve_apps.controller.client import ControllerClient
+
+    return ControllerClient().apply(spec)
+
+
+def controller_pid() -> int:
+    """The process of the controller of the apps."""
+    from ray.util.state import list_actors
+
+    from serve_apps.controller.names import CONTROLLER
+
+    rows = list_actors(filters=[("state", "=", "ALIVE"), ("name", "=", CONTROLLER)], detail=True)
+    assert len(rows) == 1
+    return int(rows[0].pid)

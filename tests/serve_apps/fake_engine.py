@@ -21,6 +21,7 @@ from serve_apps.engine.protocol import (
     SamplingParams,
     Statistics,
     TokenLogprob,
+    WeightsError,
 )
 
 STEP_S = float(os.environ.get("FAKE_ENGINE_STEP_S", "0.01"))
@@ -34,29 +35,45 @@ class FakeEngine:
         self.context_length = config.context_length or 2048
         self._running: set[str] = set()
         self._generated = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._read(config.model_path)
+
+    def _read(self, model_path: str) -> None:
+        """Take over what a model is to do: the lines of its file `behaviour`, see `make_fake_model`."""
+        file = Path(model_path, "behaviour")
+        lines = file.read_text().splitlines() if file.exists() else []
+        behaviour = dict(line.split() for line in lines)
+        self._offset = int(behaviour.get("offset", 0))
+        self._fails = behaviour.get("fails", "")
 
     async def start(self) -> None:
-        pass
+        if self._fails == "start":
+            raise EngineError("this model does not start")
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
-        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; `seed` is added to all.
+        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; `seed` and the model's offset
+        are added to all.
 
         A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused.
         """
-        if list(prompt_ids) == [3]:
+        probed = request_id.startswith("shoal-probe-")
+        if list(prompt_ids) == [3] or self._fails == ("probes" if probed else "requests"):
             raise EngineError("broken on request")
         if list(prompt_ids) == [4] or len(self._running) >= self.config.max_batch + self.config.max_waiting:
             raise QueueFullError("full")
         if list(prompt_ids) == [5]:
             raise PromptError("this prompt is refused")
         self._running.add(request_id)
+        self._idle.clear()
         self._tell()
+        offset = self._offset
         try:
             for step in range(sampling.max_tokens):
                 await asyncio.sleep(STEP_S)
-                token = prompt_ids[-1] + 1 + step + (sampling.seed or 0)
+                token = prompt_ids[-1] + 1 + step + (sampling.seed or 0) + offset
                 text = f" {token}"
                 if text in sampling.stop:
                     yield Delta(finish_reason="stop")
@@ -72,13 +89,18 @@ class FakeEngine:
                 yield Delta(text, (token,), logprobs, "length" if last else None)
         finally:
             self._running.discard(request_id)
+            if not self._running:
+                self._idle.set()
             self._tell()
 
     async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
         return [float(token) for token in prompt_ids[:4]]
 
     async def load_weights(self, model_path: str) -> None:
-        pass
+        await self._idle.wait()
+        if self._fails == "load":
+            raise WeightsError("this model cannot be followed by another")
+        self._read(model_path)
 
     def _tell(self) -> None:
         """Let tests see how many requests run: a file for each process, beside the model."""
@@ -101,3 +123,23 @@ def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) 
     """A rank beside rank 0 that does nothing until its process is ended."""
     while True:
         time.sleep(3600)
+
+
+def make_fake_model(directory: Path, **behaviour: object) -> Path:
+    """A model directory for this engine.
+
+    Args:
+        behaviour: `offset`, which is added to every token; `fails`: `start`, `probes`, `requests` (all but
+            probes), `load` (other weights after it).
+    """
+    import numpy
+    from safetensors.numpy import save_file
+
+    from tests.serve_apps.tiny_model import make_tokenizer
+
+    directory.mkdir(parents=True, exist_ok=True)
+    make_tokenizer(directory)
+    save_file({"weight": numpy.zeros((4, 4), numpy.float32)}, str(directory / "model.safetensors"))
+    (directory / "config.json").write_text("{}")
+    (directory / "behaviour").write_text("".join(f"{key} {value}\n" for key, value in behaviour.items()))
+    return directory

@@ -116,6 +116,7 @@ class StubGateway:
         self.api: FastAPI = build_api(self.service)
 
     async def _look_up(self) -> AppTable:
+        self.service.table = self.table
         return self.table
 
     @asynccontextmanager

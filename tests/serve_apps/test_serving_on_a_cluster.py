@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import AutoscaleConfig, LimitsConfig, ReplicasConfig
+from cluster.config.serve_section import AutoscaleConfig, LimitsConfig, ReplicasConfig, UpdateConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
@@ -277,10 +277,11 @@ def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> No
 
 
 def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served) -> None:
-    config = served.spec.config.model_copy(update={"replicas": ReplicasConfig(min=3)})
+    changes = {"replicas": ReplicasConfig(min=3), "update": UpdateConfig(ready_timeout_s=1)}
+    config = served.spec.config.model_copy(update=changes)
     big = replace(served.spec, name="big", config=config)
     with pytest.raises(ShoalError, match=r"3 replicas.*2 CPU.*app/chat has 1.*free.*2 CPU"):
-        served.deploy(big, lease_timeout_s=1)
+        served.deploy(big)
     assert list(served.call(driver.leases)) == ["app/chat"]
 
 

@@ -1,0 +1,397 @@
+"""The controller of the apps: one actor that carries out what `rollout` and `wants` decide."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+
+from cluster.errors import RequestError, ShoalError
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+from cluster.storage import Storage
+from serve_apps.controller import applications
+from serve_apps.controller.app import App, ReplicaReport
+from serve_apps.controller.gateways import Gateways
+from serve_apps.controller.probes import probe
+from serve_apps.controller.record import AppRecord, Revision
+from serve_apps.controller.rollout import Decision, Seen, begin, decide, roll_back
+from serve_apps.controller.store import AppStore
+from serve_apps.models import find_model, follows
+from serve_apps.spec import AppSpec
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+BUSY_TICK_S = 0.1
+"""Between two looks while something changes hands."""
+LATE_TICK_S = 3.0
+"""A look that is so late was held up, and so may have been what others said meanwhile."""
+HEAR_S = 15.0
+"""How long a controller that comes back waits for the gateway and the replicas to be heard."""
+FOLLOW_EVERY_S = 2.0
+"""How often the registry is asked which versions the apps' models have now."""
+
+
+class AppController:
+    """The actor. What the apps are to be is kept in the storage; how they are is asked of Serve, the broker,
+    the replicas and the gateways again and again, so that a controller that was killed goes on where it was.
+
+    Args:
+        info: the broker's facts about the cluster.
+    """
+
+    def __init__(self, info: Mapping[str, Any]) -> None:
+        self._storage = str(info["storage"])
+        self._store = AppStore(Storage(self._storage), info["name"], info["cluster_id"])
+        self._apps = {name: App(record) for name, record in self._store.load().items()}
+        self._ended: dict[str, AppRecord] = {}
+        """What became of apps that are not there any more."""
+        self._gateways = Gateways()
+        # Higher than any that a former controller has given out.
+        self._number = int(time.time() * 1000)
+        self._table: dict[str, Any] = {}
+        self._leases: dict[str, Demand] = {}
+        self._granted: dict[str, int] = {}
+        self._served: dict[str, applications.Served] = {}
+        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        """Calls of Serve, and probes, whose end has not been seen yet."""
+        self._started_at = self._ticked_at = time.monotonic()
+        self._informed = not self._apps
+        """Everybody there is has been heard: before, a controller that comes back changes nothing."""
+        self._ticking: asyncio.Task[None] | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+
+    async def apply(self, document: Mapping[str, Any]) -> int:
+        """Change an app, or a new one, into this spec; returns the number of its newest revision.
+
+        Raises:
+            RequestError: it is changing into something else.
+        """
+        spec = AppSpec.from_json(document)
+        app = self._apps.get(spec.name)
+        if app is not None and app.record.removed:
+            raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
+        record = begin(app.record if app else AppRecord(spec.name), spec, time.time())
+        return await self._take(record)
+
+    async def roll_back(self, name: str) -> int:
+        """Have an app go back to what it was before; returns the number of its newest revision.
+
+        Raises:
+            RequestError: there is no such app, or nothing to go back to.
+        """
+        return await self._take(roll_back(self._known(name), time.time()))
+
+    async def remove(self, name: str) -> None:
+        """Take an app down; its requests are finished first.
+
+        Raises:
+            RequestError: there is no such app.
+        """
+        record = self._known(name)
+        outcome = record.outcome
+        if outcome is not None and outcome.status == "running":
+            outcome = replace(outcome, status="failed", reason="the app was taken down")
+        await self._take(replace(record, removed=True, update=None, outcome=outcome))
+
+    async def describe(self) -> dict[str, dict[str, Any]]:
+        """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
+        self._ensure_running()
+        settled = self._informed and self._gateways.all_know(self._number, time.monotonic())
+        return {
+            name: {**app.describe(self._served), "settled": settled and app.decided}
+            for name, app in sorted(self._apps.items())
+        }
+
+    async def outcome(self, name: str) -> dict[str, Any] | None:
+        """How the last rollout of an app stands or ended, also after the app itself has gone."""
+        app = self._apps.get(name)
+        record = app.record if app is not None else self._ended.get(name)
+        return None if record is None or record.outcome is None else vars(record.outcome)
+
+    async def size(self, application: str, ongoing: float) -> int | None:
+        """How many replicas a Serve application is to have, which has so many requests; None: not known."""
+        self._ensure_running()
+        for app in self._apps.values():
+            if application in app.sizes:
+                app.ongoing[application] = (ongoing, time.monotonic())
+                return app.sizes[application]
+        return None
+
+    async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
+        """A gateway says what it does, and is told the table: `number`, `poll_s`, and `apps` if it is new."""
+        self._ensure_running()
+        now = time.monotonic()
+        self._gateways.report(gateway, report, now)
+        for name, seconds in report["first_token_s"].items():
+            if name in self._apps:
+                self._apps[name].first_tokens.add(seconds, now)
+        if any(report["waiting"].values()) or any(app.record.update for app in self._apps.values()):
+            self._wake.set()
+        if not self._informed:
+            return {"number": report["seen"], "poll_s": BUSY_TICK_S}
+        answer: dict[str, Any] = {"number": self._number, "poll_s": BUSY_TICK_S if self._busy() else TICK_S}
+        if report["seen"] != self._number:
+            answer["apps"] = self._table
+        return answer
+
+    async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing."""
+        self._ensure_running()
+        app = self._app_of(application)
+        if app is None:
+            return None
+        app.replicas.setdefault(application, {})[replica] = ReplicaReport(time.monotonic(), facts)
+        return app.order(application, facts)
+
+    async def spec_of(self, application: str) -> dict[str, Any] | None:
+        """What a replica that starts is to serve: `revision` and `spec`; None: what it was made for."""
+        app = self._app_of(application)
+        revision = None if app is None else app.loaded_by(application)
+        return None if revision is None else {"revision": revision.number, "spec": revision.spec.as_json()}
+
+    def _app_of(self, application: str) -> App | None:
+        apps = self._apps.values()
+        return next((a for a in apps if any(r.application == application for r in a.record.revisions)), None)
+
+    def _known(self, name: str) -> AppRecord:
+        app = self._apps.get(name)
+        if app is None or app.record.removed:
+            names = [each for each, a in sorted(self._apps.items()) if not a.record.removed]
+            runs = f"these run: {', '.join(names)}" if names else "none runs"
+            raise RequestError(f"no app '{name}' is served; {runs}")
+        return app.record
+
+    async def _take(self, record: AppRecord) -> int:
+        """Make a record the app's, and remember it before anything is done about it."""
+        self._ensure_running()
+        await asyncio.to_thread(self._store.save, record)
+        app = self._apps.get(record.name)
+        if app is None:
+            app = self._apps[record.name] = App(record)
+        changed = app.record.newest != record.newest or app.record is record
+        app.record, app.decided = record, False
+        outcome = record.outcome
+        if changed and outcome is not None and outcome.status == "running":
+            facts = {"revision": outcome.number, "strategy": outcome.strategy, "version": outcome.to_version}
+            await self._tell(app, "began", {**facts, "from": outcome.from_version})
+        self._wake.set()
+        return record.newest
+
+    def _busy(self) -> bool:
+        return any(app.busy for app in self._apps.values())
+
+    def _ensure_running(self) -> None:
+        """Start what goes on by itself; Ray starts an actor's event loop after its constructor."""
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.create_task(self._tick_for_ever())
+        if self._following is None or self._following.done():
+            self._following = asyncio.create_task(self._follow_for_ever())
+
+    async def _tick_for_ever(self) -> None:
+        while True:
+            try:
+                await self._tick()
+            except Exception:
+                # Serve or the broker may be restarting: what runs goes on, and the next look sees more.
+                logger.exception("the apps could not be looked at")
+            try:
+                async with asyncio.timeout(BUSY_TICK_S if self._busy() else TICK_S):
+                    await self._wake.wait()
+                await asyncio.sleep(BUSY_TICK_S)
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _tick(self) -> None:
+        # Serve is asked after a call has returned, before anything is decided without that call in mind.
+        self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
+        await asyncio.to_thread(self._look)
+        now = time.monotonic()
+        if now - self._ticked_at > LATE_TICK_S:
+            # It was this process that was silent, not the gateways.
+            self._gateways.excuse(now)
+        self._ticked_at = now
+        if not self._informed and not self._hear(now):
+            return
+        for name, app in list(self._apps.items()):
+            now = time.time()
+            seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
+            app.update_want(self._gateways, self._served, time.monotonic())
+            before = app.record
+            decision = decide(before, seen, app.wants.want, now)
+            if decision.record != before:
+                await asyncio.to_thread(self._store.save, decision.record)
+            if app.record is not before:
+                continue  # somebody asked for something else meanwhile
+            await self._carry_out(app, decision)
+            if before.removed and not before.revisions:
+                # Its leases have been released by this look.
+                self._ended[name] = app.record
+                await asyncio.to_thread(self._store.delete, name)
+                del self._apps[name]
+        self._publish()
+
+    def _hear(self, now: float) -> bool:
+        """Whether the gateway and every replica that runs have said how they are."""
+        names = [r.application for app in self._apps.values() for r in app.record.revisions]
+        missing = [
+            name
+            for app in self._apps.values()
+            for name in {r.application for r in app.record.revisions}
+            if name in self._served and len(app.reports(name, now)) < self._served[name].ready
+        ]
+        heard = self._gateways.number_alive(now) > 0 and not missing
+        if heard or now - self._started_at > HEAR_S:
+            logger.warning("going on with %s; not heard of: %s", names, missing)
+            self._informed = True
+        return self._informed
+
+    def _look(self) -> None:
+        """Ask Serve and the broker; called in a thread of its own."""
+        self._served = applications.look()
+        self._nodes = applications.replica_nodes()
+        broker = BrokerClient()
+        wanted: dict[str, Demand] = {}
+        for app in list(self._apps.values()):
+            for demand in app.demands(self._nodes):
+                wanted[demand.holder] = demand
+        for holder in self._leases.keys() - wanted.keys():
+            broker.release(holder)
+            self._granted.pop(holder, None)
+        self._leases = wanted
+        for holder, demand in wanted.items():
+            self._granted[holder] = broker.request(demand).units
+        for app in list(self._apps.values()):
+            app.note_shortage(self._granted, lambda demand, waited_s: _why_not(broker, demand, waited_s))
+
+    def _seen(self, app: App, revision: Revision) -> Seen:
+        served = self._served.get(revision.application)
+        now = time.monotonic()
+        reports = app.reports(revision.application, now)
+        key = f"{revision.application} {revision.number}"
+        others = sum(facts["revision"] != revision.number for facts in reports)
+        unprepared = sum(facts["prepared"] != revision.number for facts in reports)
+        refusals = [f["refusal"] for f in reports if f["refused"] == revision.number and f["refusal"]]
+        return Seen(
+            ready=served.ready if served else 0,
+            held=len(self._nodes.get(revision.application, ())),
+            granted=self._granted.get(revision.holder, 0),
+            gone=served is None and ("start", revision.application) not in self._tasks,
+            failure=served.failure if served else app.failures.get(revision.number),
+            probe=app.probes.get(revision.number),
+            drained=self._gateways.drained(revision.application, now),
+            taken=self._gateways.taken(revision.application, now),
+            requests=self._gateways.requests[key],
+            errors=self._gateways.errors[key],
+            prepared=0 if unprepared else len(reports),
+            loaded=0 if others else len(reports),
+            refusal=refusals[0] if refusals else None,
+            shortage=app.shortage,
+        )
+
+    async def _carry_out(self, app: App, decision: Decision) -> None:
+        app.take(decision)
+        for kind, facts in decision.events:
+            await self._tell(app, kind, facts)
+        for revision in decision.record.revisions:
+            name, number = revision.application, revision.number
+            size = decision.sizes.get(number, 0)
+            if number in decision.delete:
+                if name in self._served:
+                    self._begin("delete", name, asyncio.to_thread(applications.delete, name))
+            elif size > 0 and name not in self._served and self._may_start(app, revision):
+                self._begin("start", name, self._start(app, revision, size))
+            if number == decision.probe and number not in app.probes:
+                self._begin("probe", name, self._probe(app, revision))
+        open_to = decision.traffic | decision.standby
+        takes = {r.application for r in decision.record.revisions if r.number in open_to}
+        closed = {r.application for r in decision.record.revisions} - takes
+        self._gateways.route(takes, closed, self._publish())
+        self._gateways.forget_but({r.application for a in self._apps.values() for r in a.record.revisions})
+
+    async def _start(self, app: App, revision: Revision, size: int) -> None:
+        try:
+            await asyncio.to_thread(applications.start, revision.spec, revision.application, size)
+        except Exception as error:
+            logger.exception("%s could not be started", revision.application)
+            app.failures[revision.number] = str(error)
+
+    async def _probe(self, app: App, revision: Revision) -> None:
+        app.probes[revision.number] = await probe(revision)
+
+    def _may_start(self, app: App, revision: Revision) -> bool:
+        """Whether Serve is to be given a revision: one that failed, or is on its way out, is not."""
+        leaves = app.record.update is not None and app.record.update.back and revision is app.record.coming
+        ends = ("delete", revision.application) in self._tasks
+        return not (leaves or ends or revision.number in app.failures)
+
+    def _begin(self, what: str, name: str, work: Any) -> None:
+        """Do something in the background, unless it is being done."""
+        if (what, name) in self._tasks:
+            work.close()
+            return
+        task = self._tasks[what, name] = asyncio.create_task(work)
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if not done.cancelled() and done.exception() is not None:
+                logger.error("%s %s failed", what, name, exc_info=done.exception())
+            self._wake.set()
+
+        task.add_done_callback(ended)
+
+    def _publish(self) -> int:
+        """The number of the table as it is now, a new one when something changed."""
+        table = {name: app.table(self._served) for name, app in self._apps.items() if not app.record.removed}
+        if table != self._table:
+            self._table = table
+            self._number += 1
+        return self._number
+
+    async def _tell(self, app: App, kind: str, facts: Mapping[str, Any]) -> None:
+        logger.warning("%s: %s %s", app.record.name, kind, dict(facts))
+        app.events.append({"kind": kind, **facts})
+        try:
+            await asyncio.to_thread(self._store.event, app.record.name, kind, facts)
+        except ShoalError as error:
+            logger.warning("an event was not written: %s", error)
+
+    async def _follow_for_ever(self) -> None:
+        """Bring apps to the versions that their models' names have come to mean."""
+        while True:
+            await asyncio.sleep(FOLLOW_EVERY_S)
+            for app in list(self._apps.values()):
+                spec, record = app.record.wanted, app.record
+                if spec is None or record.update or record.removed or not follows(spec.config.model):
+                    continue
+                try:
+                    newer = await asyncio.to_thread(find_model, spec.name, spec.config, self._storage)
+                except ShoalError as error:
+                    logger.warning("%s: its model cannot be looked up: %s", spec.name, error)
+                    continue
+                newer = replace(newer, engine=spec.engine)
+                if app.record is not record or newer.model_version in record.rejected:
+                    continue
+                if newer.model_version != spec.model_version:
+                    record = begin(record, newer, time.time(), f"{spec.config.model} changed")
+                if record is not app.record or record.rejected:
+                    # The name has come to mean something else: what failed may be tried again.
+                    await self._take(replace(record, rejected=()))
+
+
+def _why_not(broker: BrokerClient, demand: Demand, waited_s: float) -> str:
+    """Why a demand has not been granted, and what nobody holds."""
+    free, there = ray.available_resources(), ray.cluster_resources()
+    amounts = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if name in there)
+    return (
+        f"{broker.why_not(demand, round(waited_s))}; free in the whole cluster now: {amounts}, and the ranks"
+        " of a replica share one node"
+    )

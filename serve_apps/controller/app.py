@@ -1,0 +1,258 @@
+"""One app in the controller: its record, and what is known of it at the moment; no Ray."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from cluster.sharing.demand import Demand
+from serve_apps.controller.gateways import Gateways
+from serve_apps.controller.record import AppRecord, Revision
+from serve_apps.controller.rollout import Decision
+from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
+
+REPORT_SILENT_S = 5.0
+"""A replica that was not heard of for so long counts no more; it reports several times a second."""
+EVENTS_KEPT = 20
+
+
+class ServedApplication(Protocol):
+    """What is known of a Serve application."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def ready(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class ReplicaReport:
+    """What a replica said last, and when (on a steady clock)."""
+
+    heard: float
+    facts: Mapping[str, Any]
+    """revision, context_length, prepared, refused, refusal, running, waiting, cache_use."""
+
+
+@dataclass
+class App:
+    """What the controller knows of one app; all but `record` is lost with it, and found out again."""
+
+    record: AppRecord
+    wants: Wants = field(default_factory=Wants)
+    first_tokens: FirstTokens = field(default_factory=FirstTokens)
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Replicas that each Serve application is to have."""
+    traffic: frozenset[int] = frozenset()
+    standby: frozenset[int] = frozenset()
+    asks: Mapping[str, int] = field(default_factory=dict)
+    decided: bool = False
+    """The record as it is now has been acted on."""
+    probes: dict[int, str] = field(default_factory=dict)
+    """By revision: what was wrong with its answers to the probes; empty if nothing was."""
+    failures: dict[int, str] = field(default_factory=dict)
+    """By revision: why Serve did not take it."""
+    shortage: str = ""
+    """Why its first replicas are not granted."""
+    replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
+    """By Serve application and replica."""
+    ongoing: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By Serve application: the requests that Serve counts, and when it said so."""
+    events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    _order: tuple[Literal["prepare", "load"], int] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Something changes hands: it is looked at often."""
+        starts = not self.traffic and self.wants.want > 0
+        return self.record.update is not None or self.record.removed or starts
+
+    def take(self, decision: Decision) -> None:
+        """Make a decision the app's."""
+        self.record = decision.record
+        self.traffic, self.standby = decision.traffic, decision.standby
+        self.asks, self.decided = decision.asks, True
+        self._order = None
+        if decision.order is not None and decision.ordered is not None:
+            self._order = decision.order, decision.ordered
+        for revision in self.record.revisions:
+            size = decision.sizes.get(revision.number)
+            if size is not None:
+                self.sizes[revision.application] = size
+        there = {revision.application for revision in self.record.revisions}
+        for known in (self.sizes, self.replicas, self.ongoing):
+            for application in known.keys() - there:
+                del known[application]
+
+    def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
+        """What the replicas of a Serve application said last."""
+        said = self.replicas.get(application, {})
+        for replica in [r for r, report in said.items() if now - report.heard > REPORT_SILENT_S]:
+            del said[replica]
+        return [report.facts for report in said.values()]
+
+    def loaded_by(self, application: str) -> Revision | None:
+        """The revision whose weights the replicas of a Serve application are to have."""
+        revisions = [r for r in self.record.revisions if r.application == application]
+        update = self.record.update
+        if update is not None and len(revisions) > 1:
+            forward = update.stage in ("load", "probe") and not update.back
+            return self.record.coming if forward else self.record.serving
+        return revisions[0] if revisions else None
+
+    def order(self, application: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
+        """What a replica that says this is to do: `action` (prepare, load), `revision`, `spec`."""
+        if self._order is not None and self._order[0] == "prepare":
+            number = self._order[1]
+            revision = self.record.revision(number)
+            if revision is None or revision.application != application:
+                return None
+            if number in (facts["prepared"], facts["refused"]):
+                return None
+            return {"action": "prepare", "revision": number, "spec": revision.spec.as_json()}
+        revision = self.loaded_by(application)
+        if revision is None or facts["revision"] == revision.number or facts["refused"] == revision.number:
+            return None
+        return {"action": "load", "revision": revision.number, "spec": revision.spec.as_json()}
+
+    def update_want(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> None:
+        """Find out how many replicas the load asks for."""
+        spec = self.record.wanted
+        if spec is None:
+            return
+        if self.wants.want == 0 and not self.sizes:
+            # A new controller: what runs is what was wanted before.
+            self.wants.want = max(
+                (served[r.application].ready for r in self.record.revisions if r.application in served),
+                default=0,
+            )
+        config = spec.config
+        load = self._load(gateways, served, now)
+        ask = asked(load, config.autoscale)
+        self.wants.update(ask, config.replicas.min, config.replicas.most, config.autoscale, now)
+
+    def _load(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> Load:
+        names = {revision.application for revision in self.record.revisions}
+        reports = [facts for name in names for facts in self.reports(name, now)]
+        held_back = gateways.waiting(self.record.name, now)
+        in_flight = sum(gateways.in_flight(name, now) for name in names)
+        counted = sum(count for count, said in self.ongoing.values() if now - said < REPORT_SILENT_S)
+        ongoing = max(float(in_flight), counted)
+        running = sum(facts["running"] for facts in reports)
+        return Load(
+            ongoing=ongoing + held_back,
+            waiting=max(0.0, ongoing - running) + held_back,
+            cache_use=sum(facts["cache_use"] for facts in reports) / max(1, len(reports)),
+            first_token_s=self.first_tokens.percentile95(now),
+            replicas=sum(served[name].ready for name in names if name in served),
+        )
+
+    def demands(self, nodes: Mapping[str, tuple[str, ...]]) -> list[Demand]:
+        """What its leases ask of the broker, with the nodes of its replicas by Serve application."""
+        holders: dict[str, list[Revision]] = {}
+        for revision in self.record.revisions:
+            holders.setdefault(revision.holder, []).append(revision)
+        leading = self.record.serving or self.record.coming
+        demands = []
+        for holder, revisions in holders.items():
+            names = {revision.application for revision in revisions}
+            held = tuple(sorted(node for name in names for node in nodes.get(name, ())))
+            spec = revisions[-1].spec
+            fewest = 0
+            if leading is not None and leading.holder == holder and not self.record.removed:
+                fewest = leading.spec.config.replicas.min
+            most = max(fewest, self.asks.get(holder, len(held)))
+            demands.append(Demand(holder, "serving", spec.replica_resources, fewest, most, held))
+        return demands
+
+    def note_shortage(self, granted: Mapping[str, int], why_not: Any) -> None:
+        """Ask why the first replicas are not granted."""
+        update, coming = self.record.update, self.record.coming
+        self.shortage = ""
+        if update is None or coming is None or update.strategy != "start":
+            return
+        size = max(1, coming.spec.config.replicas.min)
+        if granted.get(coming.holder, 0) < size:
+            demand = Demand(coming.holder, "serving", coming.spec.replica_resources, size, size)
+            self.shortage = why_not(demand, time.time() - update.began_at)
+
+    def table(self, served: Mapping[str, ServedApplication]) -> dict[str, Any]:
+        """What the gateways need to know of it: the versions that are ready, the preferred one first."""
+        versions: list[dict[str, Any]] = []
+        active, traffic = self.record.active, self.traffic
+        ordered = sorted(self.record.revisions, key=lambda r: (r.number not in traffic, r.number != active))
+        for revision in ordered:
+            reports = self.replicas.get(revision.application, {})
+            if not reports or (len(versions) and revision.application == versions[0]["application"]):
+                continue
+            application = served.get(revision.application)
+            versions.append(
+                {
+                    "application": revision.application,
+                    "revision": revision.number,
+                    "spec": revision.spec.as_json(),
+                    "context_length": next(iter(reports.values())).facts["context_length"],
+                    "created": int(revision.created_at),
+                    "replicas": application.ready if application is not None else 0,
+                    "takes": revision.number in self.traffic,
+                    "stands_by": revision.number in self.standby,
+                }
+            )
+        return {
+            "versions": versions,
+            "wanted": self.wants.want,
+            "granted": min(self.wants.want, sum(self.sizes.values())),
+        }
+
+    def describe(self, served: Mapping[str, ServedApplication]) -> dict[str, Any]:
+        """The app for people: the row of `shoal status`."""
+        record = self.record
+        running = {r.application: served[r.application] for r in record.revisions if r.application in served}
+        serving = record.serving or record.coming
+        spec = serving.spec if serving is not None else None
+        return {
+            "name": record.name,
+            "model": spec.model_version if spec is not None else None,
+            "status": self._status(running),
+            "replicas": sum(application.ready for application in running.values()),
+            "tensor": spec.config.tensor if spec is not None else None,
+            "wanted": self.wants.want,
+            "rollout": self._rollout(),
+            "spec": spec.as_json() if spec is not None else None,
+            "events": list(self.events),
+        }
+
+    def _status(self, running: Mapping[str, ServedApplication]) -> str:
+        update = self.record.update
+        if self.record.removed:
+            return "deleting"
+        if update is not None:
+            if update.strategy == "start":
+                return "deploying"
+            if update.back:
+                return "going_back"
+            return "updating" if update.switched_at is None else "holding"
+        serving = self.record.serving
+        if serving is None or serving.application not in running:
+            return "deploying"
+        if self.wants.want == 0:
+            return "idle"
+        return running[serving.application].status
+
+    def _rollout(self) -> dict[str, Any] | None:
+        """How the last rollout stands or ended."""
+        outcome, update = self.record.outcome, self.record.update
+        if outcome is None:
+            return None
+        document = dict(vars(outcome))
+        document["reason"] = outcome.reason or None
+        if update is not None:
+            document["seconds"] = round(time.time() - update.began_at, 3)
+            document["ready"] = update.ready
+            document["stage"] = update.stage if update.strategy == "in_place" else None
+            document["switched"] = update.switched_at is not None
+        return document

@@ -1,0 +1,97 @@
+"""What the gateways say of themselves: which table they go by, what they have in flight; no Ray."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SILENT_S = 10.0
+"""A gateway that was not heard of for so long is gone; its requests are, too."""
+
+
+@dataclass
+class _Gateway:
+    heard: float
+    seen: int
+    in_flight: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] = field(default_factory=dict)
+
+
+class Gateways:
+    """The gateways that follow the table, by what they reported last. Times are of any steady clock."""
+
+    def __init__(self) -> None:
+        self._gateways: dict[str, _Gateway] = {}
+        self._closed: dict[str, int] = {}
+        """By Serve application without requests: the number of the table since which it has none."""
+        self._opened: dict[str, int] = {}
+        """By Serve application with requests: the number of the table since which it has them."""
+        self.requests: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+        """Requests, and those that failed, by `application version`."""
+
+    def report(self, gateway: str, report: Mapping[str, Any], now: float) -> None:
+        """Take over what a gateway says, see `Traffic.report`."""
+        self._gateways[gateway] = _Gateway(now, report["seen"], report["in_flight"], report["waiting"])
+        self.requests.update(report["requests"])
+        self.errors.update(report["errors"])
+
+    def route(self, opened: Collection[str], closed: Collection[str], number: int) -> None:
+        """From the table of this number on, some applications get requests and others none."""
+        for application in opened:
+            self._closed.pop(application, None)
+            self._opened.setdefault(application, number)
+        for application in closed:
+            self._opened.pop(application, None)
+            self._closed.setdefault(application, number)
+
+    def drained(self, application: str, now: float) -> bool:
+        """Whether no gateway sends it requests any more, and all that it had are answered."""
+        number = self._closed.get(application)
+        if number is None:
+            return False
+        alive = self._alive(now)
+        return all(each.seen >= number and not each.in_flight.get(application) for each in alive)
+
+    def excuse(self, now: float) -> None:
+        """Take nobody's silence until now for an end."""
+        for each in self._gateways.values():
+            each.heard = now
+
+    def number_alive(self, now: float) -> int:
+        """How many gateways there are."""
+        return len(self._alive(now))
+
+    def taken(self, application: str, now: float) -> bool:
+        """Whether every gateway knows that it gets requests."""
+        number = self._opened.get(application)
+        return number is not None and all(each.seen >= number for each in self._alive(now))
+
+    def in_flight(self, application: str, now: float) -> int:
+        return sum(each.in_flight.get(application, 0) for each in self._alive(now))
+
+    def waiting(self, app: str, now: float) -> int:
+        """Requests that wait for a version that takes them."""
+        return sum(each.waiting.get(app, 0) for each in self._alive(now))
+
+    def all_know(self, number: int, now: float) -> bool:
+        """Whether there is a gateway, and each goes by the table of this number."""
+        alive = self._alive(now)
+        return bool(alive) and all(each.seen >= number for each in alive)
+
+    def forget_but(self, applications: Collection[str]) -> None:
+        """Forget all applications but these."""
+        for known in (self._closed, self._opened):
+            for application in known.keys() - applications:
+                del known[application]
+        for counter in (self.requests, self.errors):
+            for key in [key for key in counter if key.rpartition(" ")[0] not in applications]:
+                del counter[key]
+
+    def _alive(self, now: float) -> list[_Gateway]:
+        gone = [name for name, each in self._gateways.items() if now - each.heard > SILENT_S]
+        for name in gone:
+            del self._gateways[name]
+        return list(self._gateways.values())

@@ -1,0 +1,156 @@
+"""What is known of one request of the gateway, and the JSON lines that tell of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+requests_logger = logging.getLogger("shoal.gateway")
+"""One JSON line for each request that has ended."""
+
+CLIENT_CLOSED = 499
+"""The status under which a request counts whose client went away; nobody receives it."""
+
+_GIVEN_ID = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
+_LEVELS = {"shoal": logging.INFO, "serve_apps": logging.INFO, "uvicorn": logging.WARNING}
+"""Loggers of the gateway's process whose lines are JSON."""
+
+
+@dataclass
+class RequestRecord:
+    """One request, filled in on its way through the gateway; None and "" where something does not apply."""
+
+    request_id: str
+    method: str = ""
+    endpoint: str = ""
+    """The route's path, with the names of its parameters; empty where there is no such route."""
+    app: str = ""
+    """Empty where the request named no app that there is."""
+    tenant: str | None = None
+    status: int | None = None
+    answered: bool = False
+    """Whether the whole answer was handed to the server."""
+    stream: bool | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    tokenized: int = 0
+    """Tokens that a text was taken apart into, or that were put together, without the model."""
+    replicas: list[str] = field(default_factory=list)
+    model_version: str | None = None
+    first_token_s: float | None = None
+    error: str | None = None
+    """The code of the error with which it ended."""
+    arrived: datetime = field(default_factory=lambda: datetime.now(UTC))
+    began: float = field(default_factory=time.monotonic)
+
+    def ran_on(self, replicas: list[str], model_version: str | None) -> None:
+        """Note which replicas took the request."""
+        self.replicas, self.model_version = replicas, model_version
+
+    def seconds(self) -> float:
+        """Time since it arrived."""
+        return time.monotonic() - self.began
+
+    def engine_id(self) -> str:
+        """An id for the replicas' logs: the request's own, made unique, since clients may send one twice."""
+        return f"{self.request_id}-{uuid.uuid4().hex[:8]}"
+
+    def line(self, seconds: float) -> str:
+        """The request as one line of JSON."""
+        document = {
+            "time": _shown(self.arrived),
+            "request_id": self.request_id,
+            "endpoint": self.endpoint or None,
+            "method": self.method or None,
+            "status": self.status,
+            "app": self.app or None,
+            "tenant": self.tenant,
+            "stream": self.stream,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "replicas": self.replicas or None,
+            "model_version": self.model_version,
+            "seconds": round(seconds, 6),
+            "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
+            "error": self.error,
+        }
+        return json.dumps(document)
+
+
+def _shown(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+_current: ContextVar[RequestRecord | None] = ContextVar("shoal_request", default=None)
+
+
+def request_id(given: str) -> str:
+    """The id of a request whose header `x-request-id` is `given`: that, where it can be one, else new."""
+    return given if _GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+
+
+def current_record() -> RequestRecord:
+    """The request that this task, or the task that started it, answers."""
+    record = _current.get()
+    assert record is not None, "only code that answers a request asks for it"
+    return record
+
+
+class Answering:
+    """While in this context, what is logged belongs to a request."""
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+
+    def __enter__(self) -> RequestRecord:
+        self._token = _current.set(self._record)
+        return self._record
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as one line of JSON, with the id of the request that was answered."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if record.name == requests_logger.name:
+            return record.getMessage()  # is JSON
+        request = _current.get()
+        document: dict[str, Any] = {
+            "time": _shown(datetime.fromtimestamp(record.created, UTC)),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": None if request is None else request.request_id,
+        }
+        if record.exc_info:
+            document["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(document, default=str)
+
+
+class _JsonHandler(logging.StreamHandler[Any]):
+    """Writes to what standard error is at the time."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(JsonFormatter())
+
+
+def log_as_json(levels: Mapping[str, int] = _LEVELS) -> None:
+    """Write what the gateway logs to standard error as lines of JSON, whoever else has set up logging."""
+    for name, level in levels.items():
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _JsonHandler) for handler in logger.handlers):
+            logger.addHandler(_JsonHandler())
+            logger.setLevel(level)
+            logger.propagate = False

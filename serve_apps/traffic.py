@@ -1,0 +1,94 @@
+"""Which version takes a request, and how many each has: the gateway's half of what the controller decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Collection
+from typing import Any
+
+from serve_apps.app_table import AppTable, AppVersion
+
+MOST_FIRST_TOKENS = 1000
+"""Times to first token that are kept for the next report, of each app."""
+
+
+class Traffic:
+    """Requests in flight, by Serve application; requests wait here while no version of their app takes any.
+
+    Not for several threads: between choosing a version and counting the request there must be nothing, since
+    a version whose count is 0 may be ended.
+    """
+
+    def __init__(self) -> None:
+        self.table = AppTable()
+        self._changed = asyncio.Event()
+        self.in_flight: Counter[str] = Counter()
+        """By Serve application."""
+        self._waiting: Counter[str] = Counter()
+        """By app."""
+        self._requests: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._first_token_s: defaultdict[str, list[float]] = defaultdict(list)
+
+    def take_over(self, table: AppTable) -> None:
+        """Go by this table from now on."""
+        self.table = table
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def take(self, app: str, choices: int, avoid: Collection[int] = ()) -> AppVersion:
+        """The version for a request of so many choices, which are counted as being with it: see `leave`.
+
+        Waits while there is none; see `AppTable.choose`.
+        """
+        while True:
+            version = self.table.choose(app, self.in_flight, avoid)
+            if version is not None:
+                self.in_flight[version.application] += choices
+                return version
+            changed = self._changed
+            self._waiting[app] += choices
+            try:
+                await changed.wait()
+            finally:
+                self._waiting[app] -= choices
+
+    def leave(self, version: AppVersion, choices: int) -> None:
+        """A request's choices are not with a version any more."""
+        self.in_flight[version.application] -= choices
+        if not self.in_flight[version.application]:
+            del self.in_flight[version.application]
+
+    def other(self, app: str, version: AppVersion) -> bool:
+        """Whether a request that a version has failed could go to another."""
+        better = self.table.choose(app, self.in_flight, {version.revision})
+        return better is not None and better.revision != version.revision
+
+    def answered(self, version: AppVersion, *, failed: bool) -> None:
+        """A version has answered a request, or failed to."""
+        key = f"{version.application} {version.revision}"
+        self._requests[key] += 1
+        if failed:
+            self._errors[key] += 1
+
+    def first_token(self, app: str, seconds: float) -> None:
+        """A request had its first token after so long."""
+        kept = self._first_token_s[app]
+        if len(kept) < MOST_FIRST_TOKENS:
+            kept.append(seconds)
+
+    def report(self) -> dict[str, Any]:
+        """What the controller is told; counts are those since the last report."""
+        report = {
+            "seen": self.table.number,
+            "in_flight": dict(self.in_flight),
+            "waiting": {app: count for app, count in self._waiting.items() if count},
+            "requests": dict(self._requests),
+            "errors": dict(self._errors),
+            "first_token_s": dict(self._first_token_s),
+        }
+        self._requests.clear()
+        self._errors.clear()
+        self._first_token_s.clear()
+        return report
