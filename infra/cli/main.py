@@ -12,7 +12,18 @@ import typer
 
 from infra.cli import common
 
-NOUNS = ("config", "cluster", "train", "checkpoints", "serve", "keys", "models", "bench", "quickstart")
+NOUNS = (
+    "config",
+    "cluster",
+    "train",
+    "checkpoints",
+    "serve",
+    "batch",
+    "keys",
+    "models",
+    "bench",
+    "quickstart",
+)
 """Modules of infra.cli, in the order of the help; each has `register(app)` and imports nothing heavy."""
 
 
