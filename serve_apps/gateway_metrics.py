@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
@@ -61,12 +63,25 @@ class GatewayMetrics:
             ("app",),
             registry=self._registry,
         )
+        self._replicas = Gauge(
+            "shoal_app_replicas",
+            "Replicas that are wanted, granted by the broker, and ready.",
+            ("app", "state"),
+            registry=self._registry,
+        )
         self.cancelled = Counter(
             "shoal_gateway_cancelled",
             "Requests whose client went away before the end.",
             ("app",),
             registry=self._registry,
         )
+
+    def replicas(self, by_app: Mapping[str, Mapping[str, int]]) -> None:
+        """Show how many replicas of each app are wanted, granted and ready; other apps are dropped."""
+        self._replicas.clear()
+        for app, counts in by_app.items():
+            for state, count in counts.items():
+                self._replicas.labels(app, state).set(count)
 
     def count(self, record: RequestRecord, seconds: float) -> None:
         """Count a request that has ended."""

@@ -44,6 +44,7 @@ class GatewayService:
     @table.setter
     def table(self, table: AppTable) -> None:
         self._known = True
+        self.metrics.replicas(table.replicas)
         self.traffic.take_over(table)
 
     async def find(self, app: str, caller: Caller) -> AppVersion:

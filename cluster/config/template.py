@@ -72,15 +72,16 @@ train_jobs:
 
 serve_apps:
   chat:                           # the `model` of OpenAI requests; `shoal serve chat`
-    model: stdlib-lm@latest       # NAME@VERSION of the registry, or a Hugging Face directory (./… or /…)
+    model: stdlib-lm@latest       # NAME@VERSION or NAME@ALIAS of the registry, or a directory (./… or /…)
     engine: torch                 # what runs the model
     tensor: 2                     # tensor-parallel ranks of one replica; they share a node
     replicas:
-      min: 1                      # copies that always serve
+      min: 1                      # copies that always serve; 0 frees the devices when nobody asks
       max: 2                      # copies under load
     autoscale:
       target_ongoing_requests: 8  # requests in flight that one replica should carry
     routing: least_connections    # how requests are spread over the replicas
+    rollout: rolling              # how a new version takes over: rolling, blue_green or in_place
     limits:
       max_tokens: 256             # most tokens one request may ask for
       queue: 128                  # requests that may wait before more are refused

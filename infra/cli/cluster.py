@@ -147,14 +147,32 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     for title, columns in (
         ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
         ("jobs", ("job", "status", "step", "steps", "workers", "attempts")),
-        ("apps", ("name", "model", "status", "replicas", "tensor")),
+        ("apps", ("name", "model", "status", "replicas", "wanted", "granted", "tensor", "rollout")),
     ):
         rows = document[title]
+        if title == "apps":
+            rows = [{**row, "rollout": _rollout(row["rollout"])} for row in rows]
         console.print(_table(title, columns, rows) if rows else f"no {title}")
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
     console.print(f"storage    {record.storage}", soft_wrap=True)
+
+
+def _rollout(rollout: dict[str, Any] | None) -> str:
+    """How an app's last rollout stands or ended; nothing of a first start that went well."""
+    if rollout is None or (rollout["strategy"] == "start" and rollout["status"] == "succeeded"):
+        return ""
+    change = f"{rollout['strategy']} {rollout['from_version'] or ''} → {rollout['to_version']}"
+    status = rollout["status"].replace("_", " ")
+    if rollout["status"] == "running":
+        status = rollout.get("stage") or (
+            "holding" if rollout.get("switched") else f"{rollout['ready']} ready"
+        )
+    lines = [f"{change}: {status}, {rollout['seconds']:.0f} s"]
+    if rollout["reason"]:
+        lines.append(rollout["reason"].strip().splitlines()[-1])
+    return "\n".join(lines)
 
 
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:

@@ -1,4 +1,4 @@
-"""Serving from the command line: `serve` and `unserve`."""
+"""Serving from the command line: `serve`, `unserve` and `rollback`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
     app.command("serve")(serve)
     app.command("unserve")(unserve)
+    app.command("rollback")(rollback)
 
 
 def serve(
@@ -23,7 +24,7 @@ def serve(
     settings: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Serve apps until they are ready; one that runs takes on what changed."""
+    """Serve apps until they are ready; one that runs is changed by its rollout."""
     scope = f"serve_apps.{names[0]}" if names and len(names) == 1 else None
     loaded = load(file, settings, scope)
 
@@ -60,6 +61,27 @@ def unserve(
         print_json({"removed": name, "apps": app_statuses()})
     else:
         typer.echo(f"{name} is not served any more")
+
+
+def rollback(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The app that goes back.")],
+    file: FileOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring back what an app served before, also in the middle of a rollout."""
+    loaded = load(file, across=False)
+
+    from cluster.connection import connect, require_record
+
+    connect(require_record(loaded.config.cluster.name))
+
+    from serve_apps.app import roll_back
+
+    row = roll_back(name, say=say)
+    if as_json:
+        print_json(row)
+    else:
+        typer.echo(f"{name} serves {row['model']}")
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -226,6 +226,8 @@ class AppController:
             now = time.time()
             seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
             app.update_want(self._gateways, self._served, time.monotonic())
+            if event := app.note_grant(self._granted, time.monotonic()):
+                await self._tell(app, *event)
             before = app.record
             decision = decide(before, seen, app.wants.want, now)
             if decision.record != before:

@@ -17,6 +17,8 @@ from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
 REPORT_SILENT_S = 5.0
 """A replica that was not heard of for so long counts no more; it reports several times a second."""
 EVENTS_KEPT = 20
+SHORT_S = 3.0
+"""A want that is not granted for so long is told of."""
 
 
 class ServedApplication(Protocol):
@@ -58,6 +60,10 @@ class App:
     """By revision: why Serve did not take it."""
     shortage: str = ""
     """Why its first replicas are not granted."""
+    granted: int = 0
+    """Replicas that its leases allow."""
+    _short_since: float | None = None
+    _short_told: bool = False
     replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
     """By Serve application and replica."""
     ongoing: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -180,6 +186,20 @@ class App:
             demand = Demand(coming.holder, "serving", coming.spec.replica_resources, size, size)
             self.shortage = why_not(demand, time.time() - update.began_at)
 
+    def note_grant(self, granted: Mapping[str, int], now: float) -> tuple[str, dict[str, Any]] | None:
+        """Take over what is granted; an event when it has been too little for a while, or is enough again."""
+        self.granted = sum(granted.get(holder, 0) for holder in {r.holder for r in self.record.revisions})
+        facts = {"wanted": self.wants.want, "granted": self.granted}
+        if self.granted >= self.wants.want or self.record.removed:
+            told, self._short_since, self._short_told = self._short_told, None, False
+            return ("granted", facts) if told else None
+        if self._short_since is None:
+            self._short_since = now
+        if self._short_told or now - self._short_since < SHORT_S:
+            return None
+        self._short_told = True
+        return "not_granted", facts
+
     def table(self, served: Mapping[str, ServedApplication]) -> dict[str, Any]:
         """What the gateways need to know of it: the versions that are ready, the preferred one first."""
         versions: list[dict[str, Any]] = []
@@ -205,7 +225,7 @@ class App:
         return {
             "versions": versions,
             "wanted": self.wants.want,
-            "granted": min(self.wants.want, sum(self.sizes.values())),
+            "granted": self.granted,
         }
 
     def describe(self, served: Mapping[str, ServedApplication]) -> dict[str, Any]:
@@ -221,6 +241,7 @@ class App:
             "replicas": sum(application.ready for application in running.values()),
             "tensor": spec.config.tensor if spec is not None else None,
             "wanted": self.wants.want,
+            "granted": self.granted,
             "rollout": self._rollout(),
             "spec": spec.as_json() if spec is not None else None,
             "events": list(self.events),

@@ -5,13 +5,14 @@ The tests run in the order of the file, on one cluster; each leaves the app `cha
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ import pytest
 
 from cluster.config import ServeAppConfig
 from cluster.errors import RequestError, ShoalError
+from cluster.registry import Registry
+from cluster.storage import Storage
+from serve_apps.models import find_model
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
@@ -80,6 +84,7 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 WAYS = ["rolling", "blue_green", "in_place"]
 FAULTS = ["start", "probes", "requests"]
+QUICK = [("rolling", "probes"), ("in_place", "start"), ("blue_green", "requests")]
 
 
 @pytest.mark.parametrize(
@@ -123,8 +128,14 @@ def test_it_goes_back_by_hand_at_once_while_blue_green_holds(served: Served) -> 
     assert load.answers[-1].version == "m@4"
 
 
-@pytest.mark.parametrize("rollout", WAYS)
-@pytest.mark.parametrize("fails", FAULTS)
+@pytest.mark.parametrize(
+    ("rollout", "fails"),
+    [
+        pytest.param(way, fault, marks=[] if (way, fault) in QUICK else [pytest.mark.slow])
+        for fault in FAULTS
+        for way in WAYS
+    ],
+)
 def test_a_version_that_fails_goes_back_by_itself(served: Served, rollout: str, fails: str) -> None:
     number = 10 + 3 * FAULTS.index(fails) + WAYS.index(rollout)
     spec = served.spec(number, rollout, fails, watch_s=60, hold_s=60)
@@ -182,3 +193,51 @@ def test_an_app_that_may_have_no_replicas_starts_one_for_the_first_request(serve
     with httpx.Client(base_url=served.url, timeout=60) as http:
         answer = http.post(COMPLETIONS, json={"model": "chat", "prompt": [7], "max_tokens": 2})
         assert answer.status_code == 200
+
+
+@pytest.mark.slow
+def test_an_app_follows_its_models_name_and_leaves_alone_what_failed(
+    served: Served, running_cluster: LiveCluster
+) -> None:
+    registry = Registry(Storage(running_cluster.record.storage))
+    storage = running_cluster.record.storage
+
+    def publish(**behaviour: Any) -> None:
+        number = len(registry.versions("m")) + 1 if "m" in registry.names() else 1
+        path = make_fake_model(served.directory / f"published-{number}", offset=1000 * number, **behaviour)
+        registry.publish("m", path, {})
+
+    def serves(version: int) -> bool:
+        row = served.row()
+        return (row["model"], row["status"]) == (f"m@{version}", "running")
+
+    publish()
+    config = served.spec(1).config.model_copy(update={"model": "m@latest"})
+    served.deploy(replace(find_model("chat", config, storage), engine=ENGINE))
+    with under_load(served.url, CLIENTS) as load:
+        publish()
+        eventually(lambda: serves(2))
+        assert running_cluster.shoal("rollback", "chat").returncode == 0
+        assert serves(1)
+        # What it was taken back from is not followed to again; what comes next is.
+        threading.Event().wait(5)
+        assert serves(1)
+        publish(fails="probes")
+        eventually(lambda: served.row()["rollout"]["status"] == "failed")
+        assert serves(1)
+        publish()
+        eventually(lambda: serves(4))
+        status = json.loads(running_cluster.shoal("status", "--json").stdout)
+    assert load.failed == []
+    assert load.mixed() == []
+    assert [version for version in load.versions() if version != "m@31"] == ["m@1", "m@2", "m@4"]
+    (row,) = status["apps"]
+    told = row["rollout"]
+    assert (told["from_version"], told["to_version"], told["status"]) == ("m@1", "m@4", "succeeded")
+    assert "m@latest changed" in told["reason"]
+
+    config = config.model_copy(update={"model": "m@stable"})
+    assert running_cluster.shoal("promote", "m@4", "stable").returncode == 0
+    served.deploy(replace(find_model("chat", config, storage), engine=ENGINE))
+    assert running_cluster.shoal("promote", "m@2", "stable").returncode == 0
+    eventually(lambda: serves(2))
