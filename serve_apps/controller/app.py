@@ -123,7 +123,11 @@ class App:
         revision = self.loaded_by(application)
         if revision is None or facts["revision"] == revision.number or facts["refused"] == revision.number:
             return None
-        return {"action": "load", "revision": revision.number, "spec": revision.spec.as_json()}
+        # Where there is no way back, a replica that cannot load them is started anew with them.
+        update = self.record.update
+        ends = update is None or update.back
+        spec = revision.spec.as_json()
+        return {"action": "load", "revision": revision.number, "spec": spec, "or_end": ends}
 
     def update_want(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> None:
         """Find out how many replicas the load asks for."""

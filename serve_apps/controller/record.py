@@ -50,6 +50,9 @@ class Update:
     """When it got all requests (blue_green)."""
     stage: Stage = "prepare"
     """How far it is (in_place)."""
+    reloads: bool | None = None
+    """Whether the only replica takes other weights, since no device is free for another one (rolling); None
+    while that has not come up."""
     paused_at: float | None = None
     """Since when requests wait (in_place)."""
     back: bool = False

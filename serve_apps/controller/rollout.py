@@ -170,9 +170,14 @@ def decide(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float)
         return Decision(record, delete=numbers - gone, asks=asks)
     if record.update is None:
         return _steady(record, seen, wanted, now)
+    application = _coming(record).application
     record, events = _check(record, seen, wanted, now)
     if record.update is None:  # it could not even be started
         return Decision(record, delete=_numbers(record), events=events)
+    if _coming(record).application != application:
+        active = _active(record)  # what was seen is of another application
+        asks = {active.holder: max(1, wanted)}
+        return Decision(record, traffic=frozenset({active.number}), asks=asks, events=events)
     record = _note_progress(record, seen, now)
     strategy = _update(record).strategy
     ways = {"start": _start, "rolling": _rolling, "blue_green": _blue_green, "in_place": _in_place}
@@ -235,6 +240,11 @@ def _rolling(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: floa
     spare = there.granted > wanted if shared else there.granted > ready
     surge = max(1, min(wanted // 4, there.granted - wanted))
     waits = not spare and ready == 0 and not update.back and now - update.began_at < SPARE_WAIT_S
+    alone = not (spare or waits or update.back) and wanted == 1 and here.ready == 1 and there.gone
+    if alone and update.reloads is None and same_but_weights(old.spec, new.spec):
+        # Its place would stay empty until the new one is there: other weights are there sooner.
+        record = _at_application(record, old.application, strategy="in_place", reloads=True)
+        return _in_place(record, {**seen, new.number: here}, wanted, now)
     # What the gateways do not send requests to yet takes nobody's place.
     replaced = ready if there.taken else 0
     stays = 0 if broken else max(0, wanted - replaced - (0 if spare or waits else 1))
@@ -353,12 +363,24 @@ def _check(
     why = _wrong(record, seen[new.number], max(1, wanted), now)
     if why is None:
         return record, ()
+    if update.reloads and update.stage == "prepare":
+        # It has to be a replica of its own.
+        application = f"{record.name}:{new.number}"
+        return _at_application(record, application, strategy="rolling", reloads=False, progress_at=now), ()
     events = (("failed", {"revision": new.number, "version": new.spec.model_version, "reason": why}),)
     if update.strategy == "start":
         assert record.outcome is not None
         outcome = replace(record.outcome, status="failed", reason=why, seconds=now - update.began_at)
         return replace(record, update=None, removed=True, outcome=outcome), events
     return _turn(record, why, now, broken=True), events
+
+
+def _at_application(record: AppRecord, application: str, **changes: Any) -> AppRecord:
+    """The record with the coming revision in another Serve application."""
+    new = _coming(record)
+    moved = replace(new, application=application)
+    revisions = tuple(moved if each is new else each for each in record.revisions)
+    return replace(record, revisions=revisions, update=replace(_update(record), **changes))
 
 
 def _wrong(record: AppRecord, state: Seen, wanted: int, now: float) -> str | None:

@@ -2,12 +2,12 @@
 
     python tests/benchmarks/updates_under_load.py [--json] [--repeats 10]
 
-A cluster of a head and two nodes, an app of two replicas of an engine that answers a token every 10 ms without
-computing, clients at 70 % of what the replicas run at once, half of them streaming. Every way to update is
-gone `--repeats` times, in turn; then as many versions that fail (they do not start, do not answer their
-probes, fail requests), in turn with the ways. Failed: requests that did not get a whole answer; mixed: answers
-that are not wholly of the version that their header names. p99 is of the time of an answer, of the requests
-that overlap the update, and of those before. Pause: the longest time without an answer ending.
+A cluster of a head and two nodes, an app of two replicas of an engine that answers a token every 10 ms
+without computing, clients at 70 % of what the replicas run at once, half of them streaming. Every way to
+update is gone `--repeats` times, in turn; then as many versions that fail (they do not start, do not answer
+their probes, fail requests), in turn with the ways. Failed: requests that did not get a whole answer; mixed:
+answers that are not wholly of the version that their header names. p99 is of the time of an answer, of the
+requests that overlap the update, and of those before. Pause: the longest time without an answer ending.
 """
 
 from __future__ import annotations

@@ -84,6 +84,8 @@ def test_a_bad_version_goes_back_by_itself(
         wrong = "start"
     if way == "blue_green":
         spare = max(spare, replicas)
+    if way == "rolling" and replicas + spare == 1 and wrong in ("start", "hang"):
+        wrong = "probe"  # the only replica takes other weights: nothing is started
     world = World(replicas + spare, seed, broken={"m@2": wrong}).serving(1, replicas)
     world.change(spec_of(2, way, replicas, ready_timeout_s=20, hold_s=60, watch_s=120))
     fewest = world.taking()
@@ -195,6 +197,27 @@ def test_without_requests_there_are_no_replicas_and_the_next_one_brings_one_back
         assert (idle.number in decision.traffic) == (world.ready(idle.application) > 0)
         taken = taken or (world.now if decision.traffic else None)
     assert taken is not None
+
+
+def test_the_only_replica_takes_other_weights_where_there_is_no_device_for_another() -> None:
+    world = World(1).serving(1, 1)
+    world.change(spec_of(2))
+    finish(world, 1)
+    assert list(world.applications) == ["chat:1"]
+    assert world.loaded == {"chat:1": 2}
+    outcome = world.record.outcome
+    assert outcome is not None
+    assert (outcome.status, outcome.strategy) == ("succeeded", "rolling")
+    assert 0 < outcome.pause_s < 6
+
+
+def test_where_it_cannot_it_makes_way_for_a_new_one() -> None:
+    world = World(1, broken={"m@2": "refuse"}).serving(1, 1)
+    world.change(spec_of(2))
+    finish(world, 1)
+    assert list(world.applications) == ["chat:2"]
+    assert world.record.outcome is not None
+    assert world.record.outcome.status == "succeeded"
 
 
 def test_what_it_is_already_is_no_change() -> None:
