@@ -103,7 +103,9 @@ def roll_back(name: str, *, timeout_s: float = READY_TIMEOUT_S, say: Progress = 
     """
     from serve_apps.status import app_statuses
 
-    controller = ControllerClient()
+    controller = ControllerClient.find()
+    if controller is None:
+        raise RequestError(f"no app '{name}' is served; none runs")
     number = controller.roll_back(name)
     follow(controller, name, number, deadline=time.monotonic() + timeout_s, say=say, back=True)
     return next(row for row in app_statuses() if row["name"] == name)

@@ -9,19 +9,18 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import ray
-
 from cluster.errors import RequestError, ShoalError
-from cluster.sharing.client import BrokerClient
-from cluster.sharing.demand import Demand
 from cluster.storage import Storage
 from serve_apps.controller import applications
 from serve_apps.controller.app import App, ReplicaReport
+from serve_apps.controller.changes import begin, roll_back
+from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
-from serve_apps.controller.rollout import Decision, Seen, begin, decide, roll_back
+from serve_apps.controller.rollout import decide
 from serve_apps.controller.store import AppStore
+from serve_apps.controller.view import ClusterView
 from serve_apps.models import find_model, follows
 from serve_apps.spec import AppSpec
 
@@ -56,15 +55,14 @@ class AppController:
         # Higher than any that a former controller has given out.
         self._number = int(time.time() * 1000)
         self._table: dict[str, Any] = {}
-        self._leases: dict[str, Demand] = {}
-        self._granted: dict[str, int] = {}
-        self._served: dict[str, applications.Served] = {}
-        self._nodes: dict[str, tuple[str, ...]] = {}
+        self._view = ClusterView()
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         """Calls of Serve, and probes, whose end has not been seen yet."""
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
+        self._changing = asyncio.Lock()
+        """Held from reading a record until what follows from it has been remembered."""
         self._ticking: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
@@ -76,11 +74,12 @@ class AppController:
             RequestError: it is changing into something else.
         """
         spec = AppSpec.from_json(document)
-        app = self._apps.get(spec.name)
-        if app is not None and app.record.removed:
-            raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
-        record = begin(app.record if app else AppRecord(spec.name), spec, time.time())
-        return await self._take(record)
+        async with self._changing:
+            app = self._apps.get(spec.name)
+            if app is not None and app.record.removed:
+                raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
+            record = begin(app.record if app else AppRecord(spec.name), spec, time.time())
+            return await self._take(record)
 
     async def roll_back(self, name: str) -> int:
         """Have an app go back to what it was before; returns the number of its newest revision.
@@ -88,7 +87,8 @@ class AppController:
         Raises:
             RequestError: there is no such app, or nothing to go back to.
         """
-        return await self._take(roll_back(self._known(name), time.time()))
+        async with self._changing:
+            return await self._take(roll_back(self._known(name), time.time()))
 
     async def remove(self, name: str) -> None:
         """Take an app down; its requests are finished first.
@@ -96,18 +96,19 @@ class AppController:
         Raises:
             RequestError: there is no such app.
         """
-        record = self._known(name)
-        outcome = record.outcome
-        if outcome is not None and outcome.status == "running":
-            outcome = replace(outcome, status="failed", reason="the app was taken down")
-        await self._take(replace(record, removed=True, update=None, outcome=outcome))
+        async with self._changing:
+            record = self._known(name)
+            outcome = record.outcome
+            if outcome is not None and outcome.status == "running":
+                outcome = replace(outcome, status="failed", reason="the app was taken down")
+            await self._take(replace(record, removed=True, update=None, outcome=outcome))
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
         self._ensure_running()
         settled = self._informed and self._gateways.all_know(self._number, time.monotonic())
         return {
-            name: {**app.describe(self._served), "settled": settled and app.decided}
+            name: {**app.describe(self._view.served), "settled": settled and app.decided}
             for name, app in sorted(self._apps.items())
         }
 
@@ -175,9 +176,9 @@ class AppController:
         self._ensure_running()
         await asyncio.to_thread(self._store.save, record)
         app = self._apps.get(record.name)
+        changed = app is None or app.record.newest != record.newest
         if app is None:
             app = self._apps[record.name] = App(record)
-        changed = app.record.newest != record.newest or app.record is record
         app.record, app.decided = record, False
         outcome = record.outcome
         if changed and outcome is not None and outcome.status == "running":
@@ -214,7 +215,7 @@ class AppController:
     async def _tick(self) -> None:
         # Serve is asked after a call has returned, before anything is decided without that call in mind.
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        await asyncio.to_thread(self._look)
+        await asyncio.to_thread(self._view.look, self._apps.values())
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways.
@@ -223,24 +224,30 @@ class AppController:
         if not self._informed and not self._hear(now):
             return
         for name, app in list(self._apps.items()):
-            now = time.time()
-            seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
-            app.update_want(self._gateways, self._served, time.monotonic())
-            if event := app.note_grant(self._granted, time.monotonic()):
-                await self._tell(app, *event)
-            before = app.record
-            decision = decide(before, seen, app.wants.want, now)
-            if decision.record != before:
-                await asyncio.to_thread(self._store.save, decision.record)
-            if app.record is not before:
-                continue  # somebody asked for something else meanwhile
-            await self._carry_out(app, decision)
-            if before.removed and not before.revisions:
-                # Its leases have been released by this look.
-                self._ended[name] = app.record
-                await asyncio.to_thread(self._store.delete, name)
-                del self._apps[name]
+            try:
+                async with self._changing:
+                    await self._advance(name, app)
+            except Exception:
+                logger.exception("%s could not be looked after", name)
         self._publish()
+
+    async def _advance(self, name: str, app: App) -> None:
+        """Decide what is next for an app, and do it."""
+        now = time.time()
+        seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
+        app.update_want(self._gateways, self._view.served, time.monotonic())
+        if event := app.note_grant(self._view.granted, time.monotonic()):
+            await self._tell(app, *event)
+        before = app.record
+        decision = decide(before, seen, app.wants.want, now)
+        if decision.record != before:
+            await asyncio.to_thread(self._store.save, decision.record)
+        await self._carry_out(app, decision)
+        if before.removed and not before.revisions:
+            # Its leases have been released by this look.
+            self._ended[name] = app.record
+            await asyncio.to_thread(self._store.delete, name)
+            del self._apps[name]
 
     def _hear(self, now: float) -> bool:
         """Whether the gateway and every replica that runs have said how they are."""
@@ -249,7 +256,7 @@ class AppController:
             name
             for app in self._apps.values()
             for name in {r.application for r in app.record.revisions}
-            if name in self._served and len(app.reports(name, now)) < self._served[name].ready
+            if name in self._view.served and len(app.reports(name, now)) < self._view.served[name].ready
         ]
         heard = self._gateways.number_alive(now) > 0 and not missing
         if heard or now - self._started_at > HEAR_S:
@@ -257,26 +264,8 @@ class AppController:
             self._informed = True
         return self._informed
 
-    def _look(self) -> None:
-        """Ask Serve and the broker; called in a thread of its own."""
-        self._served = applications.look()
-        self._nodes = applications.replica_nodes()
-        broker = BrokerClient()
-        wanted: dict[str, Demand] = {}
-        for app in list(self._apps.values()):
-            for demand in app.demands(self._nodes):
-                wanted[demand.holder] = demand
-        for holder in self._leases.keys() - wanted.keys():
-            broker.release(holder)
-            self._granted.pop(holder, None)
-        self._leases = wanted
-        for holder, demand in wanted.items():
-            self._granted[holder] = broker.request(demand).units
-        for app in list(self._apps.values()):
-            app.note_shortage(self._granted, lambda demand, waited_s: _why_not(broker, demand, waited_s))
-
     def _seen(self, app: App, revision: Revision) -> Seen:
-        served = self._served.get(revision.application)
+        served = self._view.served.get(revision.application)
         now = time.monotonic()
         reports = app.reports(revision.application, now)
         key = f"{revision.application} {revision.number}"
@@ -285,8 +274,8 @@ class AppController:
         refusals = [f["refusal"] for f in reports if f["refused"] == revision.number and f["refusal"]]
         return Seen(
             ready=served.ready if served else 0,
-            held=len(self._nodes.get(revision.application, ())),
-            granted=self._granted.get(revision.holder, 0),
+            held=len(self._view.nodes.get(revision.application, ())),
+            granted=self._view.granted.get(revision.holder, 0),
             gone=served is None and ("start", revision.application) not in self._tasks,
             failure=served.failure if served else app.failures.get(revision.number),
             probe=app.probes.get(revision.number),
@@ -308,9 +297,9 @@ class AppController:
             name, number = revision.application, revision.number
             size = decision.sizes.get(number, 0)
             if number in decision.delete:
-                if name in self._served:
+                if name in self._view.served:
                     self._begin("delete", name, asyncio.to_thread(applications.delete, name))
-            elif size > 0 and name not in self._served and self._may_start(app, revision):
+            elif size > 0 and name not in self._view.served and self._may_start(app, revision):
                 self._begin("start", name, self._start(app, revision, size))
             if number == decision.probe and number not in app.probes:
                 self._begin("probe", name, self._probe(app, revision))
@@ -352,7 +341,9 @@ class AppController:
 
     def _publish(self) -> int:
         """The number of the table as it is now, a new one when something changed."""
-        table = {name: app.table(self._served) for name, app in self._apps.items() if not app.record.removed}
+        table = {
+            name: app.table(self._view.served) for name, app in self._apps.items() if not app.record.removed
+        }
         if table != self._table:
             self._table = table
             self._number += 1
@@ -380,20 +371,16 @@ class AppController:
                     logger.warning("%s: its model cannot be looked up: %s", spec.name, error)
                     continue
                 newer = replace(newer, engine=spec.engine)
-                if app.record is not record or newer.model_version in record.rejected:
-                    continue
-                if newer.model_version != spec.model_version:
-                    record = begin(record, newer, time.time(), f"{spec.config.model} changed")
-                if record is not app.record or record.rejected:
-                    # The name has come to mean something else: what failed may be tried again.
-                    await self._take(replace(record, rejected=()))
+                async with self._changing:
+                    await self._change_to(app, record, newer)
 
-
-def _why_not(broker: BrokerClient, demand: Demand, waited_s: float) -> str:
-    """Why a demand has not been granted, and what nobody holds."""
-    free, there = ray.available_resources(), ray.cluster_resources()
-    amounts = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if name in there)
-    return (
-        f"{broker.why_not(demand, round(waited_s))}; free in the whole cluster now: {amounts}, and the ranks"
-        " of a replica share one node"
-    )
+    async def _change_to(self, app: App, record: AppRecord, newer: AppSpec) -> None:
+        """Change an app into what its model means now, unless that is what it is, or has failed."""
+        spec = record.wanted
+        if app.record is not record or spec is None or newer.model_version in record.rejected:
+            return
+        if newer.model_version != spec.model_version:
+            record = begin(record, newer, time.time(), f"{spec.config.model} changed")
+        if record is not app.record or record.rejected:
+            # The name has come to mean something else: what failed may be tried again.
+            await self._take(replace(record, rejected=()))

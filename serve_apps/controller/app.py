@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from cluster.sharing.demand import Demand
+from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.record import AppRecord, Revision
-from serve_apps.controller.rollout import Decision
 from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
 
 REPORT_SILENT_S = 5.0

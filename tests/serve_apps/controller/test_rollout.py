@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
+from serve_apps.controller.changes import begin, roll_back, same_but_weights
 from serve_apps.controller.record import AppRecord
-from serve_apps.controller.rollout import begin, roll_back, same_but_weights
 from tests.serve_apps.controller.world import TICK_S, World, spec_of
 
 WAYS = ("rolling", "blue_green", "in_place")

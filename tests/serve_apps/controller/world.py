@@ -8,8 +8,10 @@ from dataclasses import dataclass, field, replace
 
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import ReplicasConfig, UpdateConfig
+from serve_apps.controller.changes import begin
+from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.record import AppRecord, Revision
-from serve_apps.controller.rollout import Decision, Seen, begin, decide
+from serve_apps.controller.rollout import decide
 from serve_apps.spec import AppSpec
 
 TICK_S = 0.5

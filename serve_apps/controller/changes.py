@@ -1,0 +1,156 @@
+"""How a record of an app changes: a rollout begins, turns back, ends; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from cluster.errors import RequestError
+from serve_apps.controller.record import AppRecord, Outcome, Revision, Strategy, Update
+from serve_apps.spec import AppSpec
+
+
+def begin(record: AppRecord, spec: AppSpec, now: float, reason: str = "") -> AppRecord:
+    """Start to change an app into `spec`; nothing when that is what it is or becomes.
+
+    Raises:
+        RequestError: it is changing into something else.
+    """
+    update, active = record.update, record.serving
+    if update is not None:
+        if record.wanted == spec:
+            return record
+        raise RequestError(
+            f"{record.name} is being updated to {record.outcome.to_version if record.outcome else '?'};"
+            f" `shoal status` shows how far it is, `shoal rollback {record.name}` ends it"
+        )
+    if active is not None and active.spec == spec:
+        return record
+    number = record.newest + 1
+    strategy: Strategy = "start" if active is None else spec.config.rollout
+    if strategy == "in_place" and active is not None and not same_but_weights(active.spec, spec):
+        strategy = "rolling"
+    application = f"{record.name}:{number}"
+    holder = spec.holder
+    if active is not None:
+        if strategy == "in_place":
+            application = active.application
+        same_size = active.spec.replica_resources == spec.replica_resources
+        if same_size or active.holder != spec.holder:
+            holder = active.holder if same_size else spec.holder
+        else:
+            holder = f"{spec.holder}:{number}"
+    return replace(
+        record,
+        newest=number,
+        revisions=(*record.revisions, Revision(number, application, holder, spec, now)),
+        update=Update(number, strategy, began_at=now, progress_at=now),
+        outcome=Outcome(
+            number,
+            strategy,
+            to_version=spec.model_version,
+            from_version=active.spec.model_version if active is not None else None,
+            reason=reason,
+        ),
+        watch_until=0.0,
+        removed=False,
+    )
+
+
+def same_but_weights(old: AppSpec, new: AppSpec) -> bool:
+    """Whether nothing but the model's version, and how it takes over, differs."""
+    weights = {"model": "", "rollout": "rolling", "update": old.config.update}
+    return replace(
+        new,
+        config=new.config.model_copy(update=weights),
+        model_path=old.model_path,
+        model_version=old.model_version,
+    ) == replace(old, config=old.config.model_copy(update=weights))
+
+
+def roll_back(record: AppRecord, now: float) -> AppRecord:
+    """Go back to what the app was before.
+
+    Raises:
+        RequestError: there is nothing to go back to.
+    """
+    update = record.update
+    if update is not None:
+        if update.strategy == "start":
+            raise RequestError(f"{record.name} is being started for the first time; `unserve` takes it down")
+        return record if update.back else turn_back(record, "asked for", now, broken=False)
+    previous, active = record.previous, record.serving
+    if previous is None:
+        raise RequestError(f"{record.name} has had no other version on this cluster to go back to")
+    if active is not None and active.spec.model_version != previous.model_version:
+        # A name that the app follows still means it: that must not bring it back.
+        record = replace(record, rejected=tuple(dict.fromkeys((*record.rejected, active.spec.model_version))))
+    return begin(record, previous, now, "asked for")
+
+
+def turn_back(record: AppRecord, why: str, now: float, *, broken: bool) -> AppRecord:
+    update = replace(update_of(record), back=True, broken=broken, reason=why, progress_at=now)
+    outcome = record.outcome
+    assert outcome is not None
+    rejected = tuple(dict.fromkeys((*record.rejected, outcome.to_version)))
+    return replace(record, update=update, outcome=replace(outcome, reason=why), rejected=rejected)
+
+
+def at_application(record: AppRecord, application: str, **changes: Any) -> AppRecord:
+    """The record with the coming revision in another Serve application."""
+    new = coming_of(record)
+    moved = replace(new, application=application)
+    revisions = tuple(moved if each is new else each for each in record.revisions)
+    return replace(record, revisions=revisions, update=replace(update_of(record), **changes))
+
+
+def finished(record: AppRecord, now: float) -> AppRecord:
+    """The record once the update has ended, in or out."""
+    update, new, outcome = update_of(record), coming_of(record), record.outcome
+    assert outcome is not None
+    seconds = now - update.began_at
+    if update.back:
+        status: Literal["failed", "rolled_back"] = "failed" if update.broken else "rolled_back"
+        outcome = replace(outcome, status=status, seconds=seconds)
+        return replace(record.without(new.number), update=None, outcome=outcome)
+    old = record.serving
+    rest = record if old is None else record.without(old.number)
+    return replace(
+        rest,
+        active=new.number,
+        update=None,
+        previous=record.previous if old is None else old.spec,
+        outcome=replace(outcome, status="succeeded", seconds=seconds),
+        watch_until=0.0 if old is None else now + new.spec.config.update.watch_s,
+        rejected=tuple(each for each in record.rejected if each != new.spec.model_version),
+    )
+
+
+def told(record: AppRecord) -> tuple[tuple[str, Mapping[str, Any]], ...]:
+    outcome = record.outcome
+    assert outcome is not None
+    facts: dict[str, Any] = {"revision": outcome.number, "strategy": outcome.strategy}
+    facts |= {"version": outcome.to_version, "seconds": round(outcome.seconds, 3)}
+    if outcome.reason:
+        facts["reason"] = outcome.reason
+    return ((outcome.status, facts),)
+
+
+def numbers(record: AppRecord) -> frozenset[int]:
+    return frozenset(revision.number for revision in record.revisions)
+
+
+def update_of(record: AppRecord) -> Update:
+    assert record.update is not None
+    return record.update
+
+
+def active_of(record: AppRecord) -> Revision:
+    assert record.serving is not None
+    return record.serving
+
+
+def coming_of(record: AppRecord) -> Revision:
+    assert record.coming is not None
+    return record.coming

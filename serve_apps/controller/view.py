@@ -1,0 +1,56 @@
+"""What Serve and the broker know of the apps, as of the last look."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import ray
+
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+from serve_apps.controller import applications
+from serve_apps.controller.app import App
+
+
+class ClusterView:
+    """Looks at Serve's applications, at where their replicas are, and at what the broker grants for them."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, applications.Served] = {}
+        """By Serve application."""
+        self.nodes: dict[str, tuple[str, ...]] = {}
+        """By Serve application: the nodes of its replicas, those that start and those that end included."""
+        self.granted: dict[str, int] = {}
+        """By lease holder: replicas."""
+        self._leases: set[str] = set()
+
+    def look(self, apps: Iterable[App]) -> None:
+        """See how things are, and tell the broker what the apps want; leases of nobody are ended.
+
+        Raises:
+            ShoalError, RayError: Serve or the broker does not answer; what was known stays.
+        """
+        apps = list(apps)
+        self.served = applications.look()
+        self.nodes = applications.replica_nodes()
+        broker = BrokerClient()
+        demands = [demand for app in apps for demand in app.demands(self.nodes)]
+        holders = {demand.holder for demand in demands}
+        for holder in self._leases - holders:
+            broker.release(holder)
+            self.granted.pop(holder, None)
+        self._leases = holders
+        for demand in demands:
+            self.granted[demand.holder] = broker.request(demand).units
+        for app in apps:
+            app.note_shortage(self.granted, lambda demand, waited_s: _why_not(broker, demand, waited_s))
+
+
+def _why_not(broker: BrokerClient, demand: Demand, waited_s: float) -> str:
+    """Why a demand has not been granted, and what nobody holds."""
+    free, there = ray.available_resources(), ray.cluster_resources()
+    amounts = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if name in there)
+    return (
+        f"{broker.why_not(demand, round(waited_s))}; free in the whole cluster now: {amounts}, and the ranks"
+        " of a replica share one node"
+    )
