@@ -55,7 +55,8 @@ class ControllerLink:
         """Report until cancelled."""
         while True:
             try:
-                order = await self._call("report", self._application, self._replica, dict(self._describe()))
+                facts = {**self._describe(), "busy": self._order is not None and not self._order.done()}
+                order = await self._call("report", self._application, self._replica, facts)
                 if order is not None and (self._order is None or self._order.done()):
                     self._order = asyncio.create_task(self._carry_out(order))
             except Exception as error:  # noqa: BLE001 - whatever it is, requests go on being served

@@ -269,7 +269,7 @@ class AppController:
         now = time.monotonic()
         reports = app.reports(revision.application, now)
         key = f"{revision.application} {revision.number}"
-        others = sum(facts["revision"] != revision.number for facts in reports)
+        others = sum(facts["revision"] != revision.number or facts["busy"] for facts in reports)
         unprepared = sum(facts["prepared"] != revision.number for facts in reports)
         refusals = [f["refusal"] for f in reports if f["refused"] == revision.number and f["refusal"]]
         return Seen(

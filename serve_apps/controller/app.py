@@ -37,7 +37,7 @@ class ReplicaReport:
 
     heard: float
     facts: Mapping[str, Any]
-    """revision, context_length, prepared, refused, refusal, running, waiting, cache_use."""
+    """revision, busy, context_length, prepared, refused, refusal, running, waiting, cache_use."""
 
 
 @dataclass
@@ -106,7 +106,7 @@ class App:
         revisions = [r for r in self.record.revisions if r.application == application]
         update = self.record.update
         if update is not None and len(revisions) > 1:
-            forward = update.stage in ("load", "probe") and not update.back
+            forward = update.stage in ("load", "probe")
             return self.record.coming if forward else self.record.serving
         return revisions[0] if revisions else None
 

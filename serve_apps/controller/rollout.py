@@ -142,6 +142,7 @@ def _rolling(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: floa
         asks = {entering.holder: wanted, leaving.holder: max(stays, here.held)}
     else:
         # Never more than the lease allows, counting what has not ended yet.
+        stays = min(stays, max(here.ready, there.granted - there.held))
         enters = max(min(there.ready, enters), min(enters, there.granted - max(stays, here.held)))
     sizes = {leaving.number: stays, entering.number: max(0, enters)}
     probe = entering.number if there.ready and not usable else None
@@ -205,6 +206,11 @@ def _in_place(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: flo
     if update.back and stage in ("prepare", "drain"):
         done = finished(record, now)
         return Decision(done, sizes, frozenset({old.number}), asks=asks, events=told(done))
+    late = now - update.progress_at >= new.spec.config.update.ready_timeout_s
+    loads = stage == "load" and not (late or state.refusal or state.loaded >= max(1, state.ready))
+    if update.back and loads:
+        # A replica that loads cannot be stopped: it would have the new weights after all, later.
+        return Decision(record, sizes, asks=asks, order="load", ordered=new.number)
     if update.back and stage != "return":
         return Decision(at("return"), sizes, frozenset(), asks=asks, order="load", ordered=old.number)
     if stage == "prepare":

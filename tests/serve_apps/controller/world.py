@@ -59,8 +59,11 @@ class World:
         self.applications: dict[str, list[Replica]] = {}
         self.failed: dict[str, str] = {}
         self.probes: dict[int, str] = {}
+        self.tried: set[int] = set()
+        """The revisions that have ever passed their probes."""
         self.loaded: dict[str, int] = {}
         """By application: the revision whose weights its replicas have."""
+        self.loading: dict[str, tuple[int, float]] = {}
         self.prepared: dict[str, int] = {}
         self.refused: dict[str, int] = {}
         self.tables: list[tuple[float, frozenset[str]]] = []
@@ -138,6 +141,7 @@ class World:
         opened = frozenset(revisions[n].application for n in decision.traffic | decision.standby)
         if not self.tables or self.tables[-1][1] != opened:
             self.tables.append((self.now, opened))
+        self._check(decision, revisions, seen)
         for number, size in decision.sizes.items():
             if number in revisions and number not in decision.delete:
                 self._resize(revisions[number], size)
@@ -151,6 +155,8 @@ class World:
         if decision.probe is not None:
             wrong = self.broken.get(revisions[decision.probe].spec.model_version)
             self.probes[decision.probe] = "wrong answer" if wrong == "probe" else ""
+            if wrong != "probe":
+                self.tried.add(decision.probe)
         if decision.order is not None and decision.ordered is not None:
             revision = revisions[decision.ordered]
             if self.broken.get(revision.spec.model_version) == "refuse":
@@ -159,8 +165,29 @@ class World:
                 self.prepared[revision.application] = revision.number
             else:
                 assert self.drained(revision.application), "weights were changed under a request"
-                self.loaded[revision.application] = revision.number
+                at = self.now + self.random.uniform(0, 2)
+                self.loading.setdefault(revision.application, (revision.number, at))
         return decision
+
+    def _check(self, decision: Decision, revisions: Mapping[int, Revision], seen: Mapping[int, Seen]) -> None:
+        """What may never be decided."""
+        for number in decision.traffic:
+            revision = revisions[number]
+            assert self.loaded[revision.application] == number, "requests go to other weights"
+            if revision is not self.record.serving:
+                assert number in self.tried, "requests go to what was not tried out"
+        starts: dict[str, int] = {}
+        for number, size in decision.sizes.items():
+            if number not in revisions:
+                continue
+            name, holder = revisions[number].application, revisions[number].holder
+            if size == 0 and self.held(name):
+                assert self.drained(name), "the last replica was taken away under its requests"
+            starts[holder] = starts.get(holder, 0) + max(0, size - self.held(name))
+        for holder, count in starts.items():
+            names = {r.application for r in revisions.values() if r.holder == holder}
+            granted = max(seen[n].granted for n, r in revisions.items() if r.holder == holder and n in seen)
+            assert not count or sum(map(self.held, names)) + count <= granted, "more than was granted"
 
     def _pass_time(self) -> None:
         for name in self.known():
@@ -172,6 +199,10 @@ class World:
                         count[0] += 5
                         if self.broken.get(revision.spec.model_version) == "errors":
                             count[1] += 3
+        for name, (number, at) in list(self.loading.items()):
+            if at <= self.now:
+                self.loaded[name] = number
+                del self.loading[name]
         for name, replicas in self.applications.items():
             wrong = self._wrong(name)
             if wrong == "start" and any(r.ready_at <= self.now for r in replicas):
