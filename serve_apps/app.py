@@ -224,7 +224,7 @@ def _ensure_gateway(info: Mapping[str, Any], deadline: float) -> None:
             num_replicas=1,
             # On the node where people look for it; Ray gives each node a resource of its address.
             ray_actor_options={"num_cpus": 0, "resources": {f"node:{info['head_ip']}": 0.001}},
-            health_check_period_s=2.0,
+            health_check_period_s=0.5,
         )
         serve.run_many(
             [

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import uuid
 from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -26,16 +27,23 @@ from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
 from serve_apps.spec import DEPLOYMENT
 from serve_apps.token_stream import TokenReceiver
+from serve_apps.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the gateway asks for the apps where the controller does not answer, and reads its keys."""
 ANSWER_TIMEOUT_S = 5.0
+FIRST_LOOK_EVERY_S = 0.05
+FIRST_TABLE_S = 10.0
+"""How long a gateway that starts waits for the apps before it listens: until then connections are refused,
+which clients try again; afterwards requests are answered with 503."""
 EVENTS_PER_S = 1000.0
 """About how many events with tokens the gateway sends in a second, over all streams; beyond that, tokens that
 came meanwhile go together."""
 LONGEST_INTERVAL_S = 0.1
+HANG_TIMEOUT_S = 10.0
+"""A gateway whose event loop stands still for so long is killed, and comes back."""
 LAST_TOKENS_S = 10.0
 """How long the last tokens of an answer may take after the replica has finished it."""
 
@@ -79,7 +87,8 @@ class ServeApps:
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
         if not request["streamed"]:
-            yield await self._call(application, handle.options(method_name="generate"), request)
+            generate = handle.options(method_name="generate")
+            yield await self._call(application, generate, request, self._receiver.address.as_json())
             return
         # Nobody else can write to this answer who does not know its key.
         request = {**request, "request_id": f"{request['request_id']}-{uuid.uuid4().hex}"}
@@ -125,7 +134,7 @@ class ServeApps:
                 await inbox.ended()
         except TimeoutError:
             inbox.fail(ReplicaLostError("the last tokens of the answer did not arrive"))
-        except (ReplicaLostError, ApiError) as error:
+        except Exception as error:  # noqa: BLE001 - raised again for whoever reads the inbox
             inbox.fail(error)
 
     async def _call(
@@ -138,7 +147,12 @@ class ServeApps:
             result: dict[str, Any] = await response
             done = True
             return result
-        except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
+        except (
+            ray.exceptions.RayActorError,
+            ray.exceptions.NodeDiedError,
+            # A long answer, which was still on the node that has died.
+            ray.exceptions.ObjectLostError,
+        ) as error:
             done = True
             raise ReplicaLostError(str(error)) from error
         except (RequestCancelledError, ray.exceptions.TaskCancelledError) as error:
@@ -188,7 +202,9 @@ class Gateway:
         if keys is not None:
             self._polls.append(asyncio.create_task(self._read_keys()))
         self._server = HttpServer(build_api(self._service), host, port)
+        await self._first_table()
         await self._server.start()
+        self._polls.append(asyncio.create_task(self._show_life()))
 
     async def check_health(self) -> None:
         """Raise when the gateway no longer follows what Serve runs, or receives no tokens."""
@@ -239,7 +255,26 @@ class Gateway:
                 table = AppTable.from_json(answer["number"], answer["apps"])
                 await self._apps.connect({v.application for vs in table.versions.values() for v in vs})
                 self._service.table = table
+            if self._service.table is None:
+                # A controller that comes back has not heard of everybody yet.
+                raise unavailable("The list of models is not known yet; try again in a moment.")
             return traffic.table
+
+    async def _first_table(self) -> None:
+        """Wait until the apps are known, though not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_TABLE_S):
+                while self._service.table is None:
+                    await asyncio.sleep(FIRST_LOOK_EVERY_S)
+
+    async def _show_life(self) -> None:
+        watchdog = Watchdog(HANG_TIMEOUT_S)
+        try:
+            while True:
+                watchdog.beat()
+                await asyncio.sleep(POLL_S)
+        finally:
+            watchdog.stop()
 
     async def _follow(self) -> None:
         while True:

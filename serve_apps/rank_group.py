@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -23,8 +26,6 @@ class _Rank:
     """The process of one rank ≥ 1."""
 
     def process_id(self) -> int:
-        import os
-
         return os.getpid()
 
     def follow(self, engine: str, config: EngineConfig, rank: int, host: str, port: int) -> None:
@@ -41,6 +42,7 @@ class RankGroup:
         self._spec = spec
         self._config = config
         self._ranks: list[Any] = []
+        self._process_ids: list[int] = []
         self._stopping = False
         self.lost: str | None = None
         """Why the group is broken; None while it is whole."""
@@ -62,10 +64,17 @@ class RankGroup:
                 .remote()
             )
             self._ranks.append(actor)
+            started = actor.process_id.remote().future()
+            started.add_done_callback(self._started)
             ended = actor.follow.remote(self._spec.engine, self._config, rank, host, port).future()
             ended.add_done_callback(
                 lambda future, rank=rank: loop.call_soon_threadsafe(self._ended, rank, future, on_lost)
             )
+
+    def _started(self, future: Any) -> None:
+        # One that does not start does not run `follow` either, which says why.
+        if future.exception() is None:
+            self._process_ids.append(future.result())
 
     def _ended(self, rank: int, future: Any, on_lost: Callable[[str], None]) -> None:
         if self._stopping or self.lost is not None:
@@ -74,6 +83,16 @@ class RankGroup:
         self.lost = f"rank {rank} ended" + (f": {error}" if error is not None else "")
         logger.error("%s: %s", self._spec.name, self.lost)
         on_lost(self.lost)
+
+    def kill(self) -> None:
+        """End the ranks' processes at once, those that hang too: the whole group is on this node.
+
+        Ray would ask them to end first, and wait for an answer.
+        """
+        self._stopping = True
+        for process_id in self._process_ids:
+            with suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
 
     def stop(self) -> None:
         """End the ranks; their ends are no failures from here on."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
@@ -31,12 +31,17 @@ from serve_apps.prompts import Prompts
 from serve_apps.rank_group import RankGroup, free_port
 from serve_apps.spec import AppSpec
 from serve_apps.token_stream import TokenSender
+from serve_apps.watchdog import Watchdog
 from serve_apps.weight_files import check_same_shapes, read_ahead
 
 logger = logging.getLogger(__name__)
 
 LONG_TEXT = 8192
 """Characters from which tokenizing happens beside the event loop, so that the others go on."""
+HANG_TIMEOUT_S = 15.0
+"""A replica whose event loop stands still for so long is killed."""
+WATCH_EVERY_S = 0.5
+"""How often a replica looks whether its engine is whole, and shows that it lives itself."""
 
 
 class Replica:
@@ -67,8 +72,8 @@ class Replica:
             now = await self._link.spec()
             if now is not None:
                 self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
-        self._streams: dict[str, tuple[asyncio.Task[Any] | None, str]] = {}
-        """By request: the call that serves it, and the endpoint of its gateway."""
+        self._calls: dict[asyncio.Task[Any], str] = {}
+        """The calls that serve a gateway's requests, and its endpoint."""
         self._sender = TokenSender(self._gateway_lost)
         model_path = await asyncio.to_thread(model_directory, self.spec)
         config = engine_config(self.spec, model_path)
@@ -81,14 +86,34 @@ class Replica:
         self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
         await self._engine.start()
+        self._watching = asyncio.create_task(self._watch())
         self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
         # gateway sends its requests elsewhere; the placement group goes and a whole new group comes.
         logger.error("replica %s ends: %s", self.id, why)
+        self._group.kill()
         logging.shutdown()
         os._exit(1)
+
+    async def _watch(self) -> None:
+        watchdog = Watchdog(HANG_TIMEOUT_S)
+        try:
+            while True:
+                watchdog.beat()
+                self._check_engine()
+                await asyncio.sleep(WATCH_EVERY_S)
+        finally:
+            watchdog.stop()
+
+    def _check_engine(self) -> None:
+        """End the replica when its engine is broken: it would refuse at once whatever it is sent, and so seem
+        to have more room than the others."""
+        try:
+            self._engine.check()
+        except EngineError as error:
+            self._lost(str(error))
 
     def _facts(self) -> dict[str, Any]:
         """What the controller is told."""
@@ -121,6 +146,8 @@ class Replica:
         except (WeightsError, EngineError, ShoalError, OSError) as error:
             self._refused, self._refusal = number, str(error)
             logger.error("replica %s cannot load revision %d: %s", self.id, number, error)
+            if order.get("or_end"):
+                self._lost("it cannot go back to the weights that it is to have")
             return
         self.spec, self.revision, self._prompts = spec, number, prompts
         self._refused = self._refusal = None
@@ -130,8 +157,10 @@ class Replica:
         return {"replica": self.id, "pid": os.getpid(), **asdict(self._engine.statistics())}
 
     async def check_health(self) -> None:
-        """Raise when the engine cannot go on; Serve then replaces the replica."""
+        """Raise when the replica cannot go on; Serve then replaces it."""
         self._engine.check()
+        if self._watching.done():
+            self._watching.result()
         if self._group.lost is not None:
             raise EngineError(self._group.lost)
 
@@ -143,13 +172,14 @@ class Replica:
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
                 the app allows and the context has room for); `sampling` (the other SamplingParams).
-            address: where the gateway receives tokens (a StreamAddress); None asks for the whole answer.
+            address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
+                gateway is gone.
 
         Returns:
-            Without an address the whole answer: the fields of Delta, and `start`: {replica, model_version,
-            prompt_tokens}. With one, only how it ended; what it gains goes to the address as it comes, the
-            first item with `start`, the last with `finish_reason`. A request that cannot be run, or whose
-            engine breaks, returns `start` and `error`, see ApiError.as_item.
+            Where it is not `streamed` the whole answer: the fields of Delta, and `start`: {replica,
+            model_version, prompt_tokens}. Else only how it ended; what it gains goes to the address as it
+            comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run,
+            or whose engine breaks, returns `start` and `error`, see ApiError.as_item.
         """
 
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
@@ -161,8 +191,11 @@ class Replica:
             )
             if address is None:
                 return dict(merge([_item(delta) async for delta in deltas]))
-            await self._stream(request["request_id"], start, deltas, address)
-            return {}
+            with self._kept_for(address):
+                if not request["streamed"]:
+                    return dict(merge([_item(delta) async for delta in deltas]))
+                await self._stream(request["request_id"], start, deltas, address["endpoint"])
+                return {}
 
         return await self._answer(request, answer)
 
@@ -185,6 +218,7 @@ class Replica:
         except QueueFullError:
             error = queue_full(self.spec.name)
         except EngineError as broken:
+            self._check_engine()
             logger.error("replica %s: %s", self.id, broken)
             error = replica_lost()
         return {"start": start, **error.as_item()}
@@ -216,24 +250,30 @@ class Replica:
         return await self._answer(request, prompt)
 
     async def _stream(
-        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], address: Mapping[str, str]
+        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], endpoint: str
     ) -> None:
-        endpoint = address["endpoint"]
-        self._sender.connect(address)
-        self._streams[key] = asyncio.current_task(), endpoint
         first: Mapping[str, Any] = {"start": start}
+        async with aclosing(deltas):  # type: ignore[type-var]
+            async for delta in deltas:
+                self._sender.send(endpoint, key, {**first, **_item(delta)})
+                first = {}
+
+    @contextlib.contextmanager
+    def _kept_for(self, address: Mapping[str, str]) -> Iterator[None]:
+        """Go on with the call of this task while the gateway of this address is there."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._sender.connect(address)
+        self._calls[task] = address["endpoint"]
         try:
-            async with aclosing(deltas):  # type: ignore[type-var]
-                async for delta in deltas:
-                    self._sender.send(endpoint, key, {**first, **_item(delta)})
-                    first = {}
+            yield
         finally:
-            del self._streams[key]
+            del self._calls[task]
 
     def _gateway_lost(self, endpoint: str) -> None:
-        """Nobody reads the streams of a gateway that is gone."""
-        for task, other in list(self._streams.values()):
-            if other == endpoint and task is not None:
+        """Nobody waits for what a gateway that is gone has asked for."""
+        for task, other in list(self._calls.items()):
+            if other == endpoint:
                 task.cancel()
 
     async def _encode(self, request: Mapping[str, Any]) -> list[int]:
@@ -256,8 +296,9 @@ class Replica:
     async def __del__(self) -> None:
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            if self._linked is not None:
-                self._linked.cancel()
+            for task in (getattr(self, "_watching", None), getattr(self, "_linked", None)):
+                if task is not None:
+                    task.cancel()
             with contextlib.suppress(EngineError):
                 await engine.stop()
             self._group.stop()

@@ -75,7 +75,16 @@ def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) ->
 def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
     cpus, gpus = app.ranks * app.cpus, app.ranks * app.gpus
     room = ground.holds(cpus, gpus)
-    if room is None or room >= app.replicas.min:
+    if room is None:
+        return
+    if room >= max(1, app.replicas.min):
+        both = 2 * max(1, app.replicas.min)
+        if app.rollout == "blue_green" and room < both:
+            message = (
+                f"needs room for two full sets of replicas, {both} of {resources(cpus, gpus)} each; the nodes"
+                f" {ground.describe()} hold {room}: rolling and in_place need fewer"
+            )
+            report("rollout", app.rollout, message, "replicas.min", "tensor", "cpus", "gpus", NODES)
         return
     uses = ("tensor", "pipeline", "cpus", "gpus", NODES)
     need, nodes = resources(cpus, gpus), ground.describe()

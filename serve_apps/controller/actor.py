@@ -12,7 +12,7 @@ from typing import Any
 from cluster.errors import RequestError, ShoalError
 from cluster.storage import Storage
 from serve_apps.controller import applications
-from serve_apps.controller.app import App, ReplicaReport
+from serve_apps.controller.app import App
 from serve_apps.controller.changes import begin, roll_back
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.gateways import Gateways
@@ -150,7 +150,7 @@ class AppController:
         app = self._app_of(application)
         if app is None:
             return None
-        app.replicas.setdefault(application, {})[replica] = ReplicaReport(time.monotonic(), facts)
+        app.hear(application, replica, facts, time.monotonic())
         return app.order(application, facts)
 
     async def spec_of(self, application: str) -> dict[str, Any] | None:
@@ -218,8 +218,10 @@ class AppController:
         await asyncio.to_thread(self._view.look, self._apps.values())
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
-            # It was this process that was silent, not the gateways.
+            # It was this process that was silent, not the gateways and replicas.
             self._gateways.excuse(now)
+            for app in self._apps.values():
+                app.excuse(now)
         self._ticked_at = now
         if not self._informed and not self._hear(now):
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from cluster.sharing.demand import Demand
@@ -66,6 +66,8 @@ class App:
     _short_told: bool = False
     replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
     """By Serve application and replica."""
+    contexts: dict[str, int] = field(default_factory=dict)
+    """By Serve application that has ever been ready: the context length of its model."""
     ongoing: dict[str, tuple[float, float]] = field(default_factory=dict)
     """By Serve application: the requests that Serve counts, and when it said so."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
@@ -90,9 +92,20 @@ class App:
             if size is not None:
                 self.sizes[revision.application] = size
         there = {revision.application for revision in self.record.revisions}
-        for known in (self.sizes, self.replicas, self.ongoing):
+        for known in (self.sizes, self.replicas, self.contexts, self.ongoing):
             for application in known.keys() - there:
                 del known[application]
+
+    def hear(self, application: str, replica: str, facts: Mapping[str, Any], now: float) -> None:
+        """Take over what a replica says."""
+        self.replicas.setdefault(application, {})[replica] = ReplicaReport(now, facts)
+        self.contexts[application] = facts["context_length"]
+
+    def excuse(self, now: float) -> None:
+        """Take no replica's silence until now for an end."""
+        for said in self.replicas.values():
+            for replica, report in said.items():
+                said[replica] = replace(report, heard=now)
 
     def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
         """What the replicas of a Serve application said last."""
@@ -210,8 +223,8 @@ class App:
         active, traffic = self.record.active, self.traffic
         ordered = sorted(self.record.revisions, key=lambda r: (r.number not in traffic, r.number != active))
         for revision in ordered:
-            reports = self.replicas.get(revision.application, {})
-            if not reports or (len(versions) and revision.application == versions[0]["application"]):
+            context_length = self.contexts.get(revision.application)
+            if context_length is None or revision.application in [v["application"] for v in versions]:
                 continue
             application = served.get(revision.application)
             versions.append(
@@ -219,7 +232,7 @@ class App:
                     "application": revision.application,
                     "revision": revision.number,
                     "spec": revision.spec.as_json(),
-                    "context_length": next(iter(reports.values())).facts["context_length"],
+                    "context_length": context_length,
                     "created": int(revision.created_at),
                     "replicas": application.ready if application is not None else 0,
                     "takes": revision.number in self.traffic,
