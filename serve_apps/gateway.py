@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
@@ -27,12 +28,14 @@ from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
 from serve_apps.spec import DEPLOYMENT
 from serve_apps.token_stream import TokenReceiver
-from serve_apps.watchdog import Watchdog
+from serve_apps.watchdog import show_life
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """How often the gateway asks for the apps where the controller does not answer, and reads its keys."""
+LOOK_AT_MOST_EVERY_S = 0.05
+"""However many requests name a model that is not there."""
 ANSWER_TIMEOUT_S = 5.0
 FIRST_LOOK_EVERY_S = 0.05
 FIRST_TABLE_S = 10.0
@@ -197,6 +200,7 @@ class Gateway:
             self._apps, self._look_up, Access(None if keys is None else load_keys(keys), cluster_token())
         )
         self._looking = asyncio.Lock()
+        self._looked_at = 0.0
         self._pause_s = POLL_S
         self._polls = [asyncio.create_task(self._follow())]
         if keys is not None:
@@ -204,7 +208,7 @@ class Gateway:
         self._server = HttpServer(build_api(self._service), host, port)
         await self._first_table()
         await self._server.start()
-        self._polls.append(asyncio.create_task(self._show_life()))
+        self._polls.append(asyncio.create_task(show_life(HANG_TIMEOUT_S)))
 
     async def check_health(self) -> None:
         """Raise when the gateway no longer follows what Serve runs, or receives no tokens."""
@@ -241,6 +245,9 @@ class Gateway:
         """
         async with self._looking:
             traffic = self._service.traffic
+            if self._service.table is not None and time.monotonic() - self._looked_at < LOOK_AT_MOST_EVERY_S:
+                return traffic.table
+            self._looked_at = time.monotonic()
             try:
                 if self._controller is None:
                     self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
@@ -266,15 +273,6 @@ class Gateway:
             async with asyncio.timeout(FIRST_TABLE_S):
                 while self._service.table is None:
                     await asyncio.sleep(FIRST_LOOK_EVERY_S)
-
-    async def _show_life(self) -> None:
-        watchdog = Watchdog(HANG_TIMEOUT_S)
-        try:
-            while True:
-                watchdog.beat()
-                await asyncio.sleep(POLL_S)
-        finally:
-            watchdog.stop()
 
     async def _follow(self) -> None:
         while True:

@@ -82,7 +82,12 @@ class TokenReceiver:
     async def run(self) -> None:
         """Receive until cancelled."""
         while True:
-            message = await self._socket.recv()
+            try:
+                message = await self._socket.recv()
+            except zmq.Again:
+                # What announced a message may be gone when it is fetched: a peer that came or went.
+                await asyncio.sleep(0)
+                continue
             for key, item in msgpack.unpackb(message):
                 inbox = self._inboxes.get(key)
                 if inbox is not None:

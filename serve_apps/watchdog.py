@@ -57,6 +57,20 @@ class Watchdog:
         os.close(theirs)
 
 
+async def show_life(timeout_s: float) -> None:
+    """Have this process killed when its event loop stands still for so long; runs until cancelled."""
+    # Not at the top: the small process loads this file, too.
+    import asyncio
+
+    watchdog = Watchdog(timeout_s)
+    try:
+        while True:
+            watchdog.beat()
+            await asyncio.sleep(TICK_S)
+    finally:
+        watchdog.stop()
+
+
 def watch(pipe: int, pid: int, timeout_s: float) -> None:
     """Kill the process `pid`, the parent of this one, after so many seconds without a byte from the pipe."""
     silent_s = 0.0

@@ -23,12 +23,15 @@ from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
 from serve_apps.models import find_model, follows
 from serve_apps.spec import AppSpec
+from serve_apps.watchdog import show_life
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
 BUSY_TICK_S = 0.1
 """Between two looks while something changes hands."""
+HANG_TIMEOUT_S = 15.0
+"""A controller whose event loop stands still for so long is killed, and comes back."""
 LATE_TICK_S = 3.0
 """A look that is so late was held up, and so may have been what others said meanwhile."""
 HEAR_S = 15.0
@@ -64,6 +67,7 @@ class AppController:
         self._changing = asyncio.Lock()
         """Held from reading a record until what follows from it has been remembered."""
         self._ticking: asyncio.Task[None] | None = None
+        self._living: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
 
@@ -194,6 +198,8 @@ class AppController:
         """Start what goes on by itself; Ray starts an actor's event loop after its constructor."""
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.create_task(self._tick_for_ever())
+        if self._living is None or self._living.done():
+            self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
         if self._following is None or self._following.done():
             self._following = asyncio.create_task(self._follow_for_ever())
 
