@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.config.device_room import check_device_room
 from cluster.config.ground import ANY, NODES, STORAGE, Ground, Reporter, local_path, resources
+from cluster.config.model_memory import NUMBER_BYTES
 from cluster.config.model_sizes import (
     ModelDirectoryError,
-    ModelSizes,
     is_directory,
     newest_version,
     read_sizes,
@@ -21,6 +21,7 @@ from cluster.config.root import ShoalConfig
 from cluster.config.section import NAME_PATTERN
 from cluster.config.sentences import listed, nearest
 from cluster.config.serve_section import ServeAppConfig
+from cluster.config.served_model import ServedModel
 from cluster.config.train_section import TrainJobConfig
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import ShoalError
@@ -30,17 +31,6 @@ TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
 
 _NAME = re.compile(NAME_PATTERN)
 _PUBLISHED: KeyPath = ("train_jobs", ANY, "publish")
-
-
-@dataclass(frozen=True)
-class _Model:
-    """A model that the app may come to serve."""
-
-    words: str
-    """Where it is from, as messages name it."""
-    sizes: ModelSizes
-    uses: tuple[KeyPath, ...] = ()
-    """The parts of the config, beside the app's own, that its sizes follow from."""
 
 
 def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: Reporter) -> None:
@@ -54,6 +44,7 @@ def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: 
         _check_tensor(app, model, report)
         _check_context(app, model, report)
         _check_cache(app, model, report)
+        check_device_room(app, model, ground, report)
 
 
 def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> None:
@@ -100,7 +91,7 @@ def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
     report("replicas.min", app.replicas.min, message, *uses)
 
 
-def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> list[_Model]:
+def _find_models(app: ServeAppConfig, config: ShoalConfig, report: Reporter) -> list[ServedModel]:
     """The models that the app may serve; reports it when there is none."""
     if is_directory(app.model):
         return _look_into(Path(app.model), app.model, (), report)
@@ -148,28 +139,33 @@ def _find_version(storage: Path, reference: str, report: Reporter) -> Path | Non
         return None
 
 
-def _models_of_jobs(jobs: dict[str, TrainJobConfig]) -> list[_Model]:
-    models: list[_Model] = []
+def _models_of_jobs(jobs: dict[str, TrainJobConfig]) -> list[ServedModel]:
+    models: list[ServedModel] = []
     for name, job in jobs.items():
         try:
             sizes = sizes_of_job(job.model)
         except ModelDirectoryError:
             continue  # reported with the job itself
         models.append(
-            _Model(f"the model of train_jobs.{name}", sizes, (("train_jobs", name, "model"), _PUBLISHED))
+            ServedModel(
+                f"the model of train_jobs.{name}",
+                sizes,
+                job.model,
+                (("train_jobs", name, "model"), _PUBLISHED),
+            )
         )
     return models
 
 
-def _look_into(directory: Path, model: str, uses: tuple[KeyPath, ...], report: Reporter) -> list[_Model]:
+def _look_into(directory: Path, model: str, uses: tuple[KeyPath, ...], report: Reporter) -> list[ServedModel]:
     try:
-        return [_Model(f"`{directory}`", read_sizes(directory), uses)]
+        return [ServedModel(f"`{directory}`", read_sizes(directory), directory, uses)]
     except ModelDirectoryError as error:
         report("model", model, f"`{directory}` {error}", *uses)
         return []
 
 
-def _check_tensor(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+def _check_tensor(app: ServeAppConfig, model: ServedModel, report: Reporter) -> None:
     heads = ((model.sizes.heads, "attention heads"), (model.sizes.kv_heads, "key and value heads"))
     for number, noun in heads:
         if number is not None and number % app.tensor:
@@ -178,20 +174,20 @@ def _check_tensor(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
             return
 
 
-def _check_context(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+def _check_context(app: ServeAppConfig, model: ServedModel, report: Reporter) -> None:
     wanted, longest = app.limits.context_length, model.sizes.context_length
     if wanted is not None and longest is not None and wanted > longest:
         message = f"should be at most {longest}, the max_position_embeddings of {model.words}, was {wanted}"
         report("limits.context_length", wanted, message, "model", *model.uses)
 
 
-def _check_cache(app: ServeAppConfig, model: _Model, report: Reporter) -> None:
+def _check_cache(app: ServeAppConfig, model: ServedModel, report: Reporter) -> None:
     """One request of the context length must fit in the KV cache."""
     context = app.limits.context_length or model.sizes.context_length
     numbers = model.sizes.cache_numbers()
     if app.kv_cache.memory_gib is None or context is None or numbers is None:
         return
-    token_bytes = numbers * {"fp32": 4, "bf16": 2}[app.precision] / app.tensor
+    token_bytes = numbers * NUMBER_BYTES[app.precision] / app.tensor
     room = int(app.kv_cache.memory_gib * 2**30 / token_bytes)
     if room < context:
         message = (

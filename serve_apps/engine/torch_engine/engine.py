@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from math import isfinite
 from typing import Any
 
+from serve_apps.engine.memory_check import check_node, memory_of
 from serve_apps.engine.protocol import (
     Delta,
     EngineConfig,
@@ -20,6 +21,7 @@ from serve_apps.engine.protocol import (
 from serve_apps.engine.torch_engine.loop import Gain, StepLoop
 from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.ranks import device_of
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "temperature": (lambda value: value >= 0, "0 or more"),
@@ -79,12 +81,16 @@ class TorchEngine:
         """Load the model on all ranks; return when requests can be taken.
 
         Raises:
-            EngineError: the model cannot be loaded or run, or the ranks did not meet.
+            EngineError: the model cannot be loaded or run (it does not fit in memory, say), or the ranks did
+                not meet.
         """
         self._event_loop = asyncio.get_running_loop()
         options = TorchOptions.of(self.config)
         facts = await asyncio.to_thread(read_facts, self.config, self.config.model_path)
         tokenizer = await asyncio.to_thread(read_tokenizer, self.config.model_path)
+        if device_of(0).type == "cpu":
+            # Before the ranks meet: none of them has loaded anything yet, and all of them are on this node.
+            check_node(self.config, await asyncio.to_thread(memory_of, self.config, self.config.model_path))
         self.context_length = facts.context_length
         self._vocab_size = facts.vocab_size
         self._steps = StepLoop(self.config, options, facts, tokenizer, self._deliver)

@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import torch
 
+from serve_apps.engine.memory_check import check_device, memory_of
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.attention import Batch, Chunk
 from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
@@ -201,8 +202,13 @@ def load_runner(
     """Load this rank's runner with its KV cache, and return when the other ranks have theirs."""
     room = 0
     try:
+        if device.type == "cuda":
+            free, name = torch.cuda.mem_get_info(device)[0], torch.cuda.get_device_name(device)
+            check_device(config, memory_of(config, config.model_path), free, name)
         runner = Runner(config, facts, options, device)
         room = runner.room()
+    except torch.OutOfMemoryError as error:
+        raise EngineError(f"the model {config.model_path} does not fit in memory: {error}") from error
     finally:
         if ranks is not None:
             room = ranks.loaded(room)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import multiprocessing
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -25,6 +26,8 @@ from serve_apps.engine.torch_engine.engine import TorchEngine
 from serve_apps.engine.torch_engine.follower import follow
 
 DEADLINE_S = 60.0
+
+needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
 
 # More threads than one only make these models slower.
 torch.set_num_threads(1)
@@ -84,6 +87,13 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def gqa_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_llama(tmp_path_factory.mktemp("gqa"), num_key_value_heads=2)
+
+
+@pytest.fixture(scope="session")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with heads of 64 numbers: vLLM's kernels know no smaller ones."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2}
+    return save_llama(tmp_path_factory.mktemp("wide"), num_key_value_heads=2, **sizes)
 
 
 class Reference:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,25 +13,11 @@ import torch
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
 from serve_apps.engine_table import find_engine
-from tests.serve_apps.engine.conftest import Asker, Reference, save_llama
+from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
 
 START_S = 300.0
 PROMPT = [5, 6, 7, 8, 5]
 PROMPTS = [PROMPT, list(range(20, 60)), [9], list(range(100, 111))]
-
-needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
-
-
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with heads of 64 numbers: vLLM's kernels know no smaller ones."""
-    return save_llama(
-        tmp_path_factory.mktemp("wide"),
-        hidden_size=128,
-        intermediate_size=128,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-    )
 
 
 @pytest.fixture(scope="module")
