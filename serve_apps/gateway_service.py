@@ -42,8 +42,10 @@ class GatewayService:
         return self.traffic.table if self._known else None
 
     @table.setter
-    def table(self, table: AppTable) -> None:
-        self._known = True
+    def table(self, table: AppTable | None) -> None:
+        self._known = table is not None
+        if table is None:
+            return
         self.metrics.replicas(table.replicas)
         self.traffic.take_over(table)
 
