@@ -16,7 +16,7 @@ from serve_apps.choices import Event, Run, plan
 from serve_apps.deadline import HEADER, Deadline
 from serve_apps.event_stream import EventStream, sse_event, unless_gone
 from serve_apps.gateway_service import GatewayService
-from serve_apps.openai_errors import ApiError, bad_request, body_too_large
+from serve_apps.openai_errors import ApiError, body_too_large, too_many_tokens
 from serve_apps.openai_format import Format, Gathered, usage
 from serve_apps.openai_schema import Request as ModelRequest
 from serve_apps.request_body import read_body, read_json
@@ -101,12 +101,7 @@ class Call:
         if body_bytes > limits.body_bytes:
             raise body_too_large(limits.body_bytes)
         if request.most_tokens is not None and request.most_tokens > limits.max_tokens:
-            raise bad_request(
-                f"{request.most_tokens} tokens are asked for; '{request.model}' gives at most "
-                f"{limits.max_tokens}.",
-                param="max_tokens",
-                code="max_tokens_exceeded",
-            )
+            raise too_many_tokens(request.most_tokens, request.model, limits.max_tokens)
 
     async def _gather(self, events: AsyncIterator[Event]) -> None:
         async for event in events:

@@ -67,6 +67,15 @@ def too_long(prompt_tokens: int, context_length: int, max_tokens: int | None, pa
     )
 
 
+def too_many_tokens(asked: int, model: str, limit: int) -> ApiError:
+    """More tokens are asked for than the app gives to one request."""
+    return bad_request(
+        f"{asked} tokens are asked for; '{model}' gives at most {limit}.",
+        param="max_tokens",
+        code="max_tokens_exceeded",
+    )
+
+
 def unknown_model(model: str, known: list[str]) -> ApiError:
     served = f"This gateway serves: {', '.join(known)}." if known else "No model is served now."
     return ApiError(

@@ -24,9 +24,10 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine_config import engine_config
 from serve_apps.engine_table import find_engine
+from serve_apps.fit import fit
 from serve_apps.inbox import merge
 from serve_apps.models import model_directory
-from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost, too_long
+from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost
 from serve_apps.prompts import Prompts
 from serve_apps.rank_group import RankGroup, free_port
 from serve_apps.spec import AppSpec
@@ -284,13 +285,13 @@ class Replica:
 
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""
-        room = self._engine.context_length - prompt_tokens
-        asked: int | None = request["max_tokens"]
-        if room < (asked or 1):
-            param = "messages" if "messages" in request else "prompt"
-            raise too_long(prompt_tokens, self._engine.context_length, asked, param)
-        return SamplingParams(
-            max_tokens=asked or min(self.spec.config.limits.max_tokens, room), **request["sampling"]
+        return fit(
+            request,
+            prompt_tokens,
+            self._engine.context_length,
+            asked=request["max_tokens"],
+            limit=self.spec.config.limits.max_tokens,
+            sampling=request["sampling"],
         )
 
     async def __del__(self) -> None:

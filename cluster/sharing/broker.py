@@ -8,9 +8,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.errors import ShoalError
+from cluster.head_actor import start_on_head
 from cluster.health import silent
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.ledger import Ledger
@@ -24,8 +23,6 @@ SUSPECTS_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
-START_TIMEOUT_S = 60.0
-HEAD_RESOURCE = "node:__internal_head__"
 NAME_LABEL = "shoal.io/node"
 
 
@@ -130,27 +127,4 @@ def start_broker(info: Mapping[str, Any]) -> None:
     Raises:
         ShoalError: the broker did not start in time.
     """
-    head = next(
-        (row["NodeID"] for row in ray.nodes() if row["Alive"] and HEAD_RESOURCE in row["Resources"]), None
-    )
-    if head is None:
-        raise ShoalError("the broker was not started: Ray names no head node that is alive")
-    actor: Any = (
-        ray.remote(Broker)
-        .options(
-            name=BROKER_NAME,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            # Every method may be called twice without harm, so a call that meets a restart is repeated.
-            max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
-        )
-        .remote(dict(info))
-    )
-    try:
-        ray.get(actor.info.remote(), timeout=START_TIMEOUT_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        raise ShoalError(f"the broker did not start within {START_TIMEOUT_S:.0f} s: {error}") from error
+    start_on_head(Broker, BROKER_NAME, NAMESPACE, dict(info), what="the broker", first_call="info")

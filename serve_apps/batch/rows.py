@@ -11,7 +11,8 @@ import pyarrow as pa
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.engine.protocol import SamplingParams
-from serve_apps.openai_errors import ApiError, bad_request, too_long
+from serve_apps.fit import fit
+from serve_apps.openai_errors import ApiError, bad_request, too_many_tokens
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
 from serve_apps.request_fields import parse
 
@@ -59,11 +60,14 @@ class RowRequest:
         Raises:
             ApiError: prompt and answer do not fit in the model's context.
         """
-        room = context_length - prompt_tokens
-        if room < (self.max_tokens or 1):
-            param = "messages" if "messages" in self.prompt else "prompt"
-            raise too_long(prompt_tokens, context_length, self.max_tokens, param)
-        return SamplingParams(max_tokens=self.max_tokens or min(limit, room), **self.sampling)
+        return fit(
+            self.prompt,
+            prompt_tokens,
+            context_length,
+            asked=self.max_tokens,
+            limit=limit,
+            sampling=self.sampling,
+        )
 
 
 class RowReader:
@@ -112,11 +116,7 @@ class RowReader:
 def check_limit(request: Request, limit: int) -> None:
     """Raise ApiError where more tokens are asked for than the app gives."""
     if request.most_tokens is not None and request.most_tokens > limit:
-        raise bad_request(
-            f"{request.most_tokens} tokens are asked for; '{request.model}' gives at most {limit}.",
-            param="max_tokens",
-            code="max_tokens_exceeded",
-        )
+        raise too_many_tokens(request.most_tokens, request.model, limit)
 
 
 def check_options(app: str, options: Mapping[str, Any], limit: int) -> None:

@@ -221,7 +221,7 @@ class AppController:
     async def _tick(self) -> None:
         # Serve is asked after a call has returned, before anything is decided without that call in mind.
         self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        await asyncio.to_thread(self._view.look, self._apps.values())
+        await asyncio.to_thread(self._view.look, list(self._apps.values()))
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways and replicas.

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import ShoalError
+from cluster.head_actor import start_on_head
 from serve_apps.controller.names import CONTROLLER, NAMESPACE
 from serve_apps.spec import AppSpec
 
 CALL_TIMEOUT_S = 30.0
-START_TIMEOUT_S = 60.0
 
 
 class ControllerClient:
@@ -85,26 +84,5 @@ def start_controller(info: Mapping[str, Any]) -> None:
     """
     from serve_apps.controller.actor import AppController
 
-    head = next(
-        row["NodeID"] for row in ray.nodes() if row["Alive"] and f"node:{info['head_ip']}" in row["Resources"]
-    )
-    actor: Any = (
-        ray.remote(AppController)
-        .options(
-            name=CONTROLLER,
-            namespace=NAMESPACE,
-            get_if_exists=True,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=-1,
-            # Every method may be called twice without harm, so a call that meets a restart is repeated.
-            max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
-        )
-        .remote(dict(info))
-    )
-    try:
-        ray.get(actor.describe.remote(), timeout=START_TIMEOUT_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        message = f"the controller of the apps did not start within {START_TIMEOUT_S:.0f} s: {error}"
-        raise ShoalError(message) from error
+    what = "the controller of the apps"
+    start_on_head(AppController, CONTROLLER, NAMESPACE, dict(info), what=what, first_call="describe")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import ray
 
@@ -24,13 +24,12 @@ class ClusterView:
         """By lease holder: replicas."""
         self._leases: set[str] = set()
 
-    def look(self, apps: Iterable[App]) -> None:
+    def look(self, apps: Sequence[App]) -> None:
         """See how things are, and tell the broker what the apps want; leases of nobody are ended.
 
         Raises:
             ShoalError, RayError: Serve or the broker does not answer; what was known stays.
         """
-        apps = list(apps)
         self.served = applications.look()
         self.nodes = applications.replica_nodes()
         broker = BrokerClient()

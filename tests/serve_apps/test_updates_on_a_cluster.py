@@ -153,6 +153,8 @@ def test_a_version_that_fails_goes_back_by_itself(served: Served, rollout: str, 
             with pytest.raises(ShoalError, match=rf"could not be changed to m@{number}; it still serves m@4"):
                 served.deploy(spec)
         eventually(lambda: served.row()["model"] == "m@4" and served.row()["status"] == "running")
+        if fails == "requests":
+            assert "requests failed" in served.row()["rollout"]["reason"]
         since = len(load.answers)
         eventually(lambda: len(load.answers) > since + CLIENTS)
     if (rollout, fails) != ("in_place", "requests"):

@@ -1,0 +1,51 @@
+"""Actors of which a cluster has one, on its head node, for as long as it is up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.errors import ShoalError
+from cluster.nodes import HEAD_RESOURCE
+
+START_TIMEOUT_S = 60.0
+
+
+def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: str, first_call: str) -> None:
+    """Start a detached actor and wait until it answers; one of this name that runs is left alone.
+
+    Needs a connection to the cluster (`ray.init`). Every method of the actor must be one that may be called
+    twice without harm, or be called without retries: a call that meets a restart is repeated.
+
+    Args:
+        what: what it is, for messages.
+        first_call: a method without arguments, by whose answer it is known to run.
+
+    Raises:
+        ShoalError: it did not start in time.
+    """
+    head = next(
+        (row["NodeID"] for row in ray.nodes() if row["Alive"] and HEAD_RESOURCE in row["Resources"]), None
+    )
+    if head is None:
+        raise ShoalError(f"{what} was not started: Ray names no head node that is alive")
+    actor: Any = (
+        ray.remote(kind)
+        .options(
+            name=name,
+            namespace=namespace,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+        )
+        .remote(*arguments)
+    )
+    try:
+        ray.get(getattr(actor, first_call).remote(), timeout=START_TIMEOUT_S)
+    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+        raise ShoalError(f"{what} did not start within {START_TIMEOUT_S:.0f} s: {error}") from error

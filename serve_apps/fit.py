@@ -1,0 +1,35 @@
+"""Whether a prompt and the answer asked for fit in a model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from serve_apps.engine.protocol import SamplingParams
+from serve_apps.openai_errors import too_long
+
+
+def fit(
+    prompt: Mapping[str, Any],
+    prompt_tokens: int,
+    context_length: int,
+    *,
+    asked: int | None,
+    limit: int,
+    sampling: Mapping[str, Any],
+) -> SamplingParams:
+    """Sampling parameters with `max_tokens` fixed.
+
+    Args:
+        prompt: has `prompt` or `messages`.
+        asked: tokens of the answer; None: as many as the limit allows and the context has room for.
+        sampling: the other fields of SamplingParams.
+
+    Raises:
+        ApiError: prompt and answer do not fit.
+    """
+    room = context_length - prompt_tokens
+    if room < (asked or 1):
+        param = "messages" if "messages" in prompt else "prompt"
+        raise too_long(prompt_tokens, context_length, asked, param)
+    return SamplingParams(max_tokens=asked or min(limit, room), **sampling)
