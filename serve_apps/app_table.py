@@ -29,6 +29,8 @@ class AppVersion:
     """Whether it gets requests."""
     stands_by: bool = False
     """Whether it gets those that the others have failed."""
+    on_trial: bool = False
+    """Whether it is taken back if it fails too many."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class AppTable:
                     revision=each["revision"],
                     takes=each["takes"],
                     stands_by=each["stands_by"],
+                    on_trial=each["on_trial"],
                 )
                 for each in facts["versions"]
             )

@@ -24,7 +24,7 @@ class ReplicaLostError(Exception):
 
 
 class _VersionFailedError(Exception):
-    """A version could not answer, and another may."""
+    """A version could not answer, and another may, now or soon."""
 
     def __init__(self, revision: int) -> None:
         super().__init__(f"revision {revision} failed")
@@ -90,8 +90,8 @@ def plan(request: Request, request_id: str) -> list[dict[str, Any]]:
 class Run:
     """The choices of one request while they are generated; leaving the context ends those that still run.
 
-    All choices are answered by one version of the app. Where it fails and another takes requests, all of them
-    start again there, unless the client has seen something of one already.
+    All choices are answered by one version of the app. Where it fails and another takes requests, or may do
+    so soon, all of them start again there, unless the client has seen something of one already.
 
     Args:
         restartable: nothing reaches the client before the end, so a choice may start again at any time;
@@ -243,6 +243,8 @@ class Run:
             raise _VersionFailedError(version.revision)
         if error.retry_elsewhere and retries_left and (self._restartable or not has_tokens):
             return False
+        if elsewhere and self._traffic.on_trial(self._app, version):
+            raise _VersionFailedError(version.revision)
         raise error
 
     def _started(self, index: int, start: Mapping[str, Any]) -> None:

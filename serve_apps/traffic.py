@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Collection
+from contextlib import suppress
 from typing import Any
 
 from serve_apps.app_table import AppTable, AppVersion
 
 MOST_FIRST_TOKENS = 1000
 """Times to first token that are kept for the next report, of each app."""
+TRIAL_WAIT_S = 10.0
+"""How long what a version on trial has failed waits for another one; to find out and go back takes less."""
 
 
 class Traffic:
@@ -40,17 +43,23 @@ class Traffic:
     async def take(self, app: str, choices: int, avoid: Collection[int] = ()) -> AppVersion:
         """The version for a request of so many choices, which are counted as being with it: see `leave`.
 
-        Waits while there is none; see `AppTable.choose`.
+        Waits while there is none, and for a while where the only one is on trial and has failed the request.
+        See `AppTable.choose`.
         """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + TRIAL_WAIT_S
         while True:
             version = self.table.choose(app, self.in_flight, avoid)
-            if version is not None:
+            waits = version is not None and version.on_trial and version.revision in avoid
+            if version is not None and not (waits and loop.time() < until):
                 self.in_flight[version.application] += choices
                 return version
             changed = self._changed
             self._waiting[app] += choices
             try:
-                await changed.wait()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout_at(until if waits else None):
+                        await changed.wait()
             finally:
                 self._waiting[app] -= choices
 
@@ -61,9 +70,13 @@ class Traffic:
             del self.in_flight[version.application]
 
     def other(self, app: str, version: AppVersion) -> bool:
-        """Whether a request that a version has failed could go to another."""
+        """Whether a request that a version has failed would go to another, or wait for one."""
         better = self.table.choose(app, self.in_flight, {version.revision})
-        return better is not None and better.revision != version.revision
+        return better is None or better.revision != version.revision
+
+    def on_trial(self, app: str, version: AppVersion) -> bool:
+        """Whether a version may be taken back for what it fails."""
+        return any(v.on_trial and v.revision == version.revision for v in self.table.versions.get(app, ()))
 
     def answered(self, version: AppVersion, *, failed: bool) -> None:
         """A version has answered a request, or failed to."""

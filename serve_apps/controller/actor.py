@@ -220,8 +220,12 @@ class AppController:
 
     async def _tick(self) -> None:
         # Serve is asked after a call has returned, before anything is decided without that call in mind.
-        self._tasks = {key: task for key, task in self._tasks.items() if not task.done()}
-        await asyncio.to_thread(self._view.look, list(self._apps.values()))
+        returned = [key for key, task in self._tasks.items() if task.done()]
+        for key in returned:
+            del self._tasks[key]
+        apps = list(self._apps.values())
+        if returned or self._tasks or self._view.is_due(apps, time.monotonic()):
+            await asyncio.to_thread(self._view.look, apps)
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways and replicas.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from cluster.sharing.demand import Demand
+from serve_apps.controller.changes import on_trial
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.record import AppRecord, Revision
@@ -221,6 +222,7 @@ class App:
         """What the gateways need to know of it: the versions that are ready, the preferred one first."""
         versions: list[dict[str, Any]] = []
         active, traffic = self.record.active, self.traffic
+        trial = on_trial(self.record, time.time())
         ordered = sorted(self.record.revisions, key=lambda r: (r.number not in traffic, r.number != active))
         for revision in ordered:
             context_length = self.contexts.get(revision.application)
@@ -237,6 +239,7 @@ class App:
                     "replicas": application.ready if application is not None else 0,
                     "takes": revision.number in self.traffic,
                     "stands_by": revision.number in self.standby,
+                    "on_trial": revision.number in trial,
                 }
             )
         return {

@@ -127,6 +127,26 @@ def finished(record: AppRecord, now: float) -> AppRecord:
     )
 
 
+def way_back(record: AppRecord, now: float) -> AppSpec | None:
+    """What the errors of the active revision lead back to; None: they are looked at no longer."""
+    previous = record.previous
+    known_bad = previous is not None and previous.model_version in record.rejected
+    return None if known_bad or now >= record.watch_until else previous
+
+
+def on_trial(record: AppRecord, now: float) -> frozenset[int]:
+    """The revisions whose errors have them taken back, and those that are being taken back for theirs."""
+    numbers = set()
+    active, coming, update = record.serving, record.coming, record.update
+    if update is not None and coming is not None and update.strategy != "start":
+        numbers.add(coming.number)
+    if active is not None:
+        watched = update is None and way_back(record, now) is not None
+        if watched or active.spec.model_version in record.rejected:
+            numbers.add(active.number)
+    return frozenset(numbers)
+
+
 def told(record: AppRecord) -> tuple[tuple[str, Mapping[str, Any]], ...]:
     outcome = record.outcome
     assert outcome is not None

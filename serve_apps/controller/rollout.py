@@ -21,6 +21,7 @@ from serve_apps.controller.changes import (
     told,
     turn_back,
     update_of,
+    way_back,
 )
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.record import AppRecord, Revision
@@ -30,7 +31,7 @@ SPARE_WAIT_S = 3.0
 ROOM_WAIT_S = 30.0
 """How long the first replicas of an app, or a second full set, wait for their devices."""
 FEWEST_REQUESTS = 10
-"""Of fewer requests no error rate is taken."""
+"""What an error rate is of, at least; of fewer requests, those that are missing count as answered."""
 
 
 def decide(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float) -> Decision:
@@ -69,8 +70,8 @@ def _steady(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float
     if active is None:
         return Decision(record, delete=numbers(record))
     state = seen[active.number]
-    previous = record.previous
-    if now < record.watch_until and previous is not None and (why := _too_many_errors(active, state)):
+    previous = way_back(record, now)
+    if previous is not None and (why := _too_many_errors(active, state)):
         # Not tried again by itself.
         rejected = (*record.rejected, active.spec.model_version)
         record = replace(record, rejected=tuple(dict.fromkeys(rejected)))
@@ -285,7 +286,7 @@ def _wrong(record: AppRecord, state: Seen, wanted: int, now: float) -> str | Non
 
 def _too_many_errors(revision: Revision, state: Seen) -> str | None:
     most = revision.spec.config.update.max_error_rate
-    if state.requests >= FEWEST_REQUESTS and state.errors > most * state.requests:
+    if state.errors > most * max(state.requests, FEWEST_REQUESTS):
         return f"{state.errors} of its {state.requests} requests failed (at most {most:.0%} may)"
     return None
 

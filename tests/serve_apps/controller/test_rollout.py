@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
-from serve_apps.controller.changes import begin, roll_back, same_but_weights
+from serve_apps.controller.changes import begin, on_trial, roll_back, same_but_weights
+from serve_apps.controller.decision import Seen
 from serve_apps.controller.record import AppRecord
+from serve_apps.controller.rollout import decide
 from tests.serve_apps.controller.world import TICK_S, World, spec_of
 
 WAYS = ("rolling", "blue_green", "in_place")
@@ -260,3 +262,37 @@ def test_a_record_survives_its_json() -> None:
     for _ in range(5):
         world.step(2)
     assert AppRecord.from_json(world.record.as_json()) == world.record
+
+
+@pytest.mark.parametrize(
+    ("requests", "errors", "goes"), [(2, 2, True), (9, 1, False), (30, 3, False), (30, 4, True)]
+)
+def test_an_error_rate_is_of_ten_requests_at_least(requests: int, errors: int, goes: bool) -> None:
+    world = World(devices=2).serving(1, 1)
+    world.change(spec_of(2, "in_place", watch_s=60))
+    finish(world, 1)
+    seen = {2: Seen(ready=1, held=1, granted=1, requests=requests, errors=errors)}
+    assert (decide(world.record, seen, 1, world.now).record.update is not None) is goes
+
+
+def test_what_may_be_taken_back_is_on_trial() -> None:
+    world = World(devices=2, broken={"m@3": "errors"}).serving(1, 1)
+    assert on_trial(world.record, world.now) == set()
+    world.change(spec_of(2, "rolling", watch_s=30))
+    assert on_trial(world.record, world.now) == {2}
+    finish(world, 1)
+    assert on_trial(world.record, world.now) == {2}
+    assert on_trial(world.record, world.now + 31) == set()
+    world.change(spec_of(3, "in_place", watch_s=30))
+    while not (world.record.active == 3 and world.record.update is not None):
+        world.step(1)
+    # The way back from it has begun.
+    assert 3 in on_trial(world.record, world.now + 31)
+    finish(world, 1)
+    serving = world.record.serving
+    assert serving is not None
+    assert serving.spec.model_version == "m@2"
+    # There is nothing left to go back to: what it came back from is known to be bad.
+    assert on_trial(world.record, world.now) == set()
+    seen = {serving.number: Seen(ready=1, held=1, granted=1, requests=20, errors=20)}
+    assert decide(world.record, seen, 1, world.now).record.update is None
