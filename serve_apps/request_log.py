@@ -139,10 +139,13 @@ class JsonFormatter(logging.Formatter):
 
 
 class _JsonHandler(logging.StreamHandler[Any]):
-    """Writes to what standard error is at the time."""
+    """Writes to the process's own standard error.
+
+    Serve puts a logger in its place that looks through the stack for each line, and writes no plain JSON.
+    """
 
     def __init__(self) -> None:
-        super().__init__(sys.stderr)
+        super().__init__(sys.__stderr__)
         self.setFormatter(JsonFormatter())
 
 

@@ -37,6 +37,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
     """The Serve application of one revision of an app, which begins with so many replicas."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+    from ray.serve.schema import LoggingConfig
 
     from serve_apps.engine_config import replica_bundles
     from serve_apps.replica import Replica
@@ -71,6 +72,8 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),
+        # The gateway's log has a line for each request.
+        "logging_config": LoggingConfig(enable_access_log=False),
         # A second try is for accidents; then it says why.
         "max_constructor_retry_count": 2,
         # Replicas that are taken away finish what they have.
