@@ -392,7 +392,7 @@ class AppController:
         if app.record is not record or spec is None or newer.model_version in record.rejected:
             return
         if newer.model_version != spec.model_version:
-            record = begin(record, newer, time.time(), f"{spec.config.model} changed")
+            record = begin(record, newer, time.time(), reason=f"{spec.config.model} changed")
         if record is not app.record or record.rejected:
             # The name has come to mean something else: what failed may be tried again.
             await self._take(replace(record, rejected=()))

@@ -11,8 +11,14 @@ from serve_apps.controller.record import AppRecord, Outcome, Revision, Strategy,
 from serve_apps.spec import AppSpec
 
 
-def begin(record: AppRecord, spec: AppSpec, now: float, reason: str = "") -> AppRecord:
+def begin(
+    record: AppRecord, spec: AppSpec, now: float, *, way: Strategy | None = None, reason: str = ""
+) -> AppRecord:
     """Start to change an app into `spec`; nothing when that is what it is or becomes.
+
+    Args:
+        way: how. Default: as the spec says.
+        reason: why, where nobody has asked for it.
 
     Raises:
         RequestError: it is changing into something else.
@@ -28,7 +34,7 @@ def begin(record: AppRecord, spec: AppSpec, now: float, reason: str = "") -> App
     if active is not None and active.spec == spec:
         return record
     number = record.newest + 1
-    strategy: Strategy = "start" if active is None else spec.config.rollout
+    strategy: Strategy = "start" if active is None else way or spec.config.rollout
     if strategy == "in_place" and active is not None and not same_but_weights(active.spec, spec):
         strategy = "rolling"
     application = f"{record.name}:{number}"
@@ -69,6 +75,20 @@ def same_but_weights(old: AppSpec, new: AppSpec) -> bool:
     ) == replace(old, config=old.config.model_copy(update=weights))
 
 
+def begin_back(record: AppRecord, spec: AppSpec, now: float, reason: str) -> AppRecord:
+    """Start to change an app back into what it was, in a way that needs no devices that may not be there.
+
+    What it is now is not followed to again, though a name of its model may still mean it.
+    """
+    active = active_of(record)
+    rejected = record.rejected
+    if active.spec.model_version != spec.model_version:
+        rejected = tuple(dict.fromkeys((*rejected, active.spec.model_version)))
+    record = replace(record, rejected=rejected)
+    way: Strategy = "in_place" if active.spec.config.rollout == "in_place" else "rolling"
+    return begin(record, spec, now, way=way, reason=reason)
+
+
 def roll_back(record: AppRecord, now: float) -> AppRecord:
     """Go back to what the app was before.
 
@@ -80,13 +100,9 @@ def roll_back(record: AppRecord, now: float) -> AppRecord:
         if update.strategy == "start":
             raise RequestError(f"{record.name} is being started for the first time; `unserve` takes it down")
         return record if update.back else turn_back(record, "asked for", now, broken=False)
-    previous, active = record.previous, record.serving
-    if previous is None:
+    if record.previous is None:
         raise RequestError(f"{record.name} has had no other version on this cluster to go back to")
-    if active is not None and active.spec.model_version != previous.model_version:
-        # A name that the app follows still means it: that must not bring it back.
-        record = replace(record, rejected=tuple(dict.fromkeys((*record.rejected, active.spec.model_version))))
-    return begin(record, previous, now, "asked for")
+    return begin_back(record, record.previous, now, "asked for")
 
 
 def turn_back(record: AppRecord, why: str, now: float, *, broken: bool) -> AppRecord:

@@ -13,7 +13,7 @@ from typing import Any
 from serve_apps.controller.changes import (
     active_of,
     at_application,
-    begin,
+    begin_back,
     coming_of,
     finished,
     numbers,
@@ -72,12 +72,9 @@ def _steady(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float
     state = seen[active.number]
     previous = way_back(record, now)
     if previous is not None and (why := _too_many_errors(active, state)):
-        # Not tried again by itself.
-        rejected = (*record.rejected, active.spec.model_version)
-        record = replace(record, rejected=tuple(dict.fromkeys(rejected)))
         coming = Seen(granted=state.granted, gone=True)
         seen = {**seen, record.newest + 1: coming}
-        return decide(begin(record, previous, now, why), seen, wanted, now)
+        return decide(begin_back(record, previous, now, why), seen, wanted, now)
     fewest = active.spec.config.replicas.min
     size = max(fewest, min(wanted, state.granted))
     asks = {active.holder: max(wanted, fewest)}

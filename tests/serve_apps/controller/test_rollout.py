@@ -289,10 +289,24 @@ def test_what_may_be_taken_back_is_on_trial() -> None:
     # The way back from it has begun.
     assert 3 in on_trial(world.record, world.now + 31)
     finish(world, 1)
-    serving = world.record.serving
+    serving, outcome = world.record.serving, world.record.outcome
     assert serving is not None
     assert serving.spec.model_version == "m@2"
+    # It went back as it had come.
+    assert outcome is not None
+    assert outcome.strategy == "in_place"
     # There is nothing left to go back to: what it came back from is known to be bad.
     assert on_trial(world.record, world.now) == set()
     seen = {serving.number: Seen(ready=1, held=1, granted=1, requests=20, errors=20)}
     assert decide(world.record, seen, 1, world.now).record.update is None
+
+
+def test_a_way_back_needs_no_room_for_a_second_set() -> None:
+    world = World(devices=4).serving(1, 2)
+    world.change(spec_of(2, "blue_green", 2, hold_s=1))
+    finish(world, 2)
+    world.devices = 2
+    world.record = roll_back(world.record, world.now)
+    finish(world, 2)
+    assert world.record.serving is not None
+    assert world.record.serving.spec.model_version == "m@1"
