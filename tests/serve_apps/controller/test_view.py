@@ -1,0 +1,93 @@
+"""Serve and the broker are asked at once when something changes, and now and then when nothing does."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster.sharing.demand import Demand
+from serve_apps.controller import view as view_module
+from serve_apps.controller.app import App
+from serve_apps.controller.applications import Served
+from serve_apps.controller.changes import begin, roll_back
+from serve_apps.controller.decision import Decision
+from serve_apps.controller.view import LOOK_EVERY_S, ClusterView
+from tests.serve_apps.controller.world import World, spec_of
+
+
+class Broker:
+    """Grants everything."""
+
+    def request(self, demand: Demand) -> Any:
+        return SimpleNamespace(units=demand.max)
+
+    def release(self, holder: str) -> None:
+        raise AssertionError
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
+    """An app that has its two replicas, right after a look."""
+    app = App(World(devices=4).serving(1, 2).record)
+    (revision,) = app.record.revisions
+    served = {revision.application: Served("running", 2, None), "not ours": Served("running", 5, None)}
+    monkeypatch.setattr(view_module.applications, "look", lambda: served)
+    nodes = {revision.application: ("a", "b")}
+    monkeypatch.setattr(view_module.applications, "replica_nodes", lambda: nodes)
+    monkeypatch.setattr(view_module, "BrokerClient", Broker)
+    app.take(
+        Decision(app.record, {revision.number: 2}, frozenset({revision.number}), asks={revision.holder: 2})
+    )
+    app.wants.want = 2
+    view = ClusterView()
+    assert view.is_due([app], time.monotonic())
+    for _ in range(2):  # where the replicas are is only known after the first
+        view.look([app])
+        app.note_grant(view.granted, time.monotonic())
+    return view, app
+
+
+def test_nothing_is_asked_for_a_while_when_all_is_as_it_should_be(settled: tuple[ClusterView, App]) -> None:
+    view, app = settled
+    now = time.monotonic()
+    assert not view.is_due([app], now)
+    assert view.is_due([app], now + LOOK_EVERY_S)
+
+
+def test_a_want_is_told_at_once(settled: tuple[ClusterView, App]) -> None:
+    view, app = settled
+    app.asks = {holder: size + 1 for holder, size in app.asks.items()}
+    assert view.is_due([app], time.monotonic())
+
+
+def test_it_is_looked_at_while_a_want_is_not_granted(settled: tuple[ClusterView, App]) -> None:
+    view, app = settled
+    app.wants.want = 3
+    assert view.is_due([app], time.monotonic())
+
+
+def test_it_is_looked_at_until_there_are_as_many_replicas_as_there_should_be(
+    settled: tuple[ClusterView, App],
+) -> None:
+    view, app = settled
+    (revision,) = app.record.revisions
+    view.served = {revision.application: Served("running", 1, None)}
+    assert view.is_due([app], time.monotonic())
+    view.served = {}
+    assert view.is_due([app], time.monotonic())
+
+
+def test_it_is_looked_at_during_an_update_and_while_an_app_goes(settled: tuple[ClusterView, App]) -> None:
+    view, app = settled
+    record = app.record
+    app.record = begin(record, spec_of(2, "rolling", 2), 0.0)
+    assert view.is_due([app], time.monotonic())
+    app.record = roll_back(app.record, 0.0)
+    assert view.is_due([app], time.monotonic())
+    app.record = replace(record, removed=True)
+    assert view.is_due([app], time.monotonic())
+    assert view.is_due([], time.monotonic())  # its lease is to be released
