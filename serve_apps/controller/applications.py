@@ -16,8 +16,9 @@ MOST_REPLICAS = 10_000
 """Serve's own bound, which is nobody's: the controller of the apps decides."""
 METRICS_INTERVAL_S = 0.5
 SHUTDOWN_LOOK_EVERY_S = 0.5
-_STARTING = threading.Lock()
-"""Serve pickles a module by value by marking it in a table of the whole process."""
+_PICKLING = threading.Lock()
+"""Held while Serve makes configs, those of its status included: with each it pickles the class of a request
+router, and to do so marks a module in a table of the whole process."""
 LINES = 30
 """How much of what Serve says about a failure is handed on."""
 
@@ -89,8 +90,8 @@ def start(spec: AppSpec, name: str, replicas: int) -> None:
     """Have Serve start an application; returns before it is ready."""
     from ray import serve
 
-    target = serve.RunTarget(target=application(spec, name, replicas), name=name, route_prefix=None)
-    with _STARTING:
+    with _PICKLING:
+        target = serve.RunTarget(target=application(spec, name, replicas), name=name, route_prefix=None)
         serve.run_many([target], wait_for_applications_running=False)
 
 
@@ -107,7 +108,9 @@ def look() -> dict[str, Served]:
     from ray.serve.schema import ApplicationStatus, ReplicaState
 
     found = {}
-    for name, overview in serve.status().applications.items():
+    with _PICKLING:
+        status = serve.status()
+    for name, overview in status.applications.items():
         if name == GATEWAY:
             continue
         deployment = overview.deployments.get(DEPLOYMENT)
