@@ -59,6 +59,7 @@ def samples_by_step(run: Path, seen: Path) -> dict[int, list[int]]:
     return taken
 
 
+@pytest.mark.slow
 def test_a_kill_and_a_change_of_workers_neither_repeat_nor_skip_a_sample(jobs: JobFile) -> None:
     run = jobs.submit("sampled")
     wait_until(lambda: len(metrics(run)) >= 15, "step 15")

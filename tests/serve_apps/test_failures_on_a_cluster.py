@@ -72,6 +72,7 @@ def openai_client_at_work(stage: Stage) -> Iterator[list[str]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_killed_gateway_comes_back_and_a_client_that_retries_does_not_notice(
     running_cluster: LiveCluster, tmp_path: Path
 ) -> None:
