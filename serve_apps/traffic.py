@@ -70,9 +70,9 @@ class Traffic:
             del self.in_flight[version.application]
 
     def other(self, app: str, version: AppVersion) -> bool:
-        """Whether a request that a version has failed would go to another, or wait for one."""
+        """Whether a request that a version has failed could go to another."""
         better = self.table.choose(app, self.in_flight, {version.revision})
-        return better is None or better.revision != version.revision
+        return better is not None and better.revision != version.revision
 
     def on_trial(self, app: str, version: AppVersion) -> bool:
         """Whether a version may be taken back for what it fails."""

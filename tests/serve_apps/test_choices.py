@@ -143,9 +143,9 @@ def test_what_a_version_fails_that_stays_is_an_error_at_once() -> None:
     asyncio.run(go())
 
 
-def test_while_no_version_takes_any_it_waits_for_the_next() -> None:
+def test_what_fails_while_its_version_is_being_taken_back_waits_for_the_next() -> None:
     async def go() -> None:
-        asked = Asked(replace(BAD, on_trial=False))
+        asked = Asked(BAD)
         asked.backend.fail.clear()
 
         async def change(traffic: Traffic) -> None:
@@ -165,5 +165,20 @@ def test_a_stream_whose_client_has_tokens_ends_with_the_error() -> None:
         with pytest.raises(ApiError, match="the engine has failed"):
             await asked.text()
         assert asked.backend.asked == [2]
+
+    asyncio.run(go())
+
+
+def test_what_fails_while_its_app_is_taken_down_does_not_wait() -> None:
+    async def go() -> None:
+        asked = Asked(replace(BAD, on_trial=False))
+        asked.backend.fail.clear()
+
+        async def change(traffic: Traffic) -> None:
+            await later(traffic, replace(BAD, on_trial=False, takes=False))
+            asked.backend.fail.set()
+
+        with pytest.raises(ApiError, match="the engine has failed"):
+            await asyncio.wait_for(asked.text(change), 2)
 
     asyncio.run(go())

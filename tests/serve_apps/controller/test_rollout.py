@@ -283,6 +283,7 @@ def test_what_may_be_taken_back_is_on_trial() -> None:
     finish(world, 1)
     assert on_trial(world.record, world.now) == {2}
     assert on_trial(world.record, world.now + 31) == set()
+    assert on_trial(replace(world.record, removed=True), world.now) == set()
     world.change(spec_of(3, "in_place", watch_s=30))
     while not (world.record.active == 3 and world.record.update is not None):
         world.step(1)
