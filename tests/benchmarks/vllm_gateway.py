@@ -9,7 +9,8 @@ is that of `vllm bench serve`: random prompts and answers of fixed lengths, stre
 Every answer must have all its tokens.
 
 Both run their engine's threads on the same cores: those of VLLM_CPU_OMP_THREADS_BIND, the first one by
-default. Servers, gateway and load generator share the others. The figures are medians over all runs.
+default. Everything else (vLLM's scheduler, servers, gateway, the cluster, the load generator) is bound to the
+other cores. The figures are medians over all runs.
 """
 
 from __future__ import annotations
@@ -249,6 +250,18 @@ def summary(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     }
 
 
+def leave_the_engines_cores() -> None:
+    """Bind this process, and all that it starts, to the cores that no thread of an engine is bound to."""
+    engine: set[int] = set()
+    for part in os.environ["VLLM_CPU_OMP_THREADS_BIND"].replace("|", ",").split(","):
+        first, _, last = part.partition("-")
+        engine.update(range(int(first), int(last or first) + 1))
+    others = os.sched_getaffinity(0) - engine
+    if not others:
+        raise SystemExit("all cores are the engine's; VLLM_CPU_OMP_THREADS_BIND must leave one")
+    os.sched_setaffinity(0, others)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -266,6 +279,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "0")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    leave_the_engines_cores()
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "model"
         save_model(model)
