@@ -60,6 +60,7 @@ class Call:
         requests = plan(request, self._record.engine_id())
         self._format: Format = self._format_class(len(requests), request.alternatives is not None)
         self._gathered = Gathered(len(requests))
+        self._last_seen_s = 0.0
         self._run = Run(
             self._service.backend,
             self._service.traffic,
@@ -94,6 +95,9 @@ class Call:
             used = self._usage()
             record.prompt_tokens, record.completion_tokens = used["prompt_tokens"], used["completion_tokens"]
             tokens = used["total_tokens"]
+            longest = max(self._gathered.tokens)
+            if record.stream and longest > 1:
+                record.output_token_s = (self._last_seen_s - record.first_token_s) / (longest - 1)
         await self._service.access.spend(self._caller, tokens)
 
     def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
@@ -110,8 +114,9 @@ class Call:
 
     def _seen(self) -> None:
         record = self._record
+        self._last_seen_s = record.seconds()
         if record.first_token_s is None:
-            record.first_token_s = record.seconds()
+            record.first_token_s = self._last_seen_s
             self._service.traffic.first_token(record.app, record.first_token_s)
 
     def _document(self, model: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from serve_apps.request_log import CLIENT_CLOSED, RequestRecord
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+_TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
 _EXEMPLAR = "request_id"
 _EXEMPLAR_CHARACTERS = 128 - len(_EXEMPLAR)
 """OpenMetrics gives an exemplar's names and values 128 characters together."""
@@ -57,6 +58,13 @@ class GatewayMetrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
+        self.output_token = Histogram(
+            "shoal_gateway_output_token_seconds",
+            "Time for each token of a streamed answer after its first, on average.",
+            ("app", "endpoint"),
+            buckets=_TOKEN_SECONDS,
+            registry=self._registry,
+        )
         self.in_flight = Gauge(
             "shoal_gateway_in_flight",
             "Answers (choices) that run or wait.",
@@ -91,6 +99,8 @@ class GatewayMetrics:
         self.latency.labels(app, endpoint).observe(seconds, exemplar)
         if record.first_token_s is not None:
             self.first_token.labels(app, endpoint).observe(record.first_token_s, exemplar)
+        if record.output_token_s is not None:
+            self.output_token.labels(app, endpoint).observe(record.output_token_s, exemplar)
         if record.status == CLIENT_CLOSED:
             self.cancelled.labels(app).inc()
         if record.error is not None:

@@ -38,16 +38,15 @@ class RankGroup:
     The actors belong to the process that makes them: Ray ends them with it, however it ends.
     """
 
-    def __init__(self, spec: AppSpec, config: EngineConfig) -> None:
+    def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
-        self._config = config
         self._ranks: list[Any] = []
         self._process_ids: list[int] = []
         self._stopping = False
         self.lost: str | None = None
         """Why the group is broken; None while it is whole."""
 
-    def start(self, host: str, port: int, on_lost: Callable[[str], None]) -> None:
+    def start(self, config: EngineConfig, host: str, port: int, on_lost: Callable[[str], None]) -> None:
         """Start the ranks; `on_lost` is called in the running event loop when one ends by itself."""
         loop = asyncio.get_running_loop()
         group = get_current_placement_group()
@@ -66,7 +65,7 @@ class RankGroup:
             self._ranks.append(actor)
             started = actor.process_id.remote().future()
             started.add_done_callback(self._started)
-            ended = actor.follow.remote(self._spec.engine, self._config, rank, host, port).future()
+            ended = actor.follow.remote(self._spec.engine, config, rank, host, port).future()
             ended.add_done_callback(
                 lambda future, rank=rank: loop.call_soon_threadsafe(self._ended, rank, future, on_lost)
             )

@@ -76,19 +76,35 @@ class Replica:
         self._calls: dict[asyncio.Task[Any], str] = {}
         """The calls that serve a gateway's requests, and its endpoint."""
         self._sender = TokenSender(self._gateway_lost)
+        self._group = RankGroup(self.spec)
+        await self._start_in_time(ray.util.get_node_ip_address())
+        self._watching = asyncio.create_task(self._watch())
+        self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
+
+    async def _start_in_time(self, host: str) -> None:
+        """End a replica that hangs while it starts, so that another comes: Serve would wait for ever."""
+        seconds = self.spec.config.update.ready_timeout_s
+        watchdog = Watchdog(seconds + HANG_TIMEOUT_S)  # for when even this event loop stands still
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._start(host)
+        except TimeoutError:
+            if limit.expired():
+                self._lost(f"it was not ready within {seconds:g} s")
+            raise
+        finally:
+            watchdog.stop()
+
+    async def _start(self, host: str) -> None:
         model_path = await asyncio.to_thread(model_directory, self.spec)
         config = engine_config(self.spec, model_path)
-        self._group = RankGroup(self.spec, config)
-        host = ray.util.get_node_ip_address()
         port = free_port(host)
         entry = find_engine(self.spec.engine)
         if not entry.has_own_ranks:
-            self._group.start(host, port, self._lost)
+            self._group.start(config, host, port, self._lost)
         self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
         await self._engine.start()
-        self._watching = asyncio.create_task(self._watch())
-        self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the

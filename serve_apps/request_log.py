@@ -47,6 +47,8 @@ class RequestRecord:
     replicas: list[str] = field(default_factory=list)
     model_version: str | None = None
     first_token_s: float | None = None
+    output_token_s: float | None = None
+    """Time for each token of a stream after its first, on average; of several choices, of the longest."""
     error: str | None = None
     """The code of the error with which it ended."""
     arrived: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -79,11 +81,16 @@ class RequestRecord:
             "completion_tokens": self.completion_tokens,
             "replicas": self.replicas or None,
             "model_version": self.model_version,
-            "seconds": round(seconds, 6),
-            "first_token_s": None if self.first_token_s is None else round(self.first_token_s, 6),
+            "seconds": _rounded(seconds),
+            "first_token_s": _rounded(self.first_token_s),
+            "output_token_s": _rounded(self.output_token_s),
             "error": self.error,
         }
         return json.dumps(document)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 6)
 
 
 def _shown(moment: datetime) -> str:

@@ -145,10 +145,10 @@ class _BatchReplica:
     async def _start_engine(self) -> None:
         host = ray.util.get_node_ip_address()
         port = free_port(host)
-        self._group = RankGroup(self._spec, self._config)
+        self._group = RankGroup(self._spec)
         entry = find_engine(self._spec.engine)
         if not entry.has_own_ranks:
-            self._group.start(host, port, self._broken)
+            self._group.start(self._config, host, port, self._broken)
         self._engine = entry.load_engine()(self._config, host, port)
         await self._engine.start()
         self._reporting = asyncio.create_task(self._report())

@@ -2,6 +2,7 @@
 
     python tests/benchmarks/two_replicas.py [--json] [--repeats 5] [--rounds 6] [--precision bf16]
     python tests/benchmarks/two_replicas.py --generator vllm --vllm-venv DIRECTORY
+    python tests/benchmarks/two_replicas.py --quota 0.7
     python tests/benchmarks/two_replicas.py --paced [--replicas 4] [--step-s 0.04]
 
 The torch engine with the Llama of `engine_throughput.py` (about 28 million random weights), one thread a
@@ -21,8 +22,10 @@ less those that all but the replicas take while `--replicas` run, and never more
 
 `--generator vllm` makes the load by `vllm bench serve` of a virtual environment that has vLLM, whose answers
 all have the same length and whose tokens/s count from the first request to the last answer; its cores include
-its start. `--paced` takes an engine that sleeps where it would compute (`paced_engine.py`): replicas
-cost next to nothing, so what is seen is how routing and the gateway scale.
+its start. `--quota` gives each replica that part of a core (by a control group, as root), so that what all
+the rest takes has room beside them on a machine with as many cores as replicas. `--paced` takes an engine
+that sleeps where it would compute (`paced_engine.py`): replicas cost next to nothing, so what is seen is how
+routing and the gateway scale.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +53,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cluster.config import ServeAppConfig
 from serve_apps.spec import AppSpec
+from tests.benchmarks.cpu_quota import limited
 from tests.benchmarks.http_load import Ask, closed_loop
 from tests.benchmarks.paced_engine import ENGINE, Pace
 from tests.benchmarks.serving_processes import GENERATOR, CpuShares, serving_processes, told
@@ -198,6 +203,13 @@ def cores_left(taken: float) -> float:
     return (psutil.cpu_count() or 1) - taken
 
 
+def bound(options: argparse.Namespace, cores: float) -> float:
+    """What the ratio could be at best where the replicas have so many cores."""
+    if options.paced:
+        return float(options.replicas)
+    return float(min(options.replicas, cores / (options.quota or 1.0)))
+
+
 def measure(call: Driver, url: str, generate: Generator, options: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for streamed and one for whole answers."""
     sizes = {ONE: 1, MANY: options.replicas}
@@ -237,7 +249,7 @@ def measure(call: Driver, url: str, generate: Generator, options: argparse.Names
                 "ratio": statistics.median(ratios),
                 "ratio_min": min(ratios),
                 "ratio_max": max(ratios),
-                "bound": options.replicas if options.paced else min(options.replicas, cores_left(beside)),
+                "bound": bound(options, cores_left(beside)),
             }
         )
     return rows
@@ -256,6 +268,7 @@ def main() -> None:
     parser.add_argument("--modes", nargs="+", choices=("streamed", "whole"), default=["streamed", "whole"])
     parser.add_argument("--generator", choices=("own", "vllm"), default="own")
     parser.add_argument("--vllm-venv", type=Path, default=Path(sys.prefix))
+    parser.add_argument("--quota", type=float, help="cores of each replica, by a control group")
     parser.add_argument("--paced", action="store_true", help="replicas that cost no processor time")
     parser.add_argument("--step-s", type=float, default=0.04, help="a step of the paced engine")
     options = parser.parse_args()
@@ -279,14 +292,16 @@ def main() -> None:
         storage = "storage: ./storage"
         with started(directory / "cluster", nodes, storage) as cluster, Driver(cluster.record) as call:
             url = call(driver.start)
-            for app, replicas in ((ONE, 1), (MANY, options.replicas)):
-                call(driver.deploy, app_of(app, replicas, model, options))
+            for app, number in ((ONE, 1), (MANY, options.replicas)):
+                call(driver.deploy, app_of(app, number, model, options))
                 deadline = time.monotonic() + driver.READY_TIMEOUT_S
-                while call(driver.running_replicas, app) < replicas:
+                while call(driver.running_replicas, app) < number:
                     if time.monotonic() > deadline:
-                        raise SystemExit(f"{replicas} replicas were not ready in time")
+                        raise SystemExit(f"{number} replicas were not ready in time")
                     time.sleep(0.5)
-            rows = measure(call, url, generate, options)
+            replicas = [each.pid for each in serving_processes(call) if each.role == "replica"]
+            with limited(replicas, options.quota) if options.quota else nullcontext():
+                rows = measure(call, url, generate, options)
             call(driver.stop)
     if options.json:
         facts = {"replicas": options.replicas, "generator": options.generator, "paced": options.paced}

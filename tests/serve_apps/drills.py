@@ -45,6 +45,7 @@ class App:
     clients: int
     max_tokens: int
     engine_kwargs: dict[str, float] = field(default_factory=dict)
+    ready_timeout_s: float = 300.0
 
     def spec(self, path: Path, tensor: int) -> AppSpec:
         self.make(path)
@@ -54,6 +55,7 @@ class App:
                 "tensor": tensor,
                 "replicas": {"min": 2},
                 "engine_kwargs": self.engine_kwargs,
+                "update": {"ready_timeout_s": self.ready_timeout_s},
                 "limits": {"max_tokens": 2000, "queue": 100, "batch": self.batch, "request_timeout_s": 60.0},
             }
         )
@@ -175,10 +177,10 @@ def _apps_controller_answers(stage: Stage, victim: Notes, load: DrillLoad, since
 
 
 def _serve_controller_answers(stage: Stage, victim: Notes, load: DrillLoad, since: float) -> bool:
-    return stage.call(_serve_status) == {"replica": 2}
+    return stage.call(replicas_by_deployment) == {"replica": 2}
 
 
-def _serve_status() -> dict[str, int]:
+def replicas_by_deployment() -> dict[str, int]:
     """Replicas that run, by deployment of the apps, as Serve tells."""
     from ray import serve
 

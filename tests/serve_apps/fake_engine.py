@@ -50,6 +50,12 @@ class FakeEngine:
     async def start(self) -> None:
         if self._fails == "start":
             raise EngineError("this model does not start")
+        if self._fails in ("hang", "freeze"):
+            Path(self.config.model_path, f"hangs-{os.getpid()}").touch()
+        if self._fails == "hang":
+            await asyncio.Event().wait()
+        if self._fails == "freeze":
+            time.sleep(3600)
 
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
@@ -129,8 +135,9 @@ def make_fake_model(directory: Path, **behaviour: object) -> Path:
     """A model directory for this engine.
 
     Args:
-        behaviour: `offset`, which is added to every token; `fails`: `start`, `probes`, `requests` (all but
-            probes), `load` (other weights after it).
+        behaviour: `offset`, which is added to every token; `fails`: `start`, `hang` (its start does not end;
+            a file `hangs-PID` beside the model says so), `freeze` (as that, and the event loop stands still),
+            `probes`, `requests` (all but probes), `load` (other weights after it).
     """
     import numpy
     from safetensors.numpy import save_file

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -30,10 +31,12 @@ from tests.serve_apps.drills import (
     TORCH,
     App,
     Stage,
+    replicas_by_deployment,
     run_drill,
     staged,
     until,
 )
+from tests.serve_apps.fake_engine import make_fake_model
 
 FOUND_WITHIN_S = {
     "rank killed": 10.0,
@@ -87,6 +90,26 @@ def test_a_killed_gateway_comes_back_and_a_client_that_retries_does_not_notice(
     assert report.refused > 0
     assert report.back_s < GATEWAY_BACK_S
     assert set(answers) == {" 11 12 13"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "found_within_s"), [("hang", 0.0), ("freeze", replica.HANG_TIMEOUT_S)])
+def test_a_replica_that_hangs_while_it_starts_gives_way_to_another(
+    running_cluster: LiveCluster, tmp_path: Path, how: str, found_within_s: float
+) -> None:
+    ready_timeout_s = 12.0
+    app = replace(FAKE, ready_timeout_s=ready_timeout_s)
+    with staged(running_cluster, app, tmp_path / "model", tensor=1) as stage:
+        make_fake_model(stage.model_path, fails=how)
+        os.kill(stage.replicas()[0].pid, signal.SIGKILL)
+        until(lambda: list(stage.model_path.glob("hangs-*")), 30)
+        (mark,) = stage.model_path.glob("hangs-*")
+        make_fake_model(stage.model_path)
+        until(
+            lambda: not psutil.pid_exists(int(mark.name.partition("-")[2])),
+            10 + ready_timeout_s + found_within_s,
+        )
+        until(lambda: stage.call(replicas_by_deployment) == {"replica": 2}, 30)
 
 
 @pytest.fixture(scope="module")

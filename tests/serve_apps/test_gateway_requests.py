@@ -23,7 +23,15 @@ from tests.serve_apps.test_gateway_access import KEY, ring
 COMPLETIONS = "/v1/completions"
 FIELDS = {
     *("time", "request_id", "endpoint", "method", "status", "app", "tenant", "stream", "prompt_tokens"),
-    *("completion_tokens", "replicas", "model_version", "seconds", "first_token_s", "error"),
+    *(
+        "completion_tokens",
+        "replicas",
+        "model_version",
+        "seconds",
+        "first_token_s",
+        "output_token_s",
+        "error",
+    ),
 }
 
 
@@ -133,6 +141,8 @@ def test_a_line_tells_of_each_request_and_never_a_key_or_a_prompt(lines: list[di
     assert 0 < whole["first_token_s"] <= whole["seconds"] < 5
     assert datetime.fromisoformat(whole["time"]).utcoffset() is not None
     assert (chatted["stream"], chatted["completion_tokens"]) == (True, 2)
+    assert (whole["output_token_s"], embedded["output_token_s"]) == (None, None)
+    assert chatted["first_token_s"] + chatted["output_token_s"] <= chatted["seconds"]
     assert (embedded["prompt_tokens"], embedded["completion_tokens"]) == (3, None)
     assert (tokenized["prompt_tokens"], tokenized["replicas"]) == (None, ["replica-5"])
     shown = json.dumps(lines)
@@ -214,6 +224,29 @@ def test_metrics_count_every_endpoint_and_show_ids_to_whoever_reads_openmetrics(
         "shoal_gateway_request_seconds": longest,
         "shoal_gateway_first_token_seconds": longest,
     }
+
+
+def test_the_time_between_tokens_is_counted_from_the_first_to_the_last(lines: list[dict[str, Any]]) -> None:
+    gateway = StubGateway()
+    gateway.backend.tokens_before_gate = 1
+
+    async def go() -> str:
+        gateway.backend.gate.clear()
+        request = RawRequest(gateway.api, COMPLETIONS, body(stream=True, max_tokens=4))
+        await request.sent.get()
+        await asyncio.sleep(0.3)
+        gateway.backend.gate.set()
+        await request.task
+        async with gateway.client() as http:
+            return (await http.get("/metrics")).text
+
+    metrics = asyncio.run(go())
+    assert 0.1 <= lines[0]["output_token_s"] < 0.15
+    assert lines[0]["first_token_s"] < 0.1
+    labels = 'app="chat",endpoint="/v1/completions"'
+    for bound, count in (("0.075", 0), ("0.15", 1)):
+        bucket = f'shoal_gateway_output_token_seconds_bucket{{{labels},le="{bound}"}} {count}.0'
+        assert bucket in metrics
 
 
 POSTS: list[tuple[str, dict[str, Any]]] = [
