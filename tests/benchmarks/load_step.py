@@ -1,13 +1,14 @@
 """An app under a load that steps up and back: how fast replicas come and go, and what requests see; by hand.
 
-    python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 10]
+    python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 12]
 
 One replica of a paced engine (`paced_engine.py`) answers `capacity` requests a second when its batch is
 always full. Requests arrive at random (Poisson, open loop) at `--base` × that for `--before` seconds, then at
 `--peak` × that for `--during` seconds, then at `--base` × that again until the app is back at one replica (or
 `--after` seconds are over). The app has 1 to `--max` replicas of one CPU; the nodes declare as many CPUs as
 that takes, since the engine sleeps where it would compute. With as many replicas as `--peak` the replicas
-would be full to the last place, and a queue once there would never go: the default has a few more.
+would be full to the last place, and a queue once there would never go: the default has a few more. `--base`
+is so low that chance seldom asks one replica for more than it is to have, so that one is enough.
 
 Nothing may be refused: `limits.queue` is a fifth more than the requests that arrive on average in the whole
 of the peak, so that even if none of them were answered all had a place. A request that does not get its whole
@@ -351,9 +352,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the first repeat")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--base", type=float, default=0.5, help="load before and after, × one replica")
+    parser.add_argument("--base", type=float, default=0.25, help="load before and after, × one replica")
     parser.add_argument("--peak", type=float, default=8.0, help="load between, × one replica")
-    parser.add_argument("--max", type=int, default=10, help="most replicas")
+    parser.add_argument("--max", type=int, default=12, help="most replicas")
     parser.add_argument("--before", type=float, default=20.0, help="seconds before the step")
     parser.add_argument("--during", type=float, default=150.0, help="seconds of the peak")
     parser.add_argument("--after", type=float, default=240.0, help="most seconds after the peak")
