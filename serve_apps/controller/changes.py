@@ -152,9 +152,9 @@ def way_back(record: AppRecord, now: float) -> AppSpec | None:
 
 def on_trial(record: AppRecord, now: float) -> frozenset[int]:
     """The revisions whose errors have them taken back, and those that are being taken back for theirs."""
-    numbers = set()
     if record.removed:
         return frozenset()
+    numbers = set()
     active, coming, update = record.serving, record.coming, record.update
     if update is not None and coming is not None and update.strategy != "start":
         numbers.add(coming.number)

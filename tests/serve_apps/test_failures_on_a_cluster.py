@@ -93,9 +93,9 @@ def test_a_killed_gateway_comes_back_and_a_client_that_retries_does_not_notice(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("how", "found_within_s"), [("hang", 0.0), ("freeze", replica.HANG_TIMEOUT_S)])
+@pytest.mark.parametrize(("how", "later_s"), [("hang", 0.0), ("freeze", replica.HANG_TIMEOUT_S)])
 def test_a_replica_that_hangs_while_it_starts_gives_way_to_another(
-    running_cluster: LiveCluster, tmp_path: Path, how: str, found_within_s: float
+    running_cluster: LiveCluster, tmp_path: Path, how: str, later_s: float
 ) -> None:
     ready_timeout_s = 12.0
     app = replace(FAKE, ready_timeout_s=ready_timeout_s)
@@ -107,7 +107,7 @@ def test_a_replica_that_hangs_while_it_starts_gives_way_to_another(
         make_fake_model(stage.model_path)
         until(
             lambda: not psutil.pid_exists(int(mark.name.partition("-")[2])),
-            10 + ready_timeout_s + found_within_s,
+            10 + ready_timeout_s + later_s,
         )
         until(lambda: stage.call(replicas_by_deployment) == {"replica": 2}, 30)
 
