@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from serve_apps.app_table import AppVersion
-from serve_apps.inbox import Item
+from serve_apps.inbox import Item, merge
 from serve_apps.openai_errors import ApiError, replica_lost, timed_out
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
 from serve_apps.traffic import Traffic
@@ -95,7 +95,7 @@ class Run:
 
     Args:
         restartable: nothing reaches the client before the end, so a choice may start again at any time;
-            else only while it has no tokens.
+            else only while it has shown the client nothing.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Run:
         self._tasks: list[asyncio.Task[None]] = []
         self._version: AppVersion | None = None
         self._seen = False
-        """A choice has tokens."""
+        """A choice has something to show."""
         self._moved = False
         self.replicas: list[str] = []
         """The replicas that took a choice, in the order they did."""
@@ -214,7 +214,8 @@ class Run:
         restarted: bool,
     ) -> bool:
         """Whether the choice is complete; False asks for another attempt."""
-        has_tokens = False
+        held: list[Item] = []
+        shown = False
         try:
             items = self._backend.generate(version.application, request)
             async with aclosing(items):  # type: ignore[type-var]
@@ -225,9 +226,14 @@ class Run:
                         raise ApiError.from_item(item)
                     if item.get("finish_reason") == "abort":
                         raise replica_lost()
-                    self._queue.put_nowait(Event(index, item, restarted=restarted))
+                    held.append(item)
+                    if not (shown or _shows(item)):
+                        # Whose client has seen nothing of it may start again at another replica.
+                        continue
+                    self._queue.put_nowait(Event(index, merge(held), restarted=restarted))
+                    held.clear()
                     restarted = False
-                    has_tokens = self._seen = True
+                    shown = self._seen = True
                     if item.get("finish_reason") is not None:
                         self._traffic.answered(version, failed=False)
                         return True
@@ -241,7 +247,7 @@ class Run:
         elsewhere = failed and not self._moved and (self._restartable or not self._seen)
         if elsewhere and self._traffic.other(self._app, version):
             raise _VersionFailedError(version.revision)
-        if error.retry_elsewhere and retries_left and (self._restartable or not has_tokens):
+        if error.retry_elsewhere and retries_left and (self._restartable or not shown):
             return False
         if elsewhere and self._traffic.on_trial(self._app, version):
             raise _VersionFailedError(version.revision)
@@ -253,3 +259,8 @@ class Run:
         self.model_version = start["model_version"]
         if "prompt_tokens" in start:
             self.prompt_tokens[index] = start["prompt_tokens"]
+
+
+def _shows(item: Item) -> bool:
+    """Whether a client learns anything from it: a token may be half a character, or have no text at all."""
+    return bool(item["text"] or item.get("logprobs") or item.get("finish_reason"))

@@ -27,10 +27,11 @@ def version(revision: int, **changes: Any) -> AppVersion:
 
 
 class Backend:
-    """Revision 2 fails: after so many tokens, and while `fail` is set."""
+    """Revision 2 fails: after so many tokens, and while `fail` is set; the first `mute` have no text."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int, mute: int) -> None:
         self.after = after
+        self.mute = mute
         self.fail = asyncio.Event()
         self.fail.set()
         self.asked: list[int] = []
@@ -44,7 +45,8 @@ class Backend:
             if number == 2 and step == self.after:
                 await self.fail.wait()
                 raise ApiError(500, "the engine has failed", kind="server_error")
-            item: dict[str, Any] = {"text": f"{number}.{step} ", "token_ids": (step,)}
+            text = "" if step < self.mute else f"{number}.{step} "
+            item: dict[str, Any] = {"text": text, "token_ids": (step,)}
             if step == 0:
                 item["start"] = start
             if step == 2:
@@ -58,10 +60,12 @@ class Backend:
 class Asked:
     """One request while versions change."""
 
-    def __init__(self, *versions: AppVersion, after: int = 0, streamed: bool = False) -> None:
+    def __init__(self, *versions: AppVersion, after: int = 0, mute: int = 0, streamed: bool = False) -> None:
         self.traffic = Traffic()
         self.traffic.take_over(AppTable({"chat": versions}, number=1))
-        self.backend = Backend(after)
+        self.backend = Backend(after, mute)
+        self.tokens: list[int] = []
+        """Of the last start, those that came to be shown."""
         self.streamed = streamed
         self.run: Run | None = None
 
@@ -81,11 +85,12 @@ class Asked:
         assert self.traffic.in_flight == {}
         return "".join(texts)
 
-    @staticmethod
-    def _note(texts: list[str], event: Event) -> None:
+    def _note(self, texts: list[str], event: Event) -> None:
         if event.restarted:
             texts.clear()
+            self.tokens.clear()
         texts.append(event.item["text"])
+        self.tokens += event.item["token_ids"]
 
 
 async def later(traffic: Traffic, *versions: AppVersion) -> None:
@@ -155,6 +160,18 @@ def test_what_fails_while_its_version_is_being_taken_back_waits_for_the_next() -
             await later(traffic, version(3))
 
         assert await asked.text(change) == "3.0 3.1 3.2 "
+
+    asyncio.run(go())
+
+
+def test_a_stream_that_has_shown_nothing_yet_starts_again() -> None:
+    async def go() -> None:
+        asked = Asked(BAD, GOOD, after=2, mute=2, streamed=True)
+        assert await asked.text() == "1.2 "
+        assert asked.backend.asked == [2, 1]
+        assert asked.tokens == [0, 1, 2]
+        assert asked.run is not None
+        assert asked.run.replicas == ["replica-1"]
 
     asyncio.run(go())
 
