@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray import serve
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
@@ -26,7 +25,7 @@ from serve_apps.gateway_service import GatewayService
 from serve_apps.http_server import HttpServer
 from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
-from serve_apps.spec import DEPLOYMENT
+from serve_apps.replica_handle import release, replica_handle
 from serve_apps.token_stream import TokenReceiver
 from serve_apps.watchdog import show_life
 
@@ -75,14 +74,12 @@ class ServeApps:
         if self._receiving.done():
             self._receiving.result()
 
-    async def connect(self, applications: set[str]) -> None:
+    def connect(self, applications: set[str]) -> None:
         """Have a handle to each of these Serve applications, and to no others."""
         for gone in self._handles.keys() - applications:
-            del self._handles[gone]
+            release(self._handles.pop(gone))
         for name in applications - self._handles.keys():
-            self._handles[name] = await asyncio.to_thread(
-                serve.get_deployment_handle, DEPLOYMENT, app_name=name
-            )
+            self._handles[name] = replica_handle(name)
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Run one request on a replica, see Backend.generate."""
@@ -260,7 +257,7 @@ class Gateway:
             self._pause_s = answer["poll_s"]
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])
-                await self._apps.connect({v.application for vs in table.versions.values() for v in vs})
+                self._apps.connect({v.application for vs in table.versions.values() for v in vs})
                 self._service.table = table
             if self._service.table is None:
                 # A controller that comes back has not heard of everybody yet.

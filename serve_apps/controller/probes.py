@@ -8,7 +8,7 @@ import uuid
 from typing import Any
 
 from serve_apps.controller.record import Revision
-from serve_apps.spec import DEPLOYMENT
+from serve_apps.replica_handle import release, replica_handle
 
 PROBE_TOKENS = 4
 """Tokens of an answer to a probe."""
@@ -16,13 +16,9 @@ PROBE_TOKENS = 4
 
 async def probe(revision: Revision) -> str:
     """Ask a revision each of its app's probes; what was wrong with an answer, empty if nothing was."""
-    from ray import serve
-
     config = revision.spec.config
+    handle = replica_handle(revision.application)
     try:
-        handle = await asyncio.to_thread(
-            serve.get_deployment_handle, DEPLOYMENT, app_name=revision.application
-        )
         for text in config.update.probes:
             request = {
                 "request_id": f"shoal-probe-{uuid.uuid4().hex}",
@@ -40,6 +36,8 @@ async def probe(revision: Revision) -> str:
         return f"no answer within {config.update.probe_timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - a replica's exceptions are of any kind
         return f"{error}"
+    finally:
+        release(handle)
     return ""
 
 

@@ -1,6 +1,7 @@
 """Apps of a fast fake engine on a real cluster: load, faults, updates and the end, seen by clients.
 
-The tests run in the order of the file, on one cluster; each leaves the app `chat` with one replica.
+The tests run in the order of the file, on one cluster; each but the last leaves the app `chat` with one
+replica.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
@@ -292,6 +294,27 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
     assert list(served.call(driver.leases)) == ["app/chat"]
     with httpx.Client(base_url=served.url) as http:
         assert http.get("/ready").status_code == 200
+
+
+def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwise(served: Served) -> None:
+    prompt = [10] * 300
+
+    def taken(routing: str) -> list[int]:
+        """How many of ten requests with the same prompt, one after the other, each replica took."""
+        changes = {"tensor": 1, "replicas": ReplicasConfig(min=2), "routing": routing}
+        served.deploy(
+            replace(served.spec, name="routed", config=served.spec.config.model_copy(update=changes))
+        )
+        eventually(lambda: served.call(driver.running_replicas, "routed") == 2)
+        with httpx.Client(base_url=served.url, timeout=30) as http:
+            asked = completion(model="routed", prompt=prompt)
+            answers = [http.post(COMPLETIONS, json=asked) for _ in range(10)]
+        served.call(driver.remove, ["routed"])
+        assert {answer.status_code for answer in answers} == {200}
+        return sorted(Counter(answer.headers["x-shoal-replica"] for answer in answers).values())
+
+    assert taken("round_robin") == [5, 5]
+    assert taken("prefix") == [10]
 
 
 def test_an_app_that_is_taken_down_finishes_what_it_has(served: Served) -> None:
