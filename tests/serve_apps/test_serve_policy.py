@@ -87,12 +87,11 @@ def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None
 
 def test_an_application_that_is_gone_stops_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_policy, "SILENCE_S", 0.1)
-    before = threading.active_count()
     answers: list[Any] = [1]
-    keeper = SizeKeeper("chat:1", lambda ongoing: answers[0])
+    keeper = SizeKeeper("gone:1", lambda ongoing: answers[0])
     keeper.tell(1.0)
     eventually(lambda: keeper.size == 1)
-    eventually(lambda: threading.active_count() == before)
+    eventually(lambda: all("gone:1" not in thread.name for thread in threading.enumerate()))
     answers[0] = 2
     keeper.tell(1.0)
     eventually(lambda: keeper.size == 2)

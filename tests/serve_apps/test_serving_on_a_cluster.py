@@ -276,6 +276,7 @@ def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> No
     assert set(versions) == {"fake@1", "fake@2"}
     with httpx.Client(base_url=served.url) as http:
         assert http.get("/v1/models").json()["data"][0]["version"] == "fake@2"
+    eventually(lambda: served.granted() == 1)
 
 
 def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served) -> None:
