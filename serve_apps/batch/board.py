@@ -47,6 +47,10 @@ class Board:
         """An engine has started."""
         self._ready_at = self._ready_at or time.monotonic()
 
+    def is_suspect(self, shard: int) -> bool:
+        """Whether a shard has been lost so often that the next time tells whether it was the reason."""
+        return self._tries.get(shard, 0) >= MAX_TRIES - 1
+
     def begin(self, shard: int) -> bool:
         """A worker begins a shard; False when it was begun too often already."""
         tries = self._tries[shard] = self._tries.get(shard, 0) + 1

@@ -21,6 +21,7 @@ from cluster.storage import MissingError, Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
 from serve_apps.batch.plan import Shard
+from serve_apps.batch.room import Room
 from serve_apps.batch.rows import RowReader, RowRequest, RowResult, totals, with_results
 from serve_apps.batch.shard_file import read_totals, write_shard
 from serve_apps.batch.source import Source
@@ -107,6 +108,7 @@ class _BatchReplica:
         self._thread.start()
         self._tokenizing = threading.Lock()
         self._shards: dict[int, _Answering] = {}
+        self._room = Room()
         self._stopping = False
         try:
             self._start()
@@ -156,14 +158,20 @@ class _BatchReplica:
     def answer(self, shard: Shard, name: str) -> Totals:
         """Answer the rows of a shard and write its file, if it is not there; returns its sums."""
         if not self._output.exists(name):
-            if not ray.get(self._board.begin.remote(shard.index), timeout=CALL_TIMEOUT_S):
-                raise ShoalError(f"shard {shard.index} was begun too often")
-            try:
-                self._answer(shard, name)
-            except ShoalError as error:
-                ray.get(self._board.fail.remote(str(error)), timeout=CALL_TIMEOUT_S)
-                raise
+            # By itself, so that a shard that breaks the engine is the one that is blamed for it.
+            alone = ray.get(self._board.is_suspect.remote(shard.index), timeout=CALL_TIMEOUT_S)
+            with self._room.enter(alone=alone):
+                self._begin_and_answer(shard, name)
         return read_totals(self._output, name)
+
+    def _begin_and_answer(self, shard: Shard, name: str) -> None:
+        if not ray.get(self._board.begin.remote(shard.index), timeout=CALL_TIMEOUT_S):
+            raise ShoalError(f"shard {shard.index} was begun too often")
+        try:
+            self._answer(shard, name)
+        except ShoalError as error:
+            ray.get(self._board.fail.remote(str(error)), timeout=CALL_TIMEOUT_S)
+            raise
 
     def _answer(self, shard: Shard, name: str) -> None:
         table = self._source.read(shard)

@@ -154,12 +154,13 @@ def test_a_row_that_breaks_the_engine_again_and_again_ends_the_run_and_keeps_the
     rows[19]["prompt"] = [3]
     source = write(tmp_path / "in.parquet", rows)
     request = BatchRequest(source, str(tmp_path / "out"), {}, 1, 2)
-    with pytest.raises(ShoalError, match=r"ended 3 times while shard [89] .*broken on request"):
+    with pytest.raises(ShoalError, match=r"ended 3 times while shard 9 .*broken on request"):
         call(run_spec, spec, request, View())
     assert call(driver.leases) == {}
     done = read(tmp_path / "out")
-    # What was in the engine beside it may have been lost with it as often.
-    assert [row["id"] for row in done] in (list(range(16)), list(range(18)))
+    # Five shards are in hand at once: what was beside it may not have had its next turn.
+    assert {18, 19}.isdisjoint(row["id"] for row in done)
+    assert len({row["id"] for row in done}) == len(done) >= 10
     assert all(row["answer"] == counted(row["prompt"][-1], 20) for row in done)
 
 
