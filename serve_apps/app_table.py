@@ -48,6 +48,8 @@ class AppTable:
     number: int = 0
     replicas: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     """By app, replicas `wanted`, `granted` and `ready`."""
+    applications: frozenset[str] = frozenset()
+    """All Serve applications of the apps, those included that cannot take requests yet, or just now."""
 
     @classmethod
     def from_json(cls, number: int, document: Mapping[str, Any]) -> AppTable:
@@ -80,7 +82,8 @@ class AppTable:
         }
         known = {app: each for app, each in versions.items() if each}
         starting = frozenset(versions.keys() - known.keys())
-        return cls(MappingProxyType(known), starting, number, MappingProxyType(replicas))
+        applications = frozenset(name for facts in document.values() for name in facts["applications"])
+        return cls(MappingProxyType(known), starting, number, MappingProxyType(replicas), applications)
 
     def find(self, app: str) -> AppVersion | None:
         """The version whose limits hold for the next request."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
@@ -25,7 +25,7 @@ from serve_apps.gateway_service import GatewayService
 from serve_apps.http_server import HttpServer
 from serve_apps.inbox import Inbox
 from serve_apps.openai_errors import ApiError, unavailable
-from serve_apps.replica_handle import release, replica_handle
+from serve_apps.replica_handles import ReplicaHandles
 from serve_apps.token_stream import TokenReceiver
 from serve_apps.watchdog import show_life
 
@@ -62,8 +62,7 @@ class ServeApps:
     """The apps' replicas, by a handle to each Serve application."""
 
     def __init__(self) -> None:
-        self._handles: dict[str, DeploymentHandle] = {}
-        """By Serve application."""
+        self._handles = ReplicaHandles()
         self._receiver = TokenReceiver(ray.util.get_node_ip_address())
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
@@ -74,16 +73,13 @@ class ServeApps:
         if self._receiving.done():
             self._receiving.result()
 
-    def connect(self, applications: set[str]) -> None:
-        """Have a handle to each of these Serve applications, and to no others."""
-        for gone in self._handles.keys() - applications:
-            release(self._handles.pop(gone))
-        for name in applications - self._handles.keys():
-            self._handles[name] = replica_handle(name)
+    def connect(self, applications: Set[str]) -> None:
+        """Be ready for requests to these Serve applications; the others are gone."""
+        self._handles.connect(applications)
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Run one request on a replica, see Backend.generate."""
-        handle = self._handles.get(application)
+        handle = self._handles.find(application)
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
         if not request["streamed"]:
@@ -115,7 +111,7 @@ class ServeApps:
 
     async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """One call of a replica, see Backend.ask."""
-        handle = self._handles.get(application)
+        handle = self._handles.find(application)
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
         return await self._call(application, handle.options(method_name=method), request)
@@ -257,7 +253,7 @@ class Gateway:
             self._pause_s = answer["poll_s"]
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])
-                self._apps.connect({v.application for vs in table.versions.values() for v in vs})
+                self._apps.connect(table.applications)
                 self._service.table = table
             if self._service.table is None:
                 # A controller that comes back has not heard of everybody yet.

@@ -22,6 +22,7 @@ from serve_apps.controller.rollout import decide
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
 from serve_apps.models import find_model, follows
+from serve_apps.replica_handles import ReplicaHandles
 from serve_apps.spec import AppSpec
 from serve_apps.watchdog import show_life
 
@@ -51,9 +52,11 @@ class AppController:
     def __init__(self, info: Mapping[str, Any]) -> None:
         self._storage = str(info["storage"])
         self._store = AppStore(Storage(self._storage), info["name"], info["cluster_id"])
-        self._apps = {name: App(record) for name, record in self._store.load().items()}
-        self._ended: dict[str, AppRecord] = {}
+        records = self._store.load()
+        self._apps = {name: App(record) for name, record in records.items() if not record.gone}
+        self._ended = {name: record for name, record in records.items() if record.gone}
         """What became of apps that are not there any more."""
+        self._handles = ReplicaHandles()
         self._gateways = Gateways()
         # Higher than any that a former controller has given out.
         self._number = int(time.time() * 1000)
@@ -82,8 +85,13 @@ class AppController:
             app = self._apps.get(spec.name)
             if app is not None and app.record.removed:
                 raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
-            record = begin(app.record if app else AppRecord(spec.name), spec, time.time())
-            return await self._take(record)
+            record = app.record if app is not None else self._new_record(spec.name)
+            return await self._take(begin(record, spec, time.time()))
+
+    def _new_record(self, name: str) -> AppRecord:
+        """That of an app which is not there, whose revisions go on from an earlier app's of that name."""
+        ended = self._ended.get(name)
+        return AppRecord(name, newest=ended.newest if ended is not None else 0)
 
     async def roll_back(self, name: str) -> int:
         """Have an app go back to what it was before; returns the number of its newest revision.
@@ -255,10 +263,9 @@ class AppController:
         if decision.record != before:
             await asyncio.to_thread(self._store.save, decision.record)
         await self._carry_out(app, decision)
-        if before.removed and not before.revisions:
+        if before.gone:
             # Its leases have been released by this look.
             self._ended[name] = app.record
-            await asyncio.to_thread(self._store.delete, name)
             del self._apps[name]
 
     def _hear(self, now: float) -> bool:
@@ -303,6 +310,8 @@ class AppController:
 
     async def _carry_out(self, app: App, decision: Decision) -> None:
         app.take(decision)
+        there = {name for each in self._apps.values() for name in each.record.applications}
+        self._handles.connect(there)
         for kind, facts in decision.events:
             await self._tell(app, kind, facts)
         for revision in decision.record.revisions:
@@ -319,7 +328,7 @@ class AppController:
         takes = {r.application for r in decision.record.revisions if r.number in open_to}
         closed = {r.application for r in decision.record.revisions} - takes
         self._gateways.route(takes, closed, self._publish())
-        self._gateways.forget_but({r.application for a in self._apps.values() for r in a.record.revisions})
+        self._gateways.forget_but(there)
 
     async def _start(self, app: App, revision: Revision, size: int) -> None:
         try:
@@ -329,7 +338,9 @@ class AppController:
             app.failures[revision.number] = str(error)
 
     async def _probe(self, app: App, revision: Revision) -> None:
-        app.probes[revision.number] = await probe(revision)
+        handle = self._handles.find(revision.application)
+        if handle is not None:
+            app.probes[revision.number] = await probe(revision, handle)
 
     def _may_start(self, app: App, revision: Revision) -> bool:
         """Whether Serve is to be given a revision: one that failed, or is on its way out, is not."""

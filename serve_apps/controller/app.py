@@ -244,6 +244,7 @@ class App:
             )
         return {
             "versions": versions,
+            "applications": sorted(self.record.applications),
             "wanted": self.wants.want,
             "granted": self.granted,
         }

@@ -37,7 +37,7 @@ def begin(
     strategy: Strategy = "start" if active is None else way or spec.config.rollout
     if strategy == "in_place" and active is not None and not same_but_weights(active.spec, spec):
         strategy = "rolling"
-    application = f"{record.name}:{number}"
+    application = record.application_of(number)
     holder = spec.holder
     if active is not None:
         if strategy == "in_place":

@@ -5,19 +5,24 @@ from __future__ import annotations
 import asyncio
 import math
 import uuid
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from serve_apps.controller.record import Revision
-from serve_apps.replica_handle import release, replica_handle
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
 
 PROBE_TOKENS = 4
 """Tokens of an answer to a probe."""
 
 
-async def probe(revision: Revision) -> str:
-    """Ask a revision each of its app's probes; what was wrong with an answer, empty if nothing was."""
+async def probe(revision: Revision, handle: DeploymentHandle[Any]) -> str:
+    """Ask a revision each of its app's probes; what was wrong with an answer, empty if nothing was.
+
+    Args:
+        handle: to the replicas of the revision's application.
+    """
     config = revision.spec.config
-    handle = replica_handle(revision.application)
     try:
         for text in config.update.probes:
             request = {
@@ -36,8 +41,6 @@ async def probe(revision: Revision) -> str:
         return f"no answer within {config.update.probe_timeout_s:g} s"
     except Exception as error:  # noqa: BLE001 - a replica's exceptions are of any kind
         return f"{error}"
-    finally:
-        release(handle)
     return ""
 
 

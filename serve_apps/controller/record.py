@@ -17,7 +17,7 @@ class Revision:
     """One thing that an app was deployed as."""
 
     number: int
-    """1, 2, 3, … in the order in which they were asked for."""
+    """1, 2, 3, … in the order in which they were asked for, of all apps that ever had the name."""
     application: str
     """The Serve application that runs it."""
     holder: str
@@ -99,6 +99,21 @@ class AppRecord:
     """The highest number given out."""
     removed: bool = False
     """It is being taken down."""
+
+    def application_of(self, number: int) -> str:
+        """The Serve application of a revision that has one of its own."""
+        return f"{self.name}:{number}"
+
+    @property
+    def applications(self) -> frozenset[str]:
+        """The Serve applications that run its revisions, or that may still come to."""
+        own = {self.application_of(revision.number) for revision in self.revisions}
+        return frozenset(own | {revision.application for revision in self.revisions})
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has been taken down: what is left says how it ended, and which numbers it has used."""
+        return self.removed and not self.revisions
 
     def revision(self, number: int | None) -> Revision | None:
         return next((each for each in self.revisions if each.number == number), None)

@@ -246,7 +246,7 @@ def _check(
         return record, ()
     if update.reloads and update.stage == "prepare":
         # It has to be a replica of its own.
-        application = f"{record.name}:{new.number}"
+        application = record.application_of(new.number)
         return at_application(record, application, strategy="rolling", reloads=False, progress_at=now), ()
     events = (("failed", {"revision": new.number, "version": new.spec.model_version, "reason": why}),)
     if update.strategy == "start":

@@ -31,7 +31,7 @@ class AppStore:
         self._events: dict[str, deque[str]] = {}
 
     def load(self) -> dict[str, AppRecord]:
-        """The apps of this cluster."""
+        """The apps of this cluster, those that are gone too."""
         records = {}
         for name in self._storage.list():
             try:
@@ -45,10 +45,6 @@ class AppStore:
     def save(self, record: AppRecord) -> None:
         document = {"cluster_id": self._cluster_id, **record.as_json()}
         self._storage.write_bytes(f"{record.name}/{_RECORD}", json.dumps(document, indent=1).encode())
-
-    def delete(self, name: str) -> None:
-        """Forget an app; its events stay."""
-        self._storage.delete(f"{name}/{_RECORD}")
 
     def event(self, name: str, kind: str, facts: Mapping[str, Any]) -> None:
         """Add a line to an app's events."""

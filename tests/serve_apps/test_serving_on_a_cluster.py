@@ -299,6 +299,7 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
 
 def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwise(served: Served) -> None:
     prompt = [10] * 300
+    numbers: list[int] = []
 
     def taken(routing: str) -> list[int]:
         """How many of ten requests with the same prompt, one after the other, each replica took."""
@@ -307,6 +308,7 @@ def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwi
             replace(served.spec, name="routed", config=served.spec.config.model_copy(update=changes))
         )
         eventually(lambda: served.call(driver.running_replicas, "routed") == 2)
+        numbers.append(served.call(driver.status, "routed")["rollout"]["number"])
         with httpx.Client(base_url=served.url, timeout=30) as http:
             asked = completion(model="routed", prompt=prompt)
             answers = [http.post(COMPLETIONS, json=asked) for _ in range(10)]
@@ -316,6 +318,10 @@ def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwi
 
     assert taken("round_robin") == [5, 5]
     assert taken("prefix") == [10]
+    # No Serve application has the name of an earlier one, whose handles may not be over yet.
+    os.kill(served.call(driver.controller_pid), signal.SIGKILL)
+    assert taken("round_robin") == [5, 5]
+    assert numbers == [1, 2, 3]
 
 
 def test_an_app_that_is_taken_down_finishes_what_it_has(served: Served) -> None:
