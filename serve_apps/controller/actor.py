@@ -13,7 +13,8 @@ from cluster.errors import RequestError, ShoalError
 from cluster.storage import Storage
 from serve_apps.controller import applications
 from serve_apps.controller.app import App
-from serve_apps.controller.changes import begin, roll_back
+from serve_apps.controller.calls import Calls
+from serve_apps.controller.changes import begin, follow_model, roll_back
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.probes import probe
@@ -62,8 +63,6 @@ class AppController:
         self._number = int(time.time() * 1000)
         self._table: dict[str, Any] = {}
         self._view = ClusterView()
-        self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
-        """Calls of Serve, and probes, whose end has not been seen yet."""
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
@@ -73,6 +72,7 @@ class AppController:
         self._living: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._calls = Calls(on_end=self._wake.set)
 
     async def apply(self, document: Mapping[str, Any]) -> int:
         """Change an app, or a new one, into this spec; returns the number of its newest revision.
@@ -228,11 +228,9 @@ class AppController:
 
     async def _tick(self) -> None:
         # Serve is asked after a call has returned, before anything is decided without that call in mind.
-        returned = [key for key, task in self._tasks.items() if task.done()]
-        for key in returned:
-            del self._tasks[key]
+        returned = self._calls.take_ended()
         apps = list(self._apps.values())
-        if returned or self._tasks or self._view.is_due(apps, time.monotonic()):
+        if returned or self._calls or self._view.is_due(apps, time.monotonic()):
             await asyncio.to_thread(self._view.look, apps)
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
@@ -295,7 +293,7 @@ class AppController:
             ready=served.ready if served else 0,
             held=len(self._view.nodes.get(revision.application, ())),
             granted=self._view.granted.get(revision.holder, 0),
-            gone=served is None and ("start", revision.application) not in self._tasks,
+            gone=served is None and ("start", revision.application) not in self._calls,
             failure=served.failure if served else app.failures.get(revision.number),
             probe=app.probes.get(revision.number),
             drained=self._gateways.drained(revision.application, now),
@@ -319,11 +317,11 @@ class AppController:
             size = decision.sizes.get(number, 0)
             if number in decision.delete:
                 if name in self._view.served:
-                    self._begin("delete", name, asyncio.to_thread(applications.delete, name))
+                    self._calls.begin("delete", name, asyncio.to_thread(applications.delete, name))
             elif size > 0 and name not in self._view.served and self._may_start(app, revision):
-                self._begin("start", name, self._start(app, revision, size))
+                self._calls.begin("start", name, self._start(app, revision, size))
             if number == decision.probe and number not in app.probes:
-                self._begin("probe", name, self._probe(app, revision))
+                self._calls.begin("probe", name, self._probe(app, revision))
         open_to = decision.traffic | decision.standby
         takes = {r.application for r in decision.record.revisions if r.number in open_to}
         closed = {r.application for r in decision.record.revisions} - takes
@@ -345,22 +343,8 @@ class AppController:
     def _may_start(self, app: App, revision: Revision) -> bool:
         """Whether Serve is to be given a revision: one that failed, or is on its way out, is not."""
         leaves = app.record.update is not None and app.record.update.back and revision is app.record.coming
-        ends = ("delete", revision.application) in self._tasks
+        ends = ("delete", revision.application) in self._calls
         return not (leaves or ends or revision.number in app.failures)
-
-    def _begin(self, what: str, name: str, work: Any) -> None:
-        """Do something in the background, unless it is being done."""
-        if (what, name) in self._tasks:
-            work.close()
-            return
-        task = self._tasks[what, name] = asyncio.create_task(work)
-
-        def ended(done: asyncio.Task[None]) -> None:
-            if not done.cancelled() and done.exception() is not None:
-                logger.error("%s %s failed", what, name, exc_info=done.exception())
-            self._wake.set()
-
-        task.add_done_callback(ended)
 
     def _publish(self) -> int:
         """The number of the table as it is now, a new one when something changed."""
@@ -395,15 +379,6 @@ class AppController:
                     continue
                 newer = replace(newer, engine=spec.engine)
                 async with self._changing:
-                    await self._change_to(app, record, newer)
-
-    async def _change_to(self, app: App, record: AppRecord, newer: AppSpec) -> None:
-        """Change an app into what its model means now, unless that is what it is, or has failed."""
-        spec = record.wanted
-        if app.record is not record or spec is None or newer.model_version in record.rejected:
-            return
-        if newer.model_version != spec.model_version:
-            record = begin(record, newer, time.time(), reason=f"{spec.config.model} changed")
-        if record is not app.record or record.rejected:
-            # The name has come to mean something else: what failed may be tried again.
-            await self._take(replace(record, rejected=()))
+                    changed = follow_model(record, newer, time.time())
+                    if app.record is record and changed != record:
+                        await self._take(changed)

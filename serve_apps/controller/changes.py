@@ -64,6 +64,17 @@ def begin(
     )
 
 
+def follow_model(record: AppRecord, newer: AppSpec, now: float) -> AppRecord:
+    """Change an app into `newer`, what its model means now, unless that is what it is, or has failed."""
+    spec = record.wanted
+    if spec is None or newer.model_version in record.rejected:
+        return record
+    if newer.model_version != spec.model_version:
+        record = begin(record, newer, now, reason=f"{spec.config.model} changed")
+    # The name has come to mean something else: what failed may be tried again.
+    return replace(record, rejected=())
+
+
 def same_but_weights(old: AppSpec, new: AppSpec) -> bool:
     """Whether nothing but the model's version, and how it takes over, differs."""
     weights = {"model": "", "rollout": "rolling", "update": old.config.update}

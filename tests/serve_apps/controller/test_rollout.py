@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
-from serve_apps.controller.changes import begin, on_trial, roll_back, same_but_weights
+from serve_apps.controller.changes import begin, follow_model, on_trial, roll_back, same_but_weights
 from serve_apps.controller.decision import Seen
 from serve_apps.controller.record import AppRecord
 from serve_apps.controller.rollout import decide
@@ -225,6 +225,20 @@ def test_where_it_cannot_it_makes_way_for_a_new_one() -> None:
 def test_what_it_is_already_is_no_change() -> None:
     world = World(2).serving(1, 1)
     assert begin(world.record, spec_of(1), world.now) is world.record
+
+
+def test_a_name_is_followed_but_not_to_what_has_failed() -> None:
+    world = World(2).serving(1, 1)
+    assert follow_model(world.record, spec_of(1), 0.0) == world.record
+    failed = replace(world.record, rejected=("m@2",))
+    assert follow_model(failed, spec_of(2), 0.0) == failed
+    followed = follow_model(failed, spec_of(3), 0.0)
+    assert followed.wanted == spec_of(3)
+    assert followed.outcome is not None
+    assert followed.outcome.reason == f"{spec_of(3).config.model} changed"
+    # Once it has meant something else, what failed may be tried again.
+    assert followed.rejected == ()
+    assert follow_model(failed, spec_of(1), 0.0).rejected == ()
 
 
 def test_a_change_during_a_change_is_refused_with_a_way_out() -> None:
