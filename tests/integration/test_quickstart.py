@@ -69,7 +69,7 @@ def cut_off(directory: Path, moment: str, number: signal.Signals) -> tuple[subpr
         ("starting 4 nodes", signal.SIGINT),
         pytest.param("── train", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("attempt 1:", signal.SIGINT, marks=pytest.mark.slow),
-        pytest.param("starting chat", signal.SIGTERM, marks=pytest.mark.slow),
+        pytest.param("chat: starting", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("── scale out", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("── stop the cluster", signal.SIGINT, marks=pytest.mark.slow),
     ],
