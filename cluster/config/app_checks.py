@@ -25,6 +25,7 @@ from cluster.config.served_model import ServedModel
 from cluster.config.train_section import TrainJobConfig
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import ShoalError
+from cluster.wording import counted
 
 TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
 """Keys of `engine_kwargs` that engine: torch knows."""
@@ -80,7 +81,7 @@ def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
     uses = ("tensor", "pipeline", "cpus", "gpus", NODES)
     need, nodes = resources(cpus, gpus), ground.describe()
     if room == 0:
-        ranks = "1 rank" if app.ranks == 1 else f"{app.ranks} ranks"
+        ranks = counted(app.ranks, "rank")
         message = f"a replica of {ranks} needs {need} on one node; none of the nodes {nodes} has that"
         report("tensor", app.tensor, message, *uses)
         return

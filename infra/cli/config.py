@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.errors import ConfigError
+from cluster.wording import counted
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 
 if TYPE_CHECKING:
@@ -67,12 +68,8 @@ def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
     nodes = config.cluster.nodes
     counts = (
-        _count(sum(kind.count for kind in nodes), "node"),
-        _count(len(config.train_jobs), "job"),
-        _count(len(config.serve_apps), "app"),
+        counted(sum(kind.count for kind in nodes), "node"),
+        counted(len(config.train_jobs), "job"),
+        counted(len(config.serve_apps), "app"),
     )
     return f"{os.path.relpath(loaded.path)} is valid: {', '.join(counts)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

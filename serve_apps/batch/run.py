@@ -20,6 +20,7 @@ from cluster.connection import disconnect
 from cluster.errors import RequestError, ShoalError
 from cluster.sharing.client import BrokerClient
 from cluster.storage import Storage
+from cluster.wording import counted
 from serve_apps.app import resolve
 from serve_apps.batch.board import CALL_TIMEOUT_S, BoardState, open_board
 from serve_apps.batch.devices import LEASE_TIMEOUT_S, Devices
@@ -194,10 +195,10 @@ class _Run:
         )
         # More replicas than shards would wait for the others.
         replicas = min(self._replicas, len(shards))
-        words = "replica" if replicas == 1 else "replicas"
         self._view.say(
-            f"{self._spec.name}: {sum(shard.rows for shard in shards):,} rows in {len(shards):,} shards by"
-            f" {replicas} {words} of {self._spec.config.ranks} ranks with {manifest.model_version}"
+            f"{self._spec.name}: {counted(sum(shard.rows for shard in shards), 'row')}"
+            f" in {counted(len(shards), 'shard')} by {counted(replicas, 'replica')}"
+            f" of {counted(self._spec.config.ranks, 'rank')} with {manifest.model_version}"
         )
         broker = BrokerClient()
         lease = Devices(self._spec, self._holder, replicas, broker, self._look, timeout_s=lease_timeout_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _PICKLING = threading.Lock()
 router, and to do so marks a module in a table of the whole process."""
 LINES = 30
 """How much of what Serve says about a failure is handed on."""
+_OUR_ERROR = re.compile(r"^(?:serve_apps|cluster)(?:\.\w+)+: ", re.MULTILINE)
+"""How the last lines of a traceback begin that tell of an error of Shoal's own."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,13 @@ def replica_nodes() -> dict[str, tuple[str, ...]]:
 
 
 def reason(overview: Any) -> str:
-    """The end of what Serve says about an application and its deployments, tracebacks included."""
+    """Why an application failed, from what Serve says about it and its deployments.
+
+    An error of Shoal's own says all by itself; of another the end of its traceback is handed on.
+    """
     deployments: Mapping[str, Any] = overview.deployments
     messages = [overview.message, *(each.message for each in deployments.values())]
     text = "\n".join(dict.fromkeys(m.strip() for m in messages if m.strip()))
+    if ours := list(_OUR_ERROR.finditer(text)):
+        return text[ours[-1].end() :]
     return "\n".join(text.splitlines()[-LINES:]) or f"status {overview.status.value}"
