@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -242,11 +243,15 @@ class TorchEngine:
         """The engine's thread is gone: after `stop`, or because it failed, which ends every request."""
         error = thread.exception()
         if error is not None:
-            said = str(error) if isinstance(error, EngineError) else f"a step failed: {error!r}"
-            failure = EngineError(said)
+            failure = EngineError(str(error) if isinstance(error, EngineError) else _where_and_what(error))
             failure.__cause__ = error
             self._failure = failure
             for queue in self._queues.values():
                 queue.put_nowait(failure)
         self._ready.set()
         self._gone.set()
+
+
+def _where_and_what(error: BaseException) -> str:
+    *_, frame = traceback.extract_tb(error.__traceback__)
+    return f"a step failed in {frame.filename}, line {frame.lineno}: {error!r}"

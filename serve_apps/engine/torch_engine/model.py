@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
@@ -68,6 +69,9 @@ def load_model(config: EngineConfig, model_path: str, device: torch.device) -> A
     """Load a model onto `device`; with tensor > 1, this rank's shard by the model's own plan.
 
     The process group must exist where tensor > 1.
+
+    Raises:
+        EngineError: its files are not whole, or this engine cannot run it.
     """
     # A replica's log is no terminal.
     logging.disable_progress_bar()
@@ -78,7 +82,10 @@ def load_model(config: EngineConfig, model_path: str, device: torch.device) -> A
     }
     if config.tensor > 1:
         arguments["distributed_config"] = DistributedConfig(tp_size=config.tensor, tp_plan="auto")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(model_path, output_loading_info=True, **arguments)
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(model_path, output_loading_info=True, **arguments)
+    except (OSError, ValueError, SafetensorError) as error:
+        raise EngineError(f"the weights of {model_path} cannot be read: {error}") from error
     model, found = loaded
     # What is missing would be made up at random.
     if lacking := sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):

@@ -232,7 +232,10 @@ def load_together(runner: Runner, model_path: str, ranks: Ranks | None) -> None:
         failure = error
     everywhere = failure is None if ranks is None else ranks.agree(failure is None)
     if failure is not None:
-        raise WeightsError(f"the weights of {model_path} cannot be loaded: {failure}") from failure
+        # What we say ourselves names the model; what others say does not.
+        named = isinstance(failure, EngineError | WeightsError)
+        said = str(failure) if named else f"the weights of {model_path} cannot be loaded: {failure!r}"
+        raise WeightsError(said) from failure
     if not everywhere:
         raise WeightsError(f"another rank could not load the weights of {model_path}")
     runner.use(model)
