@@ -146,13 +146,16 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console.print(_nodes_table(document["nodes"]))
     for title, columns in (
         ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
-        ("jobs", ("job", "status", "step", "steps", "workers", "attempts")),
-        ("apps", ("name", "model", "status", "replicas", "wanted", "granted", "tensor", "rollout")),
+        ("jobs", ("job", "status", "step", "workers", "attempts")),
+        ("apps", ("name", "model", "status", "replicas", "wanted", "granted", "tensor")),
     ):
         rows = document[title]
-        if title == "apps":
-            rows = [{**row, "rollout": _rollout(row["rollout"])} for row in rows]
+        if title == "jobs":
+            rows = [{**row, "step": f"{row['step']} of {row['steps']}"} for row in rows]
         console.print(_table(title, columns, rows) if rows else f"no {title}")
+    for app in document["apps"]:
+        if rollout := _rollout(app["rollout"]):
+            console.print(f"{app['name']}: {rollout}", soft_wrap=True, markup=False)
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
@@ -169,10 +172,8 @@ def _rollout(rollout: dict[str, Any] | None) -> str:
         status = rollout.get("stage") or (
             "holding" if rollout.get("switched") else f"{rollout['ready']} ready"
         )
-    lines = [f"{change}: {status}, {rollout['seconds']:.0f} s"]
-    if rollout["reason"]:
-        lines.append(rollout["reason"].strip().splitlines()[-1])
-    return "\n".join(lines)
+    reason = rollout["reason"].strip().splitlines()
+    return f"{change}: {status}, {rollout['seconds']:.0f} s" + (f" ({reason[-1]})" if reason else "")
 
 
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
