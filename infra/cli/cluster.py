@@ -154,7 +154,7 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
             rows = [{**row, "step": f"{row['step']} of {row['steps']}"} for row in rows]
         console.print(_table(title, columns, rows) if rows else f"no {title}")
     for app in document["apps"]:
-        if rollout := _rollout(app["rollout"]):
+        if rollout := rollout_line(app["rollout"]):
             console.print(f"{app['name']}: {rollout}", soft_wrap=True, markup=False)
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
@@ -162,17 +162,18 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console.print(f"storage    {record.storage}", soft_wrap=True)
 
 
-def _rollout(rollout: dict[str, Any] | None) -> str:
+def rollout_line(rollout: dict[str, Any] | None) -> str:
     """How an app's last rollout stands or ended; nothing of a first start that went well."""
     if rollout is None or (rollout["strategy"] == "start" and rollout["status"] == "succeeded"):
         return ""
-    change = f"{rollout['strategy']} {rollout['from_version'] or ''} → {rollout['to_version']}"
+    before = f"{rollout['from_version']} " if rollout["from_version"] else ""
+    change = f"{rollout['strategy']} {before}→ {rollout['to_version']}"
     status = rollout["status"].replace("_", " ")
     if rollout["status"] == "running":
         status = rollout.get("stage") or (
             "holding" if rollout.get("switched") else f"{rollout['ready']} ready"
         )
-    reason = rollout["reason"].strip().splitlines()
+    reason = (rollout["reason"] or "").strip().splitlines()
     return f"{change}: {status}, {rollout['seconds']:.0f} s" + (f" ({reason[-1]})" if reason else "")
 
 

@@ -1,0 +1,42 @@
+"""What `shoal status` says about an app's last rollout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from infra.cli.cluster import rollout_line
+
+RUNNING: dict[str, Any] = {
+    "strategy": "rolling",
+    "from_version": "m@1",
+    "to_version": "m@2",
+    "status": "running",
+    "reason": None,
+    "seconds": 4.2,
+    "ready": 1,
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "rolling m@1 → m@2: 1 ready, 4 s"),
+        ({"stage": "drains"}, "rolling m@1 → m@2: drains, 4 s"),
+        ({"strategy": "blue_green", "switched": True}, "blue_green m@1 → m@2: holding, 4 s"),
+        ({"status": "succeeded", "reason": "m@latest changed"}, "m@2: succeeded, 4 s (m@latest changed)"),
+        ({"status": "rolled_back", "reason": "asked for"}, "m@2: rolled back, 4 s (asked for)"),
+        ({"status": "failed", "reason": "Traceback\n  in x\nValueError: no"}, "failed, 4 s (ValueError: no)"),
+        ({"strategy": "start", "from_version": None}, "start → m@2: 1 ready, 4 s"),
+    ],
+)
+def test_a_rollout_is_told_in_a_line(facts: dict[str, Any], said: str) -> None:
+    line = rollout_line({**RUNNING, **facts})
+    assert line.endswith(said)
+    assert "\n" not in line
+
+
+def test_a_first_start_that_went_well_is_no_news() -> None:
+    assert rollout_line(None) == ""
+    assert rollout_line({**RUNNING, "strategy": "start", "status": "succeeded"}) == ""
