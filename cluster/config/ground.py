@@ -14,6 +14,7 @@ from cluster.config.sentences import mistake_at
 from cluster.config.yaml_positions import Document
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import Mistake
+from cluster.wording import counted
 
 NODES: KeyPath = ("cluster", "nodes")
 STORAGE: KeyPath = ("cluster", "storage")
@@ -83,11 +84,7 @@ class Ground:
 
 def resources(cpus: int, gpus: int) -> str:
     """`2 CPUs`, `1 CPU and 1 GPU`, `nothing`."""
-    parts = [
-        f"{number} {unit}{'s' if number != 1 else ''}"
-        for number, unit in ((cpus, "CPU"), (gpus, "GPU"))
-        if number
-    ]
+    parts = [counted(number, unit) for number, unit in ((cpus, "CPU"), (gpus, "GPU")) if number]
     return " and ".join(parts) or "nothing"
 
 

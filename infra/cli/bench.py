@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cluster.wording import counted
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def train(
     storage, submissions = Storage(record.storage), Submissions(record)
     trials = []
     for strategy, count in order(names, counts, repeats):
-        say(f"{strategy} with {count} worker{'s' if count != 1 else ''}")
+        say(f"{strategy} with {counted(count, 'worker')}")
         job = new_job_id(name)
         submissions.submit(storage, job, name, configs[strategy, count], job, loaded.base)
         result = follow_job(submissions, storage, job, job)

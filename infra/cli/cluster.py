@@ -151,7 +151,7 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     ):
         rows = document[title]
         if title == "jobs":
-            rows = [{**row, "step": f"{row['step']} of {row['steps']}"} for row in rows]
+            rows = [{**row, "step": f"{row['step']}/{row['steps']}"} for row in rows]
         console.print(_table(title, columns, rows) if rows else f"no {title}")
     for app in document["apps"]:
         if rollout := rollout_line(app["rollout"]):

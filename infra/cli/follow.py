@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from cluster.storage import Storage
+from cluster.wording import counted
 from train_jobs.listing import RAY_ENDED
 from train_jobs.run_log import EVENTS, METRICS, RunSummary
 
@@ -93,11 +94,12 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"reading {event['source']}" if event.get("source") else None
     if kind == "waiting":
         least = f"{event['min']} to " if event["min"] < event["max"] else ""
-        return f"waiting for a lease of {least}{_workers(event['max'])}"
+        return f"waiting for a lease of {least}{counted(event['max'], 'worker')}"
     if kind == "leased":
-        return f"leased {_workers(event['workers'])} on {', '.join(event['nodes'])}; starting"
+        return f"leased {counted(event['workers'], 'worker')} on {', '.join(event['nodes'])}; starting"
     if kind == "started":
-        first = f"attempt {event['attempt']}: {_workers(event['world_size'])} from step {event['step']} on"
+        workers = counted(event["world_size"], "worker")
+        first = f"attempt {event['attempt']}: {workers} from step {event['step']} on"
         return "\n".join([first, *event.get("notes", [])])
     if kind == "checkpointed":
         return f"checkpoint at step {event['step']}"
@@ -118,7 +120,7 @@ def sentence(event: dict[str, Any]) -> str | None:
         reason = event["reason"].splitlines()[0]
         return f"attempt {event['attempt']} failed: {event['failure_class']}{where}: {reason}"
     if kind == "recovered":
-        return f"going on with {_workers(event['workers'])} after a {event['after']} failure"
+        return f"going on with {counted(event['workers'], 'worker')} after a {event['after']} failure"
     if kind == "published":
         return f"published {event['model']}"
     if kind == "finished":
@@ -184,7 +186,7 @@ class BarView(View):
         self.progress.update(self.task, doing=summary.status, completed=summary.step)
 
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
-        doing = f"{figures(line)}  {_workers(summary.workers)}"
+        doing = f"{figures(line)}  {counted(summary.workers, 'worker')}"
         self.progress.update(self.task, completed=line["step"], doing=doing)
 
     def line(self, text: str) -> None:
@@ -210,10 +212,6 @@ def totals(event: dict[str, Any]) -> str:
         parts.append(f"exposed communication {event['communication']:.1%}")
     parts.append(f"peak memory {event['peak_memory_bytes'] / 1e9:.2f} GB")
     return ", ".join(parts)
-
-
-def _workers(count: int) -> str:
-    return f"{count} worker" if count == 1 else f"{count} workers"
 
 
 def view_for(title: str, steps: int) -> View:

@@ -23,7 +23,8 @@ router, and to do so marks a module in a table of the whole process."""
 LINES = 30
 """How much of what Serve says about a failure is handed on."""
 _OUR_ERROR = re.compile(r"^(?:serve_apps|cluster)(?:\.\w+)+: ", re.MULTILINE)
-"""How the last lines of a traceback begin that tell of an error of Shoal's own."""
+"""How the line of a traceback begins that tells of an error of Shoal's own."""
+_TRACEBACK = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,8 @@ def reason(overview: Any) -> str:
     deployments: Mapping[str, Any] = overview.deployments
     messages = [overview.message, *(each.message for each in deployments.values())]
     text = "\n".join(dict.fromkeys(m.strip() for m in messages if m.strip()))
-    if ours := list(_OUR_ERROR.finditer(text)):
-        return text[ours[-1].end() :]
+    *_, said = _OUR_ERROR.split(text)
+    if _TRACEBACK not in said:
+        # Nothing came after it, so that it is what the replica ended with.
+        text = said
     return "\n".join(text.splitlines()[-LINES:]) or f"status {overview.status.value}"

@@ -55,9 +55,9 @@ def read_facts(config: EngineConfig, model_path: str) -> ModelFacts:
             f"layers of the model {model_path} share keys and values, which the torch engine cannot run"
         )
     if config.tensor > 1:
-        _check_heads(text, config)
+        _check_heads(text, config.tensor, model_path)
     return ModelFacts(
-        context_length=_context_length(text, config),
+        context_length=_context_length(text, config.context_length, model_path),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
         heads=tuple(getattr(text, name, None) for name in (*_HEADS, "head_dim")),
@@ -123,15 +123,14 @@ def eos_ids(model: Any) -> frozenset[int]:
     return frozenset([named] if isinstance(named, int) else named)
 
 
-def _context_length(text: PreTrainedConfig, config: EngineConfig) -> int:
+def _context_length(text: PreTrainedConfig, wanted: int | None, model_path: str) -> int:
     most = getattr(text, "max_position_embeddings", None)
-    wanted = config.context_length
     if wanted is None:
         if most is None:
-            raise EngineError(f"the model {config.model_path} does not say its context; set context_length")
+            raise EngineError(f"the model {model_path} does not say its context; set context_length")
         return int(most)
     if most is not None and wanted > most:
-        raise EngineError(f"context_length is {wanted}, but the model {config.model_path} takes {most}")
+        raise EngineError(f"context_length is {wanted}, but the model {model_path} takes {most}")
     return wanted
 
 
@@ -143,10 +142,8 @@ def _layer_types(text: PreTrainedConfig) -> frozenset[str]:
     return frozenset({"full_attention" if window is None else "sliding_attention"})
 
 
-def _check_heads(text: PreTrainedConfig, config: EngineConfig) -> None:
+def _check_heads(text: PreTrainedConfig, tensor: int, model_path: str) -> None:
     for name in _HEADS:
         heads = getattr(text, name, None)
-        if heads is not None and heads % config.tensor:
-            raise EngineError(
-                f"tensor is {config.tensor}, which does not divide the {heads} {name} of {config.model_path}"
-            )
+        if heads is not None and heads % tensor:
+            raise EngineError(f"tensor is {tensor}, which does not divide the {heads} {name} of {model_path}")

@@ -15,23 +15,26 @@ from tests.serve_apps.controller.world import spec_of
 
 FRAMES = "".join(f'  File "replica.py", line {line}, in start\n    await start()\n' for line in range(40))
 
+TRACE = f"Traceback (most recent call last):\n{FRAMES}"
+
 
 def told_by_serve(error: str) -> SimpleNamespace:
     """What Serve says where a replica's constructor raised."""
-    trace = f"ray::ServeReplica:chat:5.initialize() (pid=1)\n{FRAMES}"
-    message = f"{trace}RuntimeError: Traceback (most recent call last):\n{FRAMES}{error}\n"
+    message = f"ray::ServeReplica:chat:5.initialize() (pid=1)\n{FRAMES}RuntimeError: {TRACE}{error}\n"
     return SimpleNamespace(message="", status=None, deployments={"d": SimpleNamespace(message=message)})
 
 
 def test_an_error_of_our_own_is_the_whole_reason() -> None:
     ours = "the model does not fit; it needs:\n1000.0 GiB"
     assert applications.reason(told_by_serve(f"serve_apps.engine.protocol.EngineError: {ours}")) == ours
-    nested = f"cluster.errors.ShoalError: a cause\n\nThe above exception was the direct cause\n{FRAMES}"
+    nested = f"cluster.errors.ShoalError: a cause\n\nThe above was the direct cause of:\n{TRACE}"
     assert applications.reason(told_by_serve(f"{nested}cluster.storage.StorageError: {ours}")) == ours
 
 
-def test_of_another_error_the_end_of_the_traceback_is_the_reason() -> None:
-    lines = applications.reason(told_by_serve("ValueError: no such layer")).splitlines()
+@pytest.mark.parametrize("before", ["", "cluster.errors.ShoalError: a cause\n\nThen another occurred:\n"])
+def test_of_another_error_the_end_of_the_traceback_is_the_reason(before: str) -> None:
+    told = told_by_serve(f"{before}{TRACE if before else ''}ValueError: no such layer")
+    lines = applications.reason(told).splitlines()
     assert lines[-1] == "ValueError: no such layer"
     assert len(lines) == applications.LINES
 

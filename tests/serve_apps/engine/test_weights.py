@@ -133,6 +133,15 @@ def broken_copies(llama: Path, directory: Path) -> dict[str, Path]:
     copies["wider"] = directory / "wider"
     copies["wider"].mkdir()
     save_llama(copies["wider"], num_key_value_heads=4, hidden_size=64)
+    copies["odd heads"] = directory / "odd"
+    copies["odd heads"].mkdir()
+    save_llama(copies["odd heads"], num_attention_heads=3, num_key_value_heads=3, hidden_size=48)
+    copies["shorter"] = directory / "shorter"
+    shutil.copytree(llama, copies["shorter"])
+    config = copies["shorter"] / "config.json"
+    said = '"max_position_embeddings": 512'
+    assert said in config.read_text()
+    config.write_text(config.read_text().replace(said, said.replace("512", "256")))
     copies["nowhere"] = directory / "nowhere"
     return copies
 
@@ -142,9 +151,9 @@ def test_weights_that_cannot_be_loaded_change_nothing(
     ranks: int, request: pytest.FixtureRequest, llama: Path, reference: Reference, tmp_path: Path
 ) -> None:
     if ranks == 1:
-        asker = request.getfixturevalue("start_engine")(llama)
+        asker = request.getfixturevalue("start_engine")(llama, context_length=512)
     else:
-        asker = request.getfixturevalue("start_replica")(llama).asker
+        asker = request.getfixturevalue("start_replica")(llama, context_length=512).asker
     expected = reference.generate(PROMPT, 10)
     for what, directory in broken_copies(llama, tmp_path).items():
         with pytest.raises(WeightsError, match=str(directory)):
