@@ -145,6 +145,8 @@ class Driver:
             min=least // tensor,
             max=most // tensor,
             held=tuple(held[::tensor]),
+            # One group cannot lose a worker and go on: it has all of them or none.
+            gang=max(1, least // tensor) if least == most else 1,
         )
 
     def _run_groups(self, specs: Sequence[GroupSpec]) -> tuple[GroupSpec, GroupOutcome]:

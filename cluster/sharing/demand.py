@@ -11,20 +11,38 @@ Kind = Literal["training", "serving"]
 
 @dataclass(frozen=True)
 class Node:
-    """A node that is alive, with all it has (not what is free); `resources` in Ray's names (CPU, GPU)."""
+    """A node that is alive, with all that may be granted of it (not what is free).
+
+    Attributes:
+        resources: in Ray's names (CPU, GPU); what strangers use is not in it.
+        accelerator: kind of its accelerators, for example "H100-SXM"; None where it has none or none is said.
+    """
 
     node_id: str
     resources: Mapping[str, float]
     name: str = ""
+    accelerator: str | None = None
 
 
 @dataclass(frozen=True)
 class Demand:
     """What one holder wants: between `min` and `max` units, each wholly on one node.
 
-    A unit of training is one worker; a unit of serving is one replica with all its tensor-parallel
-    ranks, so `unit` holds the resources of the whole replica. `held` names the node of every unit that
-    already runs; the allocation keeps those where it can.
+    A unit of training is the workers of one tensor-parallel group; a unit of serving is one replica with all
+    its tensor-parallel ranks.
+
+    Attributes:
+        unit: what one unit takes, in Ray's names.
+        held: the node of every unit that runs or is being started, gang after gang; the allocation keeps
+            those where it can.
+        gang: how many units come and go together (a replica group of training); `min` and `max` are
+            multiples of it.
+        priority: among the holders of one tenant, the greater goes first.
+        weight: among holders of one priority, the share of what is contended for: 2 is due twice as much.
+        accelerator: the only kind of node that will do; None for any.
+
+    Raises:
+        ValueError: the numbers do not agree with one another.
     """
 
     holder: str
@@ -33,14 +51,39 @@ class Demand:
     min: int
     max: int
     held: tuple[str, ...] = ()
+    gang: int = 1
+    priority: int = 0
+    weight: float = 1.0
+    accelerator: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.gang < 1 or any(units % self.gang for units in (self.min, self.max, len(self.held))):
+            raise ValueError(
+                f"{self.holder}: min {self.min}, max {self.max} and the {len(self.held)} units held are no"
+                f" multiples of a gang of {self.gang}"
+            )
+        if self.weight <= 0:
+            raise ValueError(f"{self.holder}: a weight of {self.weight}")
+
+    @property
+    def most(self) -> int:
+        """Units it takes when there are enough."""
+        return max(self.min, self.max)
 
 
 @dataclass(frozen=True)
 class Grant:
-    """The units a holder may run: the node id of each, in a stable order; empty means it must wait."""
+    """The units a holder may run: the node id of each, gang after gang; empty means it must wait.
+
+    Attributes:
+        coming: node ids of the units that are kept for it and occupied until others have left.
+        gave_way_to: the holders for whose sake units left this grant in this decision, or moved within it.
+    """
 
     holder: str
     nodes: tuple[str, ...] = field(default_factory=tuple)
+    coming: tuple[str, ...] = ()
+    gave_way_to: tuple[str, ...] = ()
 
     @property
     def units(self) -> int:

@@ -134,6 +134,9 @@ class Ledger:
                 demands,
                 self.priority,
                 since={holder: lease.since for holder, lease in self._leases.items()},
-                promised={holder: len(units) for holder, units in promised.items()},
+                promised={
+                    holder: range(len(running[holder]), len(running[holder]) + len(units))
+                    for holder, units in promised.items()
+                },
             )
         return self._grants
