@@ -31,6 +31,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from cluster.sharing.claims import Claim, Crowd, Gang, keep_running, make_claims
 from cluster.sharing.demand import Demand, Grant, Kind, Node
@@ -330,7 +331,7 @@ class _Floor:
         there = [gang for gang in self.crowd.on_node(index) if id(gang.claim) in allowed]
         leaving: list[Gang] = []
         left: dict[int, Spare] = {}
-        for gang in sorted(there, key=_first_to_move if moves else _first_to_go):
+        for gang in sorted(there, key=partial(_first_to_move if moves else _first_to_go, index)):
             lacking = [have < need for have, need in zip(future, unit, strict=True)]
             if not any(lacking):
                 break
@@ -412,12 +413,13 @@ Spare = tuple[int, int]
 """How many gangs a claim may lose, and how many of those that run: what replaces one does not run at once."""
 
 
-def _first_to_go(gang: Gang) -> tuple[float, ...]:
-    """Of a later tier first, then of whoever has most, what does not run yet, the newest."""
+def _first_to_go(index: int, gang: Gang) -> tuple[float, ...]:
+    """Of a later tier first, then of whoever has most, what does not run yet, what frees most, the newest."""
     claim = gang.claim
-    return (-claim.tier, -claim.level(len(claim.gangs))[0], -claim.order, gang.runs, -gang.serial)
+    level = claim.level(len(claim.gangs))[0]
+    return (-claim.tier, -level, -claim.order, gang.runs, -gang.places.count(index), -gang.serial)
 
 
-def _first_to_move(gang: Gang) -> tuple[float, ...]:
+def _first_to_move(index: int, gang: Gang) -> tuple[float, ...]:
     """The smallest, for which there is a place most likely."""
-    return (gang.claim.demand.gang, sum(gang.claim.unit), -gang.serial)
+    return (gang.claim.demand.gang, sum(gang.claim.unit), -gang.places.count(index), -gang.serial)
