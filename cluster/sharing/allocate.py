@@ -31,11 +31,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from cluster.sharing.claims import Claim, Crowd, Gang, keep_running, make_claims
 from cluster.sharing.demand import Demand, Grant, Kind, Node
-from cluster.sharing.room import Room, Scale, fits, plus, scaled, times
+from cluster.sharing.placing import Placer
+from cluster.sharing.room import Room, Scale, Vector, minus, plus, times
 
 
 def allocate(
@@ -82,11 +82,12 @@ def allocate(
     tiers = sorted({(demand.kind != priority, -demand.priority) for demand in demands})
     claims = make_claims(sorted(demands, key=precedence), tiers, scale, room, priority, settling)
     keep_running(room, claims, promised or {})
-    floor = _Floor(room, Crowd(room, claims))
+    crowd = Crowd(room, claims)
+    floor = _Floor(room, crowd, Placer(room, crowd))
     for claim in claims:
         floor.meet_minimum(claim)
         if claim.waits and claim.demand.holder in overdue:
-            floor.close_nodes(claim)
+            room.closed.update(_soonest_nodes(room, claims, claim))
     growing = True
     while growing:
         for tier in range(len(tiers)):
@@ -99,10 +100,11 @@ def allocate(
 
 @dataclass
 class _Floor:
-    """Where gangs are placed, and where others give way for them."""
+    """The order in which minimums and wants are met; what failed is not tried again in vain."""
 
     room: Room
     crowd: Crowd
+    placer: Placer
     _failed: dict[tuple[object, ...], tuple[int, tuple[float, int]]] = field(default_factory=dict)
 
     # -- minimums -----------------------------------------------------------------------------------------
@@ -134,7 +136,7 @@ class _Floor:
             missing = Gang(claim, [], fresh=True)
             lacking = claim.demand.gang - len(gang.places)
             mark = self.room.mark()
-            if self._place(missing, lacking, minimum=len(claim.gangs) < claim.least, gives_way=True):
+            if self.placer.place(missing, lacking, minimum=len(claim.gangs) < claim.least, gives_way=True):
                 gang.places += missing.places
                 gang.runs, gang.now = False, missing.now  # it has to start anew
                 self.crowd.add(gang)
@@ -152,8 +154,8 @@ class _Floor:
         if version == self.room.version and level >= failed_at:
             return False
         mark = self.room.mark()
-        self._left = []
-        if all(self._add(claim, minimum=minimum) for _ in range(count)):
+        self.placer.left = []
+        if all(self.placer.add(claim, minimum=minimum) for _ in range(count)):
             return True
         self.room.rollback(mark)
         if count * claim.demand.gang > 1 and self._add_alone(claim, count, minimum=minimum):
@@ -179,46 +181,14 @@ class _Floor:
         before = [(gang.claim, set(gang.claim.gave_way_to)) for gang in gone]
         for gang in gone:
             self.crowd.evict(gang, claim.demand.holder)
-        if not all(self._add(claim, minimum=minimum) for _ in range(count)):
+        if not all(self.placer.add(claim, minimum=minimum) for _ in range(count)):
             self.room.rollback(mark)
             return False
-        self._left = [gang for gang in reversed(gone) if not self.crowd.restore(gang)]
+        self.placer.left = [gang for gang in reversed(gone) if not self.crowd.restore(gang)]
         for other, whom in before:
-            if not any(gang.claim is other for gang in self._left):
+            if not any(gang.claim is other for gang in self.placer.left):
                 other.gave_way_to = whom
         return True
-
-    def close_nodes(self, claim: Claim) -> None:
-        """Let no further minimum start on the nodes where this one will fit soonest.
-
-        Those are the nodes with the least on them that cannot be told to go. What runs there ends, nothing
-        is added, so the minimum gets its turn; wants may use the nodes meanwhile, since they give way.
-        """
-        missing = (claim.least - len(claim.gangs)) * claim.demand.gang
-        stays: dict[int, tuple[int, ...]] = {}
-        serves: dict[int, tuple[int, ...]] = {}
-        for other in self.crowd.claims:
-            for gang in other.gangs[: other.least]:
-                for index in gang.places:
-                    stays[index] = plus(stays.get(index, scaled(other.unit, 0)), other.unit)
-                    if other.demand.kind == "serving":  # it does not end by itself
-                        serves[index] = plus(serves.get(index, scaled(other.unit, 0)), other.unit)
-        chances = []
-        for index, total in enumerate(self.room.total):
-            for_good = serves.get(index)
-            left = total if for_good is None else tuple(a - b for a, b in zip(total, for_good, strict=True))
-            units = times(left, claim.unit)
-            if units and index not in self.room.closed:
-                burden = self.room.emptiness(stays[index]) if index in stays else 0.0
-                chances.append((burden / min(units, missing), index, units))
-        closing = []
-        for _, index, units in sorted(chances):
-            if missing <= 0:
-                break
-            closing.append(index)
-            missing -= units
-        if missing <= 0:
-            self.room.closed.update(closing)
 
     # -- wants --------------------------------------------------------------------------------------------
 
@@ -249,177 +219,41 @@ class _Floor:
             if self._add_all(claim, 1, minimum=False):
                 changed = True
                 enter(claim)
-                for gang in self._left:  # it may find a place elsewhere
+                for gang in self.placer.left:  # it may find a place elsewhere
                     if gang.claim.tier == claim.tier and not gang.claim.settling:
                         enter(gang.claim)
         return changed
 
-    # -- one gang -----------------------------------------------------------------------------------------
 
-    def _add(self, claim: Claim, *, minimum: bool) -> bool:
-        """Place one gang more, or change nothing."""
-        mark = self.room.mark()
-        gang = Gang(claim, [], fresh=True)
-        if self._place(gang, claim.demand.gang, minimum=minimum, gives_way=True):
-            self.crowd.add(gang)
-            return True
-        self.room.rollback(mark)
-        return False
+def _soonest_nodes(room: Room, claims: Sequence[Claim], claim: Claim) -> list[int]:
+    """The nodes on which a minimum that waits will fit soonest; none where it never will.
 
-    def _place(self, gang: Gang, count: int, *, minimum: bool, gives_way: bool) -> bool:
-        """Find places for `count` units of a gang; what was done before it failed is the caller's to undo."""
-        claim, room = gang.claim, self.room
-        while count and (found := room.best(claim.unit, count, minimum=minimum)) is not None:
-            index, units = found
-            room.take(index, scaled(claim.unit, units))
-            gang.places += [index] * units
-            count -= units
-        while count:
-            if not gives_way or not (
-                self._evict_for(claim, minimum=minimum) or self._move_for(claim, minimum=minimum)
-            ):
-                return False
-            index = self._opened
-            if fits(claim.unit, room.free[index]):  # whoever left had not been told of it yet
-                room.take(index, claim.unit)
-            else:
-                room.reserve(index, claim.unit)
-                gang.now = False
-            gang.places.append(index)
-            count -= 1
-        return True
-
-    _opened: int = -1
-    """The node on which room was made last."""
-    _left: list[Gang] = field(default_factory=list)
-    """The gangs that gave way for the one that is being placed."""
-
-    def _evict_for(self, claim: Claim, *, minimum: bool) -> bool:
-        """Make room for a unit on the node where the fewest gangs have to leave for it, if there is one."""
-        room, allowed = self.room, self._allowed(claim, minimum=minimum)
-        occupied = self.crowd.occupied() if allowed else ()
-        found: tuple[tuple[object, ...], list[Gang]] | None = None
-        for index in sorted(room.loosened.union(occupied)):
-            if minimum and index in room.closed:
-                continue
-            leaving = self._leaving(index, claim, allowed)
-            if leaving is not None:
-                rank = (len(leaving), room.emptiness(room.free[index]), index)
-                if found is None or rank < found[0]:
-                    found = (rank, leaving)
-                if (
-                    len(leaving) <= 1
-                ):  # most often the first that is looked at; fewer than one is not worth a search
-                    break
-        if found is None:
-            return False
-        (*_, self._opened), leaving = found  # type: ignore[assignment]
-        for gang in leaving:
-            self.crowd.evict(gang, claim.demand.holder)
-            self._left.append(gang)
-        return True
-
-    def _leaving(
-        self, index: int, claim: Claim, allowed: Mapping[int, Spare], *, moves: bool = False
-    ) -> list[Gang] | None:
-        """The gangs that must leave a node so that a unit fits; None when it does not fit even then."""
-        future, unit = self.room.future[index], claim.unit
-        if fits(unit, future):
-            return []
-        if not fits(unit, self.room.total[index]):
-            return None
-        there = [gang for gang in self.crowd.on_node(index) if id(gang.claim) in allowed]
-        leaving: list[Gang] = []
-        left: dict[int, Spare] = {}
-        for gang in sorted(there, key=partial(_first_to_move if moves else _first_to_go, index)):
-            lacking = [have < need for have, need in zip(future, unit, strict=True)]
-            if not any(lacking):
-                break
-            its, who = gang.claim.unit, id(gang.claim)
-            gangs, running = left.get(who, allowed[who])
-            if gangs <= 0 or (gang.runs and running <= 0):
-                continue
-            if any(lacks and takes for lacks, takes in zip(lacking, its, strict=True)):
-                left[who] = (gangs - 1, running - gang.runs)
-                leaving.append(gang)
-                future = plus(future, scaled(its, gang.places.count(index)))
-        return leaving if fits(unit, future) else None
-
-    def _allowed(self, claim: Claim, *, minimum: bool) -> dict[int, Spare]:
-        """How many gangs each claim may lose for the sake of another, by the claim's id."""
-        allowed = {}
-        for other in self.crowd.claims:
-            spare = len(other.gangs) - other.least
-            if other is claim or spare <= 0:
-                continue
-            if not minimum and other.tier == claim.tier:
-                spare = 0 if other.settling else self._above(other, claim.level(len(claim.gangs)))
-            if spare and (minimum or other.tier >= claim.tier):
-                allowed[id(other)] = (spare, other.running - other.least)
-        return allowed
-
-    @staticmethod
-    def _above(other: Claim, level: tuple[float, int]) -> int:
-        """How many gangs a claim can lose and still have more than an equal with this level."""
-        spare = 0
-        while len(other.gangs) - spare > other.least and other.level(len(other.gangs) - spare - 1) > level:
-            spare += 1
-        return spare
-
-    def _move_for(self, claim: Claim, *, minimum: bool) -> bool:
-        """Make room for a unit by moving groups of elastic jobs to other nodes, the fewest that do."""
-        movable = {
-            id(other): (len(other.gangs), other.running - 1)
-            for other in self.crowd.claims
-            if other is not claim
-            and other.demand.kind == "training"
-            and len(other.gangs) > 1
-            and not other.settling
-        }
-        if not movable:
-            return False
-        chances = []
-        for index in self.crowd.occupied():
-            if not (minimum and index in self.room.closed):
-                leaving = self._leaving(index, claim, movable, moves=True)
-                if leaving:
-                    chances.append((len(leaving), index, leaving))
-        for _, index, leaving in sorted(chances, key=lambda chance: chance[:2])[:_MOVES_TRIED]:
-            mark = self.room.mark()
-            for gang in leaving:
-                self.crowd.evict(gang, claim.demand.holder)
-            self.room.reserve(index, claim.unit)
-            if all(self._put_elsewhere(gang) for gang in leaving):
-                # The caller keeps the place itself.
-                self.room.leave(index, claim.unit)
-                self._opened = index
-                return True
-            self.room.rollback(mark)
-        return False
-
-    def _put_elsewhere(self, gang: Gang) -> bool:
-        again = Gang(gang.claim, [], fresh=True)
-        if not self._place(again, gang.claim.demand.gang, minimum=False, gives_way=False):
-            return False
-        self.crowd.add(again)
-        return True
+    Those are the nodes with the least on them that cannot be told to go. What runs there ends, no other
+    minimum is added, so this one gets its turn; wants may use the nodes meanwhile, since they give way.
+    """
+    missing = (claim.least - len(claim.gangs)) * claim.demand.gang
+    stays = _minimums_by_node(claims)
+    # A job ends by itself, an app does not.
+    for_good = _minimums_by_node([other for other in claims if other.demand.kind == "serving"])
+    chances = []
+    for index, total in enumerate(room.total):
+        units = times(minus(total, for_good[index]) if index in for_good else total, claim.unit)
+        if units and index not in room.closed:
+            burden = room.emptiness(stays[index]) if index in stays else 0.0
+            chances.append((burden / min(units, missing), index, units))
+    nodes = []
+    for _, index, units in sorted(chances):
+        if missing > 0:
+            nodes.append(index)
+            missing -= units
+    return nodes if missing <= 0 else []
 
 
-_MOVES_TRIED = 8
-"""Nodes on which a place is sought by moving others, the most promising first."""
-
-
-Spare = tuple[int, int]
-"""How many gangs a claim may lose, and how many of those that run: what replaces one does not run at once."""
-
-
-def _first_to_go(index: int, gang: Gang) -> tuple[float, ...]:
-    """Of a later tier first, then of whoever has most, what does not run yet, what frees most, the newest."""
-    claim = gang.claim
-    level = claim.level(len(claim.gangs))[0]
-    return (-claim.tier, -level, -claim.order, gang.runs, -gang.places.count(index), -gang.serial)
-
-
-def _first_to_move(index: int, gang: Gang) -> tuple[float, ...]:
-    """The smallest, for which there is a place most likely."""
-    return (gang.claim.demand.gang, sum(gang.claim.unit), -gang.places.count(index), -gang.serial)
+def _minimums_by_node(claims: Sequence[Claim]) -> dict[int, Vector]:
+    """What the gangs that nobody can be told to give up take of each node."""
+    taken: dict[int, Vector] = {}
+    for claim in claims:
+        for gang in claim.gangs[: claim.least]:
+            for index in gang.places:
+                taken[index] = plus(taken[index], claim.unit) if index in taken else claim.unit
+    return taken
