@@ -20,14 +20,16 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.data.loader import make_loader
 from train_jobs.data.order import BatchPlan, Place
 from train_jobs.data.source import StreamSamples, as_samples
+from train_jobs.elastic.replicas import Lighthouse, ReplicaQuorum, ReplicaSettings
 from train_jobs.loop import Reporter, StepLoop
 from train_jobs.metering.flops import count_flops, peak_flops
 from train_jobs.metering.meter import Meter
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
+from train_jobs.parallel.model import DTYPES
 from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
-from train_jobs.quorum import WholeGroup
+from train_jobs.quorum import Quorum, WholeGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import make_task
 from train_jobs.workspace import Workspace
@@ -40,6 +42,7 @@ class RankAssembly:
         workspace: the run's files, with the prepared data among them.
         attempt: counts from 1 over the life of the job.
         rank_nodes: the node of every rank, in rank order.
+        replica: this group's name and the job's lighthouse, where the job consists of replica groups.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class RankAssembly:
         rank_nodes: Sequence[str],
         reporter: Reporter,
         device: torch.device,
+        replica: tuple[str, Lighthouse] | None = None,
     ) -> None:
         self.config = config
         self.workspace = workspace
@@ -82,6 +86,9 @@ class RankAssembly:
         self.saver = CheckpointSaver(
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
         )
+        place = Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)
+        self.quorum: Quorum = WholeGroup(place) if replica is None else self._tied(*replica)
+        quorum = self.quorum
         self.loop = StepLoop(
             config=config,
             attempt=attempt,
@@ -89,8 +96,10 @@ class RankAssembly:
             parallel=self.parallel,
             state=self.state,
             saver=self.saver,
-            meter=Meter(device, flops, (rate * self.mesh.shape.world_size, source), lambda: loader.waited_s),
-            quorum=WholeGroup(Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)),
+            meter=Meter(
+                device, flops, (rate, source), lambda: quorum.world_size, waited_s=lambda: loader.waited_s
+            ),
+            quorum=quorum,
             reporter=reporter,
         )
 
@@ -100,12 +109,36 @@ class RankAssembly:
         )  # a task of the user's may not think of it, and ranks must be alike
         return self.task.build()
 
-    def restore(self) -> int:
-        """Go on from the newest good checkpoint, the same on every rank; returns the steps done."""
-        restored = restore(self.store, self.state, self.event)
+    def _tied(self, group: str, lighthouse: Lighthouse) -> ReplicaQuorum:
+        config = self.config
+        compression = config.parallel.ddp.compression
+        settings = ReplicaSettings(
+            group=group,
+            heartbeat_timeout_s=config.recovery.heartbeat_timeout_s,
+            hang_timeout_s=config.recovery.hang_timeout_s,
+            bucket_bytes=config.parallel.ddp.bucket_cap_mb * 2**20,
+            dtype=DTYPES[compression] if compression in ("fp16", "bf16") else None,
+        )
+        return ReplicaQuorum(settings, lighthouse, self.state, self._restore, self.event)
+
+    def begin(self) -> int:
+        """Go on from the newest good checkpoint, or with the other groups; returns the steps done."""
+        if isinstance(self.quorum, ReplicaQuorum):
+            self.loop.rehearse()  # the others wait for nothing that can be done before
+            self.quorum.start()
+        else:
+            self._restore()
+        return self.state.step
+
+    def _restore(self, tidies: bool = True) -> None:
+        """Load the newest good checkpoint, the same on every rank.
+
+        Args:
+            tidies: of several groups that restore at once, one clears away what cannot be loaded.
+        """
+        restored = restore(self.store, self.state, self.event, tidies=tidies)
         if restored is not None:
             self.saver.last = restored
-        return self.state.step
 
     def export(self) -> None:
         """Leave the whole model with the run. Called by all ranks."""

@@ -6,7 +6,7 @@ import hashlib
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
@@ -17,15 +17,17 @@ from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
 from cluster.registry import Registry
 from cluster.sharing.client import BrokerClient
-from cluster.sharing.demand import Demand, Grant
+from cluster.sharing.demand import Grant
 from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
+from train_jobs.elastic.supervisor import Supervisor
 from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
+from train_jobs.lease import Lease, alive_nodes, node_names
 from train_jobs.run_log import summarize
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, plan_groups
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
 from train_jobs.workspace import Workspace
 
 _HEARTBEAT_S = 2.0
@@ -50,6 +52,7 @@ class Driver:
         self.run_storage = storage.child("jobs", job)
         self.workspace = Workspace(self.run_storage)
         self.broker = BrokerClient()
+        self.lease = Lease(job, config, self.broker)
         self.control = JobControl.options(  # type: ignore[attr-defined]
             name=control_name(job),
             namespace=NAMESPACE,
@@ -58,9 +61,10 @@ class Driver:
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self.run_storage.location)
-        self.groups: list[Group] = []
+        self.group = Group()
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
+        self.budget = FailureBudget(config.recovery.worker_failures)
 
     def run(self) -> int:
         """The exit code: 0 when the job succeeded, 2 when what it asked for was wrong."""
@@ -72,8 +76,8 @@ class Driver:
             try:
                 self._train()
             finally:
-                self._kill(self.groups)
-                self._release()  # publishing needs no devices
+                self.group.kill()
+                self.lease.release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
             return self._finish("stopped", 1)
@@ -98,143 +102,109 @@ class Driver:
     # -- lease, group, failure, again ------------------------------------------------------------------
 
     def _train(self) -> None:
-        budget = FailureBudget(self.config.recovery.worker_failures)
         failed: Failure | None = None
         while True:
             grant = self._lease()
             self.attempt += 1
             if failed is not None:
                 after = failed.failure_class
-                self._event("recovered", attempt=self.attempt, after=after, workers=self._workers(grant))
-            spec, outcome = self._run_groups(
-                plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
-            )
+                self._event("recovered", attempt=self.attempt, after=after, workers=self.lease.workers(grant))
+            spec, outcome = self._run_replicas(grant) if self.lease.units else self._run_one(grant)
             if outcome.status == "finished":
                 return
             if outcome.status == "stopped" or self.stop_asked.is_set():
                 raise Stopped
-            failed = self._judge(spec, outcome, budget)
+            if outcome.status == "failed":
+                failed, backoff_s = self._judge(spec, outcome)
+                if self.stop_asked.wait(backoff_s):
+                    raise Stopped
 
     def _lease(self) -> Grant:
         """Wait for a grant between min and max workers."""
         workers = self.config.workers
         self._event("waiting", min=workers.min, max=workers.most)
-        grant = self.broker.wait(
-            self._demand(workers.min, workers.most), timeout_s=None, stop=self.stop_asked.is_set
-        )
+        grant = self.lease.wait(self.stop_asked.is_set)
         if self.stop_asked.is_set():
             raise Stopped
-        names = _node_names()
+        names = node_names()
         self._event(
-            "leased", workers=self._workers(grant), nodes=[names.get(node, node) for node in grant.nodes]
+            "leased", workers=self.lease.workers(grant), nodes=[names.get(node, node) for node in grant.nodes]
         )
         return grant
 
-    def _demand(self, least: int, most: int, held: Sequence[str] = ()) -> Demand:
-        """A lease on between `least` and `most` workers, by whole tensor-parallel groups.
+    def _run_one(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
+        """Run all workers of a grant as one group, to its end, and keep the lease alive meanwhile."""
+        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
+        self.group.start(spec, self.run_storage.child(RAY_TRAIN))
+        while first_ended([self.group], _HEARTBEAT_S) is None:
+            # A group asks for all of its workers or none, so the grant stays.
+            self.lease.renew(spec.nodes[:: self.lease.tensor])
+            self.ask_to_stop()
+            if not alive_nodes() >= set(spec.nodes):
+                # Ray Train would find out too, but later; nothing of this group is left to save.
+                self.group.kill()
+                return spec, GroupOutcome("failed")
+        return spec, self.group.outcome()
 
-        Args:
-            held: node of every worker that runs, in rank order.
-        """
-        workers, tensor = self.config.workers, self.config.parallel.tensor
-        unit = {"CPU": float(workers.cpus * tensor), "GPU": float(workers.gpus * tensor)}
-        return Demand(
-            holder=f"job/{self.job}",
-            kind="training",
-            unit={name: amount for name, amount in unit.items() if amount},
-            min=least // tensor,
-            max=most // tensor,
-            held=tuple(held[::tensor]),
-            # One group cannot lose a worker and go on: it has all of them or none.
-            gang=max(1, least // tensor) if least == most else 1,
+    def _run_replicas(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
+        """Run replica groups, as many as the grant pays for at any time, until the last one ends."""
+        assert self.lease.units is not None, "the job has replica groups"
+        supervisor = Supervisor(
+            self,
+            self.lease,
+            self.job,
+            own=self.run_storage.child(RAY_TRAIN),
+            grace_s=self.broker.info()["reclaim_grace_s"],
+            heartbeat_timeout_s=self.config.recovery.heartbeat_timeout_s,
         )
+        return supervisor.run(grant)
 
-    def _run_groups(self, specs: Sequence[GroupSpec]) -> tuple[GroupSpec, GroupOutcome]:
-        """Run the groups of a grant and keep the lease alive meanwhile.
+    # -- what the supervisor of replica groups asks for ---------------------------------------------------
 
-        Returns with the first group that failed, the others being killed, or with the last one to end.
+    def group_at(self, index: int, units: Sequence[str]) -> GroupSpec:
+        """One more group of this attempt, on these nodes."""
+        run = self.run_storage.location
+        return group_spec(self.job, self.config, run, self.attempt, index, units)
+
+    def judge(self, spec: GroupSpec, outcome: GroupOutcome) -> float:
+        """Log the failure of one of several groups; returns the seconds before it is started again."""
+        return self._judge(spec, outcome)[1]
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Log an event of this attempt."""
+        self._event(kind, attempt=self.attempt, **facts)
+
+    def ask_to_stop(self) -> bool:
+        """Whether the job is to stop; if so, its ranks are told."""
+        if self.stop_asked.is_set():
+            self.control.stop.remote()
+        return self.stop_asked.is_set()
+
+    def _judge(self, spec: GroupSpec, outcome: GroupOutcome) -> tuple[Failure, float]:
+        """Log a failure; returns it with the seconds to wait before another attempt.
+
+        Raises:
+            ShoalError: the job may not go on.
         """
-        while len(self.groups) < len(specs):
-            self.groups.append(Group())
-        running = self.groups[: len(specs)]
-        for group, spec in zip(running, specs, strict=True):
-            group.start(spec, self.run_storage.child(RAY_TRAIN))
-        while True:
-            ended = first_ended(running, _HEARTBEAT_S)
-            if ended is not None:
-                running.remove(ended)
-                outcome = ended.outcome()
-                if outcome.status == "failed" or not running:
-                    self._kill(running)
-                    return ended.spec, outcome
-                continue
-            self._renew(running)
-            if self.stop_asked.is_set():
-                self.control.stop.remote()
-            alive = _alive_nodes()
-            for group in running:
-                if not alive >= set(group.spec.nodes):
-                    # Ray Train would find out too, but later; nothing of this group is left to save.
-                    self._kill(running)
-                    return group.spec, GroupOutcome("failed")
-
-    def _workers(self, grant: Grant) -> int:
-        return grant.units * self.config.parallel.tensor
-
-    @staticmethod
-    def _kill(groups: Iterable[Group]) -> None:
-        for group in groups:
-            group.kill()
-
-    def _release(self) -> None:
-        """End the lease; one that cannot be ended now runs out by itself."""
-        try:
-            self.broker.release(f"job/{self.job}")
-        except ShoalError as error:
-            print(f"the lease could not be released: {error}", flush=True)
-
-    def _renew(self, running: Iterable[Group]) -> None:
-        """Keep the lease on what runs: a group asks for all of its workers or none, so the grant stays.
-
-        A broker that is away is no reason to stop: it is rebuilt from what holders say.
-        """
-        held = [node for group in running for node in group.spec.nodes]
-        try:
-            self.broker.request(self._demand(len(held), len(held), held))
-        except ShoalError as error:
-            print(f"the lease could not be renewed: {error}", flush=True)
-
-    def _alive(self, nodes: Collection[str]) -> set[str]:
-        """Those of a failed group's nodes that are there; a dead worker may be the first sign."""
-        alive = _alive_nodes() & set(nodes)
-        try:
-            return alive - set(self.broker.suspect(nodes))
-        except ShoalError as error:
-            print(f"whether the nodes are there is not known: {error}", flush=True)
-            return alive
-
-    def _judge(self, spec: GroupSpec, outcome: GroupOutcome, budget: FailureBudget) -> Failure:
-        """Log the failure; return when the job may go on, raise when it may not."""
-        failure = classify(outcome.failures, spec.nodes, self._alive(spec.nodes), _node_names())
+        failure = classify(outcome.failures, spec.nodes, self.lease.alive_of(spec.nodes), node_names())
         step = ray.get(self.control.last_step.remote(), timeout=60)
         self._event(
             "failed",
             attempt=spec.attempt,
+            group=None if self.config.group_size is None else spec.name,
             failure_class=failure.failure_class,
             rank=failure.rank,
             node=failure.node,
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
-        decision = budget.decide(failure, step)
+        decision = self.budget.decide(failure, step)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)
         if not decision.again:
             trace = f"{failure.trace}\n" if failure.trace else ""
             raise ShoalError(f"{trace}{failure.reason} ({decision.reason})")
-        if self.stop_asked.wait(decision.backoff_s):
-            raise Stopped
-        return failure
+        return failure, decision.backoff_s
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -282,16 +252,3 @@ class Driver:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_asked.set()
-
-
-def _alive_nodes() -> set[str]:
-    """Ids of the nodes that Ray says are alive."""
-    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-
-
-def _node_names() -> dict[str, str]:
-    """Names of all nodes by node id, of dead ones too."""
-    return {
-        node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
-        for node in ray.nodes()
-    }

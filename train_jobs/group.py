@@ -20,7 +20,7 @@ from train_jobs.spec import GroupSpec
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """How a group ended: "finished", "stopped" or "failed", with what its ranks reported."""
+    """How a group ended: "finished", "stopped", "left" or "failed", with what its ranks reported."""
 
     status: str
     failures: list[RankFailure] = field(default_factory=list)
@@ -153,6 +153,11 @@ class Group:
                 "failed",
                 [RankFailure(None, None, type(error).__name__, _first_line(error), str(error), died=True)],
             )
+
+    def take_down(self) -> None:
+        """Kill the workers; the group ends a moment later, as a failure."""
+        if self._actor is not None:
+            ray.kill(self._actor)
 
     def kill(self) -> None:
         """End the group at once; its workers and its devices are free a moment later."""

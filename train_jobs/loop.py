@@ -13,14 +13,15 @@ from cluster.config.train_section import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
-from train_jobs.data.loader import evaluation_batches
+from train_jobs.data.loader import BatchLoader, evaluation_batches
+from train_jobs.data.order import Place
 from train_jobs.data.source import Batch, as_samples
 from train_jobs.errors import LossError
 from train_jobs.metering.meter import Meter
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
 from train_jobs.parallel.model import ParallelModel
-from train_jobs.quorum import Quorum
+from train_jobs.quorum import Left, Quorum
 from train_jobs.tasks.task import Sums, Task
 
 
@@ -68,17 +69,15 @@ class StepLoop:
         self.held_out = as_samples(task.samples(held_out=True))
         self.evaluation: dict[str, Any] | None = None
 
-    def run(self) -> Literal["finished", "stopped"]:
-        """Returns with the last step saved, on all ranks alike."""
-        stop = False
-        while self.state.step < self.config.steps and not stop:
-            stop = self.step()
-            self.saver.poll()
-            step = self.state.step
-            if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
-                self.evaluate()
-            if self._due(self.config.checkpoint.every_steps) and step < self.config.steps:
-                self._save()
+    def run(self) -> Literal["finished", "stopped", "left"]:
+        """Returns with the last step saved, on all ranks alike; or when the other groups go on without it."""
+        try:
+            self._run()
+        except Left as goodbye:
+            if goodbye.last and self.saver.last != self.state.step:
+                self.saver.save()
+            self.saver.finish()
+            return "left"
         finished = self.state.step == self.config.steps
         if finished:
             self.evaluate()
@@ -86,32 +85,66 @@ class StepLoop:
             self._save()
         self.saver.finish()
         totals = self.meter.totals()
-        if totals is not None:
+        if totals is not None and self.quorum.leads:
             self.reporter.event("measured", attempt=self.attempt, **totals)
         return "finished" if finished else "stopped"
 
+    def _run(self) -> None:
+        """All steps but the last evaluation and the last save."""
+        stop, led = False, self.quorum.leads
+        while self.state.step < self.config.steps and not stop:
+            stop = self.step()
+            self.saver.poll()
+            step = self.state.step
+            if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
+                self.evaluate()
+            took_over, led = self.quorum.leads and not led, self.quorum.leads
+            due = self._due(self.config.checkpoint.every_steps)
+            # The group that wrote the checkpoints may have been lost while it wrote one.
+            if (due or (took_over and self.saver.lacks_last())) and step < self.config.steps:
+                self._save()
+
+    def rehearse(self) -> None:
+        """Forward and backward on a few samples that do not count, so that the first step is not the slowest.
+
+        Kernels are chosen, memory is allocated and blocks are compiled here.
+        """
+        randomness = self.state.randomness()
+        buffers = [(buffer, buffer.clone()) for buffer in self.parallel.module.buffers()]
+        if isinstance(self.loader, BatchLoader):
+            samples = self.loader.samples
+            indices = [index % len(samples) for index in range(self.config.batch.micro)]
+            self._gradients([samples.batch(indices, None)], 0.0)
+            self.parallel.drop_gradients()
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        self.state.restore_randomness(randomness)
+
     def step(self) -> bool:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
-        with self.meter.step():
+        with self.meter.step(may_profile=self.quorum.leads):
             line, stop = self._step()
         figures = self.meter.line(line["samples"], line["tokens"])
-        self._asked_to_stop = self.reporter.metric({**line, **figures})
+        if self.quorum.leads:
+            self._asked_to_stop = self.reporter.metric({**line, **figures})
         return stop
 
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
     def _step(self) -> tuple[dict[str, Any], bool]:
         """What was computed in the step, and whether all ranks are to stop."""
-        step, scale = self.state.step, self.state.loss_scale
+        scale, most = self.state.loss_scale, self.config.batch.global_size * self.loader.targets_per_sample
         while True:
-            place = self.quorum.start(step)
-            most = self.config.batch.global_size * self.loader.targets_per_sample
-            ranks = place.size * self.mesh.shape.cp  # strategies average over them
-            mine = self._gradients(self.loader.step(step, place), scale.value * ranks / most)
-            loss, count, stop = self._totals(mine)
-            if self.quorum.commit():
+            place = self.quorum.start()
+            step = self.state.step
+            batches = [] if place is None else self.loader.step(step, place)
+            mine = self._gradients(batches, scale.value * self.parallel.num_averaged / most)
+            totals = self._totals(mine)
+            if totals is not None:
                 break
             self.parallel.drop_gradients()
+            self.quorum.drop()
+        loss, count, stop = totals
         if count == 0:
             raise LossError(f"nothing counts in the global batch of step {step + 1}")
         if not math.isfinite(loss):
@@ -122,7 +155,7 @@ class StepLoop:
             self.state.optimizer,
             most / count / scale.value,
             self.config.optimizer.max_grad_norm,
-            self.saver.hold,
+            self._hold,
         )
         finite = math.isfinite(norm)
         if not finite and (not scale.enabled or scale.exhausted):
@@ -135,14 +168,19 @@ class StepLoop:
             "loss": loss / count,
             "learning_rate": rate,
             "grad_norm": norm if finite else None,
-            "world_size": self.mesh.shape.world_size,
+            "world_size": self.quorum.world_size,
             "samples": int(count) if self.task.unit == "samples" else self.config.batch.global_size,
             "tokens": int(count) if self.task.unit == "tokens" else None,
         }
         if scale.enabled:
             line |= {"loss_scale": scale.shown, "skipped": not finite}
         scale.update(finite)
-        return line, stop
+        return line, stop > 0
+
+    def _hold(self) -> None:
+        """Wait until whoever copies or sends the state has done so."""
+        self.saver.hold()
+        self.quorum.hold()
 
     def _gradients(self, batches: list[Batch], factor: float) -> Tensor:
         """Forward and backward of this rank's samples; returns its summed loss and what counted."""
@@ -150,52 +188,73 @@ class StepLoop:
         module.train()
         sums = torch.zeros(2, dtype=torch.float64, device=self.mesh.device)
         for index, batch in enumerate(batches):
-            with self.parallel.micro_batch(self._to_device(batch), last=index == len(batches) - 1) as mine:
+            last = index == len(batches) - 1
+            if last:
+                self.quorum.last_backward()
+            with self.parallel.micro_batch(self._to_device(batch), last=last) as mine:
                 with self.parallel.autocast():
                     result = self.task.loss(module, mine)
                 self.parallel.backward(result.loss * factor)
             sums += _detached(result)[:2]
         return sums
 
-    def _totals(self, mine: Tensor) -> tuple[float, float, bool]:
-        """Summed loss and what counted, over the whole global batch, and whether all ranks are to stop."""
+    def _totals(self, mine: Tensor) -> tuple[float, float, float] | None:
+        """Summed loss, what counted, and how many ask to stop, over the whole global batch.
+
+        None where the step has to be done again.
+        """
         totals = torch.cat((self._once(mine), mine.new_tensor([float(self._asked_to_stop)])))
-        dist.all_reduce(totals)
-        loss, count, stop = totals.tolist()
-        return loss, count, stop > 0
+        summed = self.quorum.total(totals)
+        if summed is None:
+            return None
+        loss, count, stop = summed.tolist()
+        return loss, count, stop
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:
         """Evaluate every held-out sample once, each rank its share; all ranks get the same means."""
-        module = self.parallel.module
-        module.eval()
+        self.parallel.module.eval()
         self.parallel.agree_on_statistics()
-        place = self.quorum.start(self.state.step)
-        totals: Tensor | None = None
-        names: list[str] = []
-        for batch, counts in evaluation_batches(self.held_out, place, self.config.batch.micro):
-            with self.parallel.micro_batch(self._to_device(batch)) as part, self.parallel.autocast():
-                result = self.task.loss(module, part)
-            sums = _detached(result) if counts else torch.zeros_like(_detached(result))
-            names = list(result.others)
-            totals = sums if totals is None else totals + sums
+        place = self.quorum.place
+        assert place is not None, "a step was done"
+        mine, names = self._evaluated(place)
+        totals = self.quorum.total(mine)
         if totals is None:
-            raise RequestError("the task gives no held-out sample to evaluate on")
-        totals = self._once(totals)
-        dist.all_reduce(totals)
+            # A group was lost on the way; the next step finds another quorum, and this group evaluates all.
+            shape = self.mesh.shape
+            totals, names = self._evaluated(Place(self.mesh.data_index, shape.num_data_ranks))
+            dist.all_reduce(totals)
         loss, count, *others = totals.tolist()
         means = {name: total / count for name, total in zip(("loss", *names), (loss, *others), strict=True)}
         if self.task.unit == "tokens":
             means["perplexity"] = math.exp(min(means["loss"], 700.0))
         evaluation = {"step": self.state.step, **means, self.task.unit: int(count)}
-        self.reporter.event("evaluated", attempt=self.attempt, **evaluation)
+        if self.quorum.leads:
+            self.reporter.event("evaluated", attempt=self.attempt, **evaluation)
         self.evaluation = evaluation
         return evaluation
+
+    def _evaluated(self, place: Place) -> tuple[Tensor, list[str]]:
+        """Loss, count and the task's other sums over a place's share of the held-out samples; their names."""
+        totals: Tensor | None = None
+        names: list[str] = []
+        for batch, counts in evaluation_batches(self.held_out, place, self.config.batch.micro):
+            with self.parallel.micro_batch(self._to_device(batch)) as part, self.parallel.autocast():
+                result = self.task.loss(self.parallel.module, part)
+            sums = _detached(result) if counts else torch.zeros_like(_detached(result))
+            names = list(result.others)
+            totals = sums if totals is None else totals + sums
+        if totals is None:
+            raise RequestError("the task gives no held-out sample to evaluate on")
+        return self._once(totals), names
 
     def _save(self) -> None:
         """Save this step, with its evaluation where there was one."""
         known = self.evaluation is not None and self.evaluation["step"] == self.state.step
-        self.saver.save(self.evaluation if known else None)
+        if self.quorum.leads:
+            self.saver.save(self.evaluation if known else None)
+        else:
+            self.saver.last = self.state.step  # another group saves it
 
     def _once(self, sums: Tensor) -> Tensor:
         """Sums that all ranks of a `tp` group have alike, counted for one of them."""

@@ -39,6 +39,11 @@ class GroupSpec:
     nodes: tuple[str, ...]
 
     @property
+    def name(self) -> str:
+        """Unique in the life of the job."""
+        return f"{self.attempt}-{self.index}"
+
+    @property
     def world_size(self) -> int:
         return len(self.nodes)
 
@@ -46,12 +51,29 @@ class GroupSpec:
 def plan_groups(
     job: str, config: TrainJobConfig, run: str, attempt: int, granted: Sequence[str]
 ) -> list[GroupSpec]:
-    """The groups that a grant pays for: one, of as many workers as its mesh can use.
+    """The groups that a grant pays for: one of as many workers as its mesh can use, or replica groups.
 
     Args:
-        granted: node id of every granted unit, which is the workers of one tensor-parallel group.
+        granted: node id of every granted unit, which is the workers of one tensor-parallel group; the units
+            of a replica group stand together.
     """
+    tensor, inner = config.parallel.tensor, config.parallel.tensor * config.parallel.context
+    size = config.group_size or len(granted) * tensor // inner * inner
+    units = size // tensor
+    if config.group_size is None:
+        granted = sorted(granted)[:units]
+    gangs = [granted[first : first + units] for first in range(0, len(granted), max(1, units))]
+    return [
+        group_spec(job, config, run, attempt, index, gang)
+        for index, gang in enumerate(gangs)
+        if len(gang) == units
+    ]
+
+
+def group_spec(
+    job: str, config: TrainJobConfig, run: str, attempt: int, index: int, units: Sequence[str]
+) -> GroupSpec:
+    """One group on the nodes of these units."""
     # Ranks of one node stand together: their collectives meet on the shorter way.
-    ranks = sorted(node for node in granted for _ in range(config.parallel.tensor))
-    inner = config.parallel.tensor * config.parallel.context
-    return [GroupSpec(job, config, run, attempt, 0, tuple(ranks[: len(ranks) // inner * inner]))]
+    nodes = tuple(node for node in sorted(units) for _ in range(config.parallel.tensor))
+    return GroupSpec(job, config, run, attempt, index, nodes)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from cluster.storage import Storage
 from train_jobs.assembly import RankAssembly
 from train_jobs.control import find_control
+from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.errors import RankError, ScriptError
 from train_jobs.script import RankPlace, ScriptProcess, free_port, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS, GroupSpec
@@ -83,13 +84,16 @@ class _TaskRun:
         device = ray.train.torch.get_device()
         workspace = Workspace(Storage(spec.run))
         workspace.fetch(DATA)
-        assembly = RankAssembly(spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device)
+        replica = (spec.name, LighthouseClient(spec.job)) if spec.config.group_size is not None else None
+        assembly = RankAssembly(
+            spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device, replica
+        )
         self.assembly = assembly
-        step = assembly.restore()
+        step = assembly.begin()
         mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
         _say_started(spec, self.reporter, step=step, mesh=mesh, notes=notes)
         outcome = assembly.loop.run()
-        if outcome == "finished":
+        if outcome == "finished" and assembly.quorum.leads:
             assembly.export()
         return outcome
 
@@ -156,4 +160,6 @@ def _say_started(spec: GroupSpec, reporter: ControlReporter, **facts: Any) -> No
     mine = {"rank": dist.get_rank(), "node": node, "pid": os.getpid()}
     ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(ranks, mine)
+    if spec.config.group_size is not None:
+        facts["group"] = spec.name
     reporter.event("started", attempt=spec.attempt, world_size=len(ranks), **facts, ranks=ranks)

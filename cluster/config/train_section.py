@@ -19,6 +19,10 @@ class WorkersConfig(Section):
     """Workers without which the job does not start."""
     max: int | None = Field(default=None, ge=1)
     """Most workers the job takes when devices are free. Default: min."""
+    group: int | None = Field(default=None, ge=1)
+    """Workers of one replica group: groups join, leave and are lost while the others go on. Default: those of
+    one copy of the model, for ddp between `min` and `max`; else all workers are one group, which starts
+    again when their number changes."""
     cpus: int = Field(default=1, ge=0)
     """CPUs a worker."""
     gpus: int = Field(default=0, ge=0)
@@ -100,6 +104,8 @@ class RecoveryConfig(Section):
     whenever the job got further than before."""
     checkpoint_failures: int = Field(default=3, ge=0)
     """Times in a row that a checkpoint may fail to be saved before the job ends."""
+    heartbeat_timeout_s: float = Field(default=2.0, ge=0.2)
+    """Seconds of silence after which a replica group counts as lost, and the others go on without it."""
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds a collective may take before its workers count as hung."""
 
@@ -153,6 +159,16 @@ class TrainJobConfig(Section):
     @property
     def architecture(self) -> str | None:
         return self.model.architecture or ARCHITECTURES.get(self.task)
+
+    @property
+    def group_size(self) -> int | None:
+        """Workers of one replica group; None where all workers are one group."""
+        if self.workers.group is not None:
+            return self.workers.group
+        copies = self.parallel.engine == "torch" and self.parallel.strategy == "ddp" and self.task != "script"
+        if copies and self.workers.min < self.workers.most:
+            return self.parallel.tensor * self.parallel.context
+        return None
 
     @property
     def is_custom(self) -> bool:

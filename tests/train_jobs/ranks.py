@@ -217,7 +217,7 @@ def assemble(config: TrainJobConfig, run: Path, attempt: int = 1, ranks_per_node
 def train(config_json: str, run: str, attempt: int) -> None:
     """A rank of a job, from restoring to export."""
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
-    assembly.restore()
+    assembly.begin()
     if assembly.loop.run() == "finished":
         assembly.export()
 

@@ -78,7 +78,7 @@ def load(config_json: str, runs: list[str], out: str) -> None:
     results = []
     for run in runs:
         assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
-        assert assembly.restore() == SAVED_AT
+        assert assembly.begin() == SAVED_AT
         results.append({"digests": digests(assembly), "losses": losses(assembly)})
     write(out, results)
 

@@ -71,7 +71,7 @@ def restart(config_json: str, run: str) -> None:
     before.saver.save()
     before.saver.finish()
     after = assemble(config, Path(run))
-    assert after.restore() == 20
+    assert after.begin() == 20
     one, other = before.parallel.own_state(), after.parallel.own_state()
     assert one["error"], "nothing was compressed before the restart"
     assert one["steps"] == other["steps"] == 20

@@ -36,7 +36,7 @@ def train_beside(directory: str, config_json: str, run: str) -> None:
     """A rank whose working directory holds the task's module."""
     sys.path.insert(0, directory)
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
-    assembly.restore()
+    assembly.begin()
     assert assembly.loop.run() == "finished"
     assembly.export()
 

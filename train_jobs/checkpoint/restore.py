@@ -14,7 +14,9 @@ from train_jobs.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_
 from train_jobs.errors import CheckpointError
 
 
-def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int | None:
+def restore(
+    store: CheckpointStore, state: TrainingState, event: Events, *, tidies: bool = True
+) -> int | None:
     """Load the newest good checkpoint; all ranks call this together.
 
     Every file is read and compared with the manifest first, each by one rank. A damaged checkpoint is
@@ -22,6 +24,7 @@ def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int 
 
     Args:
         event: where rank 0 says what was not loaded, and why.
+        tidies: clear away unfinished checkpoints and mark damaged ones.
 
     Returns:
         the step that was loaded; None where there is no good checkpoint, and training begins anew.
@@ -29,7 +32,8 @@ def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int 
     coordinator = dist.get_rank() == 0
     candidates: list[Checkpoint] = []
     if coordinator:
-        store.drop_unfinished()
+        if tidies:
+            store.drop_unfinished()
         candidates = store.all()
     while (checkpoint := _from_rank_0(candidates.pop() if candidates else None)) is not None:
         problem = checkpoint.damage or _damage(store, checkpoint)
@@ -37,7 +41,7 @@ def restore(store: CheckpointStore, state: TrainingState, event: Events) -> int 
             with store.reading(checkpoint.step) if coordinator else nullcontext():
                 _load(store, state, checkpoint.step)
             return checkpoint.step
-        if coordinator and not checkpoint.rejected:
+        if coordinator and tidies and not checkpoint.rejected:
             store.reject(checkpoint.step, problem)
             event("checkpoint_rejected", step=checkpoint.step, reason=problem)
     return None

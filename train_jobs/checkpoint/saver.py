@@ -94,6 +94,14 @@ class CheckpointSaver:
         wait([self._pending[1].copied])  # what went wrong in it, the save itself says
         self.stalled_s += time.perf_counter() - began
 
+    def lacks_last(self) -> bool:
+        """Whether the last step that was due is not in the store; asked by all ranks of a group together."""
+        lacks = [False]
+        if dist.get_rank() == 0 and self.last:
+            lacks[0] = self.store.newest() != self.last
+        dist.broadcast_object_list(lacks)
+        return lacks[0]
+
     @property
     def saving(self) -> bool:
         """Whether a save is in flight."""

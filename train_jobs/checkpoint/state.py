@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
@@ -122,13 +123,60 @@ class TrainingState:
             wanted[_own_key()] = b""
         dcp.load(wanted, storage_reader=reader, process_group=self.group)
         self.parallel.load_state(self.optimizer, wanted.get("model", {}), wanted.get("optimizer", {}))
-        self.step = wanted["progress"]["step"]
-        self.loss_scale.load(wanted["progress"]["loss_scale"])
-        self.loader.seek(json.loads(wanted["progress"]["data"]), self.step)
+        self._go_on(wanted["progress"])
         if _own_key() in wanted:
             self._restore_own(wanted[_own_key()])
         else:
             self.parallel.load_own_state({})
+
+    def handed_on(self) -> dict[str, Any]:
+        """All of it, for this rank's peer in another group; the tensors are the real ones.
+
+        They must not change meanwhile; of buffers, which a forward pass changes, it has copies.
+        """
+        model, optimizer = self.parallel.state(self.optimizer)
+        buffers = {name for name, _ in self.parallel.stepped.named_buffers()}
+        tensors = {
+            **{f"model.{name}": _own_part(value) for name, value in model.items()},
+            **{f"optimizer.{name}": _own_part(value) for name, value in optimizer.items()},
+        }
+        for name in buffers & model.keys():
+            tensors[f"model.{name}"] = tensors[f"model.{name}"].clone()
+        return {"tensors": tensors, "progress": self._progress(), "own": self._own()}
+
+    @torch.no_grad()
+    def take(self, handed: dict[str, Any]) -> None:
+        """Go on from what a peer has handed on."""
+        model, optimizer = self.parallel.state_to_load(self.optimizer)
+        for prefix, values in (("model.", model), ("optimizer.", optimizer)):
+            for name in values:
+                value = handed["tensors"][prefix + name]
+                if isinstance(values[name], Tensor):
+                    _own_part(values[name]).copy_(value)
+                else:
+                    values[name] = value
+        self.parallel.load_state(self.optimizer, model, optimizer)
+        self._go_on(handed["progress"])
+        self._restore_own(handed["own"])
+
+    def randomness(self) -> dict[str, Any]:
+        """The states of the random generators that a step draws from."""
+        state: dict[str, Any] = {
+            "torch": torch.get_rng_state(),
+            "python": random.getstate(),
+            "numpy": np.random.get_state(),
+        }
+        if torch.cuda.is_available():
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def restore_randomness(self, state: dict[str, Any]) -> None:
+        """Take what `randomness` gave; a generator that is not named goes on as it is."""
+        torch.set_rng_state(state["torch"].cpu())
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"].cpu())
 
     def full_model(self) -> dict[str, Tensor]:
         """The whole model's state dict on the CPU of rank 0; empty on the others. Called by all ranks."""
@@ -152,16 +200,14 @@ class TrainingState:
             "data": json.dumps(self.loader.position()),
         }
 
+    def _go_on(self, progress: dict[str, Any]) -> None:
+        self.step = progress["step"]
+        self.loss_scale.load(progress["loss_scale"])
+        self.loader.seek(json.loads(progress["data"]), self.step)
+
     def _own(self) -> bytes:
         """What belongs to this rank alone."""
-        state: dict[str, Any] = {
-            "torch": torch.get_rng_state(),
-            "python": random.getstate(),
-            "numpy": np.random.get_state(),
-            "strategy": self.parallel.own_state(),
-        }
-        if torch.cuda.is_available():
-            state["cuda"] = torch.cuda.get_rng_state()
+        state = {**self.randomness(), "strategy": self.parallel.own_state()}
         stream = io.BytesIO()
         torch.save(state, stream)
         return stream.getvalue()
@@ -169,11 +215,7 @@ class TrainingState:
     def _restore_own(self, saved: bytes) -> None:
         # Its own checkpoint: whoever can write that can change the code as well.
         state = torch.load(io.BytesIO(saved), map_location=self.parallel.mesh.device, weights_only=False)
-        torch.set_rng_state(state["torch"].cpu())
-        random.setstate(state["python"])
-        np.random.set_state(state["numpy"])
-        if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state(state["cuda"].cpu())
+        self.restore_randomness(state)
         self.parallel.load_own_state(state["strategy"])
 
 
@@ -193,6 +235,11 @@ def _copy_of(value: object) -> object:
     if isinstance(value, dict):
         return {name: _copy_of(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+def _own_part(value: Any) -> Any:
+    """What this rank holds of a tensor that is spread over a mesh."""
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _own_key() -> str:

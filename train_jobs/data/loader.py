@@ -64,7 +64,7 @@ class BatchLoader:
         """Nothing to do: a step says all."""
 
     def _read_ahead(self, step: int, place: Place) -> Iterator[list[Batch]]:
-        micro_batches = self.plan.global_size // self.plan.micro // place.size
+        micro_batches = len(self.plan.micro_batches(step, place))
         loader: DataLoader[Batch] = DataLoader(
             _Positions(self.samples, self.order, self.seed),
             sampler=_endless(self.plan, step, place),

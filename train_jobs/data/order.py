@@ -12,14 +12,26 @@ from train_jobs.data.arrangements import Arrangement
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in a step: its index among the data-parallel ranks that take part, and their number."""
+    """A rank's place in a step.
+
+    Attributes:
+        index: among the data-parallel ranks that take part.
+        size: their number.
+        group: how many of them, side by side, make one replica group: they take equally many micro-batches,
+            since they meet in every one of them. Without it, all of them do.
+    """
 
     index: int
     size: int
+    group: int | None = None
 
     def __post_init__(self) -> None:
-        if not 0 <= self.index < self.size:
-            raise ValueError(f"place {self.index} of {self.size}")
+        if not 0 <= self.index < self.size or self.size % self.in_group:
+            raise ValueError(f"place {self.index} of {self.size} in groups of {self.in_group}")
+
+    @property
+    def in_group(self) -> int:
+        return self.group or self.size
 
 
 @dataclass(frozen=True)
@@ -28,26 +40,34 @@ class BatchPlan:
 
     Step s (from 0) takes the global positions [s·global_size, (s+1)·global_size), cut into micro-batches; a
     rank takes a run of whole micro-batches. What stands at a position never depends on who reads it, so that
-    a change of ranks neither repeats nor skips a sample.
+    a change of ranks neither repeats nor skips a sample. Where the micro-batches cannot be shared evenly
+    among replica groups, the first groups take one more for each of their ranks.
     """
 
     global_size: int
     micro: int
 
     def micro_batches(self, step: int, place: Place) -> list[range]:
-        """The global positions of one rank in one step, by micro-batch; every rank has equally many.
+        """The global positions of one rank in one step, by micro-batch; all of a group have equally many.
 
         Raises:
-            ValueError: the global batch cannot be cut evenly for so many ranks.
+            ValueError: the global batch cannot be cut for so many ranks.
         """
-        if self.global_size % (self.micro * place.size):
+        groups = place.size // place.in_group
+        rounds, rest = divmod(self.global_size, self.micro * place.in_group)
+        if rest or rounds < groups:
             raise ValueError(
                 f"a global batch of {self.global_size} cannot be cut into micro-batches of {self.micro} "
-                f"for {place.size} ranks"
+                f"for {place.size} ranks" + (f" in groups of {place.in_group}" if groups > 1 else "")
             )
-        share = self.global_size // place.size
-        first = step * self.global_size + place.index * share
-        return [range(start, start + self.micro) for start in range(first, first + share, self.micro)]
+        group, index = divmod(place.index, place.in_group)
+        each, longer = divmod(rounds, groups)
+        mine = each + (group < longer)
+        before = (group * each + min(group, longer)) * place.in_group + index * mine
+        first = step * self.global_size + before * self.micro
+        return [
+            range(start, start + self.micro) for start in range(first, first + mine * self.micro, self.micro)
+        ]
 
 
 class SampleOrder:

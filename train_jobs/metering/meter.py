@@ -25,7 +25,8 @@ class Meter:
 
     Args:
         flops_per_sample: of forward and backward; None where it could not be counted.
-        peak: FLOP/s of all devices of the job together, and where the figure is from.
+        peak: FLOP/s of one device, and where the figure is from.
+        world_size: ranks that take part in a step, of all groups.
         waited_s: seconds that steps have waited for data so far, as the loader counts them.
     """
 
@@ -34,22 +35,30 @@ class Meter:
         device: torch.device,
         flops_per_sample: float | None,
         peak: tuple[float, str],
+        world_size: Callable[[], int],
         waited_s: Callable[[], float],
     ) -> None:
         self.device = device
         self.flops_per_sample = flops_per_sample
-        self.peak_flops, self.peak_from = peak
+        self.device_flops, self.peak_from = peak
+        self.world_size = world_size
         self.waited_s = waited_s
         self.communication = CommunicationProfile(device)
         self.steps = 0
         self._began = self._waited = 0.0
         self._exposed: float | None = None
         self._memory = 0
+        self._may_profile = True
         self._lines: list[dict[str, Any]] = []
 
     @contextmanager
-    def step(self) -> Iterator[None]:
-        """Around one step."""
+    def step(self, *, may_profile: bool = True) -> Iterator[None]:
+        """Around one step.
+
+        Args:
+            may_profile: false where another group does: each one's windows would slow down all of them.
+        """
+        self._may_profile = may_profile
         self.steps += 1
         self._began, self._waited = time.perf_counter(), self.waited_s()
         if not self.profiled:
@@ -61,7 +70,7 @@ class Meter:
     @property
     def profiled(self) -> bool:
         """Whether this step is in a window: it is slower than others, and its rates do not count."""
-        return self.steps % WINDOW_EVERY_STEPS == FIRST_WINDOW
+        return self._may_profile and self.steps % WINDOW_EVERY_STEPS == FIRST_WINDOW
 
     def line(self, samples: int, tokens: int | None) -> dict[str, Any]:
         """The figures of the step that was just done; all ranks call this at the same place."""
@@ -111,6 +120,11 @@ class Meter:
         dist.all_reduce(memory, op=dist.ReduceOp.MAX)
         self._exposed = round(share.item() / dist.get_world_size(), 6)
         self._memory = int(memory.item())
+
+    @property
+    def peak_flops(self) -> float:
+        """Of all devices of the job together."""
+        return self.device_flops * self.world_size()
 
     def _mfu(self, samples_per_s: float) -> float | None:
         if self.flops_per_sample is None:

@@ -68,4 +68,9 @@ def parallelize(
 ) -> ParallelModel:
     if mesh.shape.tp > 1:
         return shard(model, blocks, mesh, config)
+    if config.group_size is not None:
+        model.to(mesh.device)
+        parallel = ParallelModel(model, mesh, autocast_dtype(config))
+        parallel.num_averaged = 1  # gradients are summed across the groups, all ranks at once
+        return parallel
     return ReplicatedModel(model, mesh, config)

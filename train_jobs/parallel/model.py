@@ -47,6 +47,7 @@ class ParallelModel:
             named as the model's own were.
         mesh: where it is spread.
         context: how sequences are shared; None where each rank has its own.
+        num_averaged: ranks over which the strategy averages gradients; 1 where it leaves them alone.
         notes: what a user should know of how the strategy was carried out, as sentences.
     """
 
@@ -54,6 +55,7 @@ class ParallelModel:
         self.module = module
         self.stepped = module
         self.mesh = mesh
+        self.num_averaged = mesh.shape.num_averaged
         self.notes: list[str] = []
         self.context: ContextParallelism | None = None
         self._autocast = autocast

@@ -1,0 +1,164 @@
+"""The one actor of a job where its replica groups agree on who takes part."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+import warnings
+from collections.abc import Collection
+from datetime import timedelta
+
+import ray
+import torch.distributed as dist
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from train_jobs.control import NAMESPACE
+from train_jobs.elastic.membership import Goodbye, Membership, View, Word
+
+_CALL_TIMEOUT_S = 60.0
+_LOOKS_PER_TIMEOUT = 10
+
+
+def lighthouse_name(job: str) -> str:
+    """Name of a job's lighthouse in Shoal's namespace."""
+    return f"shoal-lighthouse-{job}"
+
+
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+class Lighthouse:
+    """Keeps the membership of one job, and the store by which the groups of a view find one another.
+
+    torchft's lighthouse does the same, but has no goodbye (a group that leaves costs the others its heartbeat
+    timeout), and answers whoever reaches its port. An actor answers nobody who lacks Ray's token. The store
+    is bound to this node's own address.
+
+    After a restart it hears from the groups which view they are in.
+    """
+
+    def __init__(self, expected: Collection[str], timeout_s: float) -> None:
+        with warnings.catch_warnings():
+            # Inside, Ray reads a property of its own that it has deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        self._membership = Membership([] if restarted else expected, timeout_s)
+        # After a restart everybody has to be heard before anybody is thought lost.
+        self._open_at = time.monotonic() + timeout_s if restarted else 0.0
+        self._decided = asyncio.Condition()
+        self._store, self._address = open_store(ray.util.get_node_ip_address())
+        self._watch = asyncio.get_running_loop().create_task(self._look_again())
+
+    async def heartbeat(self, group: str, rank: int, view: int) -> Word:
+        """A rank is there, in view number `view`."""
+        return self._membership.heard(group, rank, view, time.monotonic())
+
+    async def remind(self, view: View) -> None:
+        """Tell of the view that a group is in, after a restart of this actor."""
+        self._membership.remind(view)
+
+    async def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
+        """Wait at a step boundary for the next view; returns it with the address of its store."""
+        goodbye = self._membership.arrive(group, step, rank_count, time.monotonic())
+        if goodbye is not None:
+            return goodbye
+        before = self._membership.view
+        async with self._decided:
+            self._decide()
+            while self._membership.view is before or group not in self._groups():
+                await self._decided.wait()
+        assert self._membership.view is not None, "it was decided on"
+        return self._membership.view, self._address
+
+    async def leave(self, group: str) -> None:
+        """Let a group go at its next step boundary."""
+        self._membership.leave(group)
+
+    async def expect(self, group: str) -> None:
+        """A group is being started."""
+        self._membership.expect(group)
+
+    async def ended(self, group: str) -> None:
+        """A group is over."""
+        self._membership.ended(group)
+        async with self._decided:
+            self._decide()
+
+    async def view(self) -> View | None:
+        return self._membership.view
+
+    def _groups(self) -> tuple[str, ...]:
+        return () if self._membership.view is None else self._membership.view.groups
+
+    def _decide(self) -> None:
+        now = time.monotonic()
+        if now >= self._open_at and self._membership.decide(now) is not None:
+            self._decided.notify_all()
+
+    async def _look_again(self) -> None:
+        """Silence is no call: it has to be looked for."""
+        while True:
+            await asyncio.sleep(self._membership.timeout_s / _LOOKS_PER_TIMEOUT)
+            async with self._decided:
+                self._decide()
+
+
+class LighthouseClient:
+    """How a rank, or the driver, talks to the lighthouse of its job."""
+
+    def __init__(self, job: str) -> None:
+        self._actor = ray.get_actor(lighthouse_name(job), namespace=NAMESPACE)
+
+    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word:
+        """Raises GetTimeoutError where the lighthouse does not answer in time."""
+        return ray.get(self._actor.heartbeat.remote(group, rank, view), timeout=timeout_s)
+
+    def remind(self, view: View) -> None:
+        ray.get(self._actor.remind.remote(view), timeout=_CALL_TIMEOUT_S)
+
+    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
+        """Waits for the others as long as it takes: the driver sees who does not come."""
+        return ray.get(self._actor.arrive.remote(group, step, rank_count))
+
+    def leave(self, group: str) -> None:
+        ray.get(self._actor.leave.remote(group), timeout=_CALL_TIMEOUT_S)
+
+    def expect(self, group: str) -> None:
+        ray.get(self._actor.expect.remote(group), timeout=_CALL_TIMEOUT_S)
+
+    def ended(self, group: str) -> None:
+        ray.get(self._actor.ended.remote(group), timeout=_CALL_TIMEOUT_S)
+
+    def view(self) -> View | None:
+        return ray.get(self._actor.view.remote(), timeout=_CALL_TIMEOUT_S)
+
+
+def start_lighthouse(job: str, expected: Collection[str], timeout_s: float) -> ActorHandle:
+    """Start a job's lighthouse on this node; it ends with the handle's owner.
+
+    Args:
+        expected: the groups that the first view waits for.
+        timeout_s: seconds of silence after which a group counts as lost.
+    """
+    return Lighthouse.options(  # type: ignore[attr-defined]
+        name=lighthouse_name(job),
+        namespace=NAMESPACE,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        ),
+    ).remote(list(expected), timeout_s)
+
+
+def open_store(host: str) -> tuple[dist.TCPStore, str]:
+    """A store that listens on one address only; torch's own would listen on all of them."""
+    listener = socket.create_server((host, 0), backlog=1024)
+    port = listener.getsockname()[1]
+    store = dist.TCPStore(
+        host,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=_CALL_TIMEOUT_S),
+        master_listen_fd=listener.detach(),
+    )
+    return store, f"{host}:{port}"

@@ -1,0 +1,223 @@
+"""Which groups of a job take part, agreed on at step boundaries; no Ray, no clock.
+
+The agreed set is a view, as in virtual synchrony (Birman and Joseph, SOSP 1987): whoever is in it has
+installed it before the first collective of it begins, and a group that is lost ends it for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+NO_STATE = -1
+"""The step of a group that has neither restored a checkpoint nor taken a peer's state."""
+
+
+@dataclass(frozen=True)
+class View:
+    """One agreement.
+
+    Attributes:
+        number: counts from 1; a later view replaces all before it.
+        groups: who takes part, the longest-standing first. The first one writes logs and checkpoints.
+        steps: the steps that each of them has done, in the same order; NO_STATE where it has no state.
+        lost: groups of the view before that ended without a word.
+        left: groups of the view before that said goodbye.
+    """
+
+    number: int
+    groups: tuple[str, ...]
+    steps: tuple[int, ...]
+    lost: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> int:
+        """Steps done by those who have done most: there the others take their state."""
+        return max(self.steps)
+
+    @property
+    def current(self) -> tuple[str, ...]:
+        """The groups that have the newest state."""
+        return tuple(group for group, step in zip(self.groups, self.steps, strict=True) if step == self.step)
+
+    def source(self, group: str) -> str | None:
+        """From whom a group takes its state; None where it has the newest, or nobody has any."""
+        behind = [each for each in self.groups if each not in self.current]
+        return self.current[behind.index(group) % len(self.current)] if group in behind else None
+
+    def receivers(self, group: str) -> tuple[str, ...]:
+        """The groups that take their state from this one."""
+        return tuple(each for each in self.groups if self.source(each) == group)
+
+
+@dataclass(frozen=True)
+class Goodbye:
+    """The answer to a group that leaves.
+
+    Attributes:
+        last: nobody goes on without it, so that it has to save.
+    """
+
+    last: bool
+
+
+@dataclass(frozen=True)
+class Word:
+    """The answer to a heartbeat.
+
+    Attributes:
+        change: the next step needs a new view.
+        broken: collectives of the rank's view will not end; who waits in one gives up.
+        forgotten: the asker's view is not known here (whoever kept it died); it should be told again.
+    """
+
+    change: bool = False
+    broken: bool = False
+    forgotten: bool = False
+
+
+@dataclass
+class _Group:
+    ranks: dict[int, float] = field(default_factory=dict)
+    """When each rank was last heard of."""
+    arrived: int | None = None
+    """The steps it has done, while it waits for a view."""
+    leaving: bool = False
+    since: int | None = None
+    """Orders groups by when they first took part."""
+
+
+class Membership:
+    """Who is there, who waits, who goes; decides on the next view.
+
+    Times are seconds of any clock that does not go backwards.
+
+    Args:
+        expected: groups that are being started; the first view waits for all of them.
+        timeout_s: a group is lost when one of its ranks has been silent for so long.
+    """
+
+    def __init__(self, expected: Collection[str], timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self.view: View | None = None
+        self._expected = set(expected)
+        self._groups: dict[str, _Group] = {}
+        self._ended: set[str] = set()
+        self._left: set[str] = set()
+        self._seniority = 0
+
+    def heard(self, group: str, rank: int, view: int, now: float) -> Word:
+        """A heartbeat of a rank, which is in view number `view` (0: in none yet)."""
+        if group in self._ended or group in self._left:
+            return Word(broken=group in self._ended)
+        member = self._groups.setdefault(group, _Group())
+        member.ranks[rank] = now
+        if self.view is None:
+            return Word(forgotten=view > 0)
+        if view == 0:
+            return Word()
+        broken = view != self.view.number or group not in self.view.groups or self._any_lost(now)
+        return Word(change=self._change_wanted(now), broken=broken)
+
+    def remind(self, view: View) -> None:
+        """Tell of a view that was agreed on before this began."""
+        if self.view is None or view.number > self.view.number:
+            self.view = view
+            for group in view.groups:
+                member = self._groups.setdefault(group, _Group())
+                self._seniority += 1
+                member.since = self._seniority
+
+    def arrive(self, group: str, step: int, rank_count: int, now: float) -> Goodbye | None:
+        """A group stands at a step boundary and waits for the next view; the answer where it leaves.
+
+        Args:
+            step: the steps it has done, or NO_STATE.
+            rank_count: its ranks; all of them are there.
+        """
+        if group in self._ended or group in self._left:
+            return Goodbye(last=False)
+        member = self._groups.setdefault(group, _Group())
+        for rank in range(rank_count):
+            member.ranks[rank] = now
+        if member.leaving:
+            others = self.view is not None and any(
+                self._present(each, now) for each in self.view.groups if each != group
+            )
+            del self._groups[group]
+            self._left.add(group)
+            return Goodbye(last=not others)
+        member.arrived = step
+        return None
+
+    def leave(self, group: str) -> None:
+        """Ask a group to go; at its next step boundary it is answered with a goodbye."""
+        self._groups.setdefault(group, _Group()).leaving = True
+
+    def expect(self, group: str) -> None:
+        """A group is being started; a first view waits for it."""
+        self._expected.add(group)
+
+    def ended(self, group: str) -> None:
+        """A group is over, however that came."""
+        self._expected.discard(group)
+        self._groups.pop(group, None)
+        self._ended.add(group)
+
+    def decide(self, now: float) -> View | None:
+        """The next view, once everybody who goes on waits for it."""
+        waiting = {
+            name: group
+            for name, group in self._groups.items()
+            if group.arrived is not None and not group.leaving and self._heard(group, now)
+        }
+        if self.view is None:
+            needed = set(self._expected)
+        else:
+            needed = {name for name in self.view.groups if self._present(name, now)}
+        if not waiting or not needed <= waiting.keys():
+            return None
+        for name in sorted(waiting):
+            if waiting[name].since is None:
+                self._seniority += 1
+                waiting[name].since = self._seniority
+        groups = sorted(waiting, key=lambda name: waiting[name].since or 0)
+        steps = tuple(step for name in groups if (step := waiting[name].arrived) is not None)
+        gone = [] if self.view is None else [name for name in self.view.groups if name not in waiting]
+        left = [name for name in gone if name in self._left or self._leaves(name)]
+        lost = [name for name in gone if name not in left]
+        for name in lost:
+            self._groups.pop(name, None)  # it may come back, as one that has yet to join
+        number = 1 if self.view is None else self.view.number + 1
+        self.view = View(number, tuple(groups), steps, tuple(lost), tuple(left))
+        for group in waiting.values():
+            group.arrived = None
+        return self.view
+
+    def _leaves(self, name: str) -> bool:
+        return name in self._groups and self._groups[name].leaving
+
+    def _present(self, name: str, now: float) -> bool:
+        """Whether a member of the view goes on."""
+        member = self._groups.get(name)
+        return member is not None and not member.leaving and self._heard(member, now)
+
+    def _any_lost(self, now: float) -> bool:
+        """Whether a member of the view ended without a goodbye."""
+        assert self.view is not None, "there is a view"
+        for name in self.view.groups:
+            member = self._groups.get(name)
+            if name not in self._left and (member is None or not self._heard(member, now)):
+                return True
+        return False
+
+    def _heard(self, group: _Group, now: float) -> bool:
+        return all(now - heard <= self.timeout_s for heard in group.ranks.values())
+
+    def _change_wanted(self, now: float) -> bool:
+        assert self.view is not None, "there is a view"
+        joins = any(
+            group.arrived is not None and name not in self.view.groups for name, group in self._groups.items()
+        )
+        return joins or any(not self._present(name, now) for name in self.view.groups)

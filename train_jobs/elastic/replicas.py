@@ -1,0 +1,308 @@
+"""One rank's part in the quorum of its job's replica groups."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from train_jobs.checkpoint.state import TrainingState
+from train_jobs.data.order import Place
+from train_jobs.elastic.buckets import GradientBuckets
+from train_jobs.elastic.exchange import Exchange
+from train_jobs.elastic.membership import NO_STATE, Goodbye, View, Word
+from train_jobs.elastic.transfer import State, Transfer
+from train_jobs.quorum import Left
+
+_BEATS_PER_TIMEOUT = 4
+
+
+class Lighthouse(Protocol):
+    """Where the groups of a job agree; see train_jobs.elastic.lighthouse."""
+
+    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word: ...
+
+    def remind(self, view: View) -> None: ...
+
+    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye: ...
+
+
+class Changes(Protocol):
+    """Where rank 0 of the leading group says that the groups have changed."""
+
+    def __call__(self, kind: str, **facts: Any) -> None: ...
+
+
+@dataclass(frozen=True)
+class ReplicaSettings:
+    """How groups are tied.
+
+    Attributes:
+        group: the group's name, unique in the job.
+        heartbeat_timeout_s: silence after which a group counts as lost.
+        hang_timeout_s: longest that a collective or a message may take.
+        bucket_bytes: of the buckets in which gradients travel.
+        dtype: what travels in place of the gradients' own precision.
+    """
+
+    group: str
+    heartbeat_timeout_s: float
+    hang_timeout_s: float
+    bucket_bytes: float
+    dtype: torch.dtype | None = None
+
+
+class ReplicaQuorum:
+    """Ties the replica groups of a job: all have the same state after every step that counts.
+
+    A step counts for a group when its gradients and its totals came through on all its ranks. Where it came
+    through in one group and not in another, the latter takes the former's state: nobody goes back.
+
+    Args:
+        state: the rank's training state; `restore` fills it from the newest good checkpoint.
+        restore: called by all groups where none has a state yet, with whether this is the leading one.
+    """
+
+    def __init__(
+        self,
+        settings: ReplicaSettings,
+        lighthouse: Lighthouse,
+        state: TrainingState,
+        restore: Callable[[bool], None],
+        event: Changes,
+    ) -> None:
+        self.settings = settings
+        self.state = state
+        self.mesh = state.parallel.mesh
+        self._lighthouse = lighthouse
+        self._restore = restore
+        self._event = event
+        module = state.parallel.module
+        self._exchange = Exchange(self.mesh.device, settings.hang_timeout_s)
+        self._buckets = GradientBuckets(
+            [*module.parameters()], self._exchange, settings.bucket_bytes, settings.dtype
+        )
+        self._transfer = Transfer(settings.hang_timeout_s)
+        self._statistics = _statistics(module)
+        # Ranks with whole parameters are all alike; a rank with shards has peers at its own place only.
+        self._alike = not self.mesh.shape.shards
+        self._view: View | None = None
+        self._has_state = False
+        self._changes = False
+        """All ranks have agreed that the next step needs a new view."""
+        self._noticed = False
+        """This rank has heard that it does."""
+        self._sending: Future[None] | None = None
+        self._receiving: Future[State] | None = None
+        self._before: tuple[dict[str, Any], list[Tensor]] | None = None
+        self.place: Place | None = None
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self._heart.start()
+
+    @property
+    def leads(self) -> bool:
+        return self._view is not None and self._view.groups[0] == self.settings.group
+
+    @property
+    def world_size(self) -> int:
+        groups = 0 if self._view is None else len(self._view.groups)
+        return groups * dist.get_world_size()
+
+    def close(self) -> None:
+        """Stop the heartbeats."""
+        self._ended.set()
+
+    # -- a step -------------------------------------------------------------------------------------------
+
+    def start(self) -> Place | None:
+        while self._view is None or self._changes or self._exchange.failure is not None:
+            self._agree()
+        self._before = (self.state.randomness(), [each.clone() for each in self._statistics])
+        if self.place is None:
+            self._buckets.arm()  # it contributes zeros, and hears what the others found
+        return self.place
+
+    def last_backward(self) -> None:
+        self._buckets.arm()
+
+    def total(self, sums: Tensor) -> Tensor | None:
+        self._take_state()
+        self._buckets.finish()
+        self._share_statistics()
+        # The last two are for the quorum itself: whoever heard of a change, and whoever lost a peer.
+        vector = torch.cat((sums, sums.new_tensor([float(self._noticed), 0.0])))
+        if self._exchange.failure is not None or not self._exchange.sum(vector):
+            vector.zero_()
+            vector[-1] = 1.0
+        if dist.get_world_size() > 1:
+            vector = self._with_own_group(vector)
+        *_, noticed, lost = vector.tolist()
+        if noticed:
+            self._changes = True
+        if lost:
+            self._exchange.give_up("a rank of this group lost a peer")
+            self._changes = True
+            return None
+        assert self._view is not None, "a step has begun"
+        self.place = self._place_among(self._view.groups)  # whoever took a state has it now
+        return vector[:-2]
+
+    def hold(self) -> None:
+        if self._sending is None:
+            return
+        sending, self._sending = self._sending, None
+        while not sending.done() and self._exchange.failure is None:
+            time.sleep(0.001)
+        if sending.done() and sending.exception() is not None:
+            self._noticed = True  # whoever waited for it is gone, or will ask again
+
+    def drop(self) -> None:
+        assert self._before is not None, "a step has begun"
+        randomness, statistics = self._before
+        self.state.restore_randomness(randomness)
+        for buffer, value in zip(self._statistics, statistics, strict=True):
+            buffer.copy_(value)
+
+    def _with_own_group(self, vector: Tensor) -> Tensor:
+        """What all ranks of this group make of it together: where one lost a peer, all of them did."""
+        lost = vector[-1:].clone()
+        if self._alike:  # all have the same sums
+            dist.all_reduce(lost, op=dist.ReduceOp.MAX)
+            return torch.cat((vector[:-1], lost))
+        dist.all_reduce(vector)
+        return vector
+
+    @torch.no_grad()
+    def _share_statistics(self) -> None:
+        """Batch statistics are the first rank's everywhere, as under DistributedDataParallel."""
+        if not self._statistics or self._exchange.alone:
+            return
+        first = self.leads and dist.get_rank() == 0
+        flat = torch.cat([each.double().flatten() for each in self._statistics])
+        if not first:
+            flat.zero_()
+        if self._exchange.sum(flat):
+            parts = flat.split([each.numel() for each in self._statistics])
+            for buffer, part in zip(self._statistics, parts, strict=True):
+                buffer.copy_(part.view(buffer.shape))
+
+    # -- views --------------------------------------------------------------------------------------------
+
+    def _agree(self) -> None:
+        """Meet the other groups, and learn who goes on from which state."""
+        began = time.perf_counter()
+        answer = self._arrive()
+        if isinstance(answer, Goodbye):
+            self.close()
+            raise Left(answer.last)
+        view, store = answer
+        before, self._view = self._view, view
+        self._changes = self._noticed = False
+        if view.step == NO_STATE:
+            self._restore(self.leads)
+            self._has_state, self._changes = True, True
+            return
+        self._meet(view, store)
+        if self.leads and dist.get_rank() == 0 and before is not None and before.step != NO_STATE:
+            self._event(
+                "resized",
+                step=view.step,
+                groups=len(view.groups),
+                world_size=self.world_size,
+                joined=[each for each in view.groups if each not in before.groups],
+                left=list(view.left),
+                lost=list(view.lost),
+                agreed_s=round(time.perf_counter() - began, 3),
+            )
+
+    def _arrive(self) -> tuple[View, str] | Goodbye:
+        answer: list[tuple[View, str] | Goodbye | None] = [None]
+        if dist.get_rank() == 0:
+            step = self.state.step if self._has_state else NO_STATE
+            answer[0] = self._lighthouse.arrive(self.settings.group, step, dist.get_world_size())
+        dist.broadcast_object_list(answer)
+        assert answer[0] is not None, "rank 0 has sent it"
+        return answer[0]
+
+    def _meet(self, view: View, store: str) -> None:
+        group, rank, ranks = self.settings.group, dist.get_rank(), dist.get_world_size()
+        index, name = view.groups.index(group), f"{group}/{rank}"
+        at = f"{store}/{view.number}"
+        if self._alike:
+            self._exchange.configure(f"{at}/all", name, index * ranks + rank, len(view.groups) * ranks)
+        else:
+            self._exchange.configure(f"{at}/{rank}", name, index, len(view.groups))
+        self._sending = self._receiving = None
+        source, receivers = view.source(group), view.receivers(group)
+        if source is not None:
+            self.place = None
+            self.state.step = view.step
+            peers = view.receivers(source)
+            self._receiving = self._transfer.receive(
+                f"{at}/state/{source}/{rank}", name, peers.index(group), len(peers), view.step
+            )
+            return
+        self.place = self._place_among(view.current)
+        if receivers:
+            self._sending = self._transfer.send(
+                f"{at}/state/{group}/{rank}", name, self.state.handed_on(), len(receivers), view.step
+            )
+
+    def _place_among(self, groups: Sequence[str]) -> Place:
+        data = self.mesh.shape.num_data_ranks
+        index = groups.index(self.settings.group) * data + self.mesh.data_index
+        return Place(index, len(groups) * data, data)
+
+    def _take_state(self) -> None:
+        """Wait for the state that another group sends."""
+        if self._receiving is None:
+            return
+        receiving, self._receiving = self._receiving, None
+        while not receiving.done() and self._exchange.failure is None:
+            time.sleep(0.001)
+        if not receiving.done() or receiving.exception() is not None:
+            self._exchange.give_up("the state did not come through")
+            return
+        self.state.take(receiving.result())
+        self._has_state = True
+
+    # -- heartbeats ---------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        """Say that this rank is there, and hear of changes."""
+        settings, rank = self.settings, dist.get_rank()
+        period = settings.heartbeat_timeout_s / _BEATS_PER_TIMEOUT
+        while not self._ended.wait(period):
+            view = self._view
+            try:
+                number = 0 if view is None else view.number
+                word = self._lighthouse.heartbeat(settings.group, rank, number, settings.heartbeat_timeout_s)
+                if word.forgotten and view is not None:
+                    self._lighthouse.remind(view)
+            except Exception:  # noqa: BLE001  (it is away; the groups go on as they are)
+                continue
+            if view is not self._view:
+                continue  # the answer is about a view that is over
+            if word.change:
+                self._noticed = True
+            if word.broken and view is not None:
+                self._exchange.give_up("a group of this view is gone")
+
+
+def _statistics(module: nn.Module) -> Sequence[Tensor]:
+    """Running means and variances: what forward passes change."""
+    return [
+        buffer
+        for each in module.modules()
+        if isinstance(each, _BatchNorm)
+        for buffer in each.buffers(recurse=False)
+    ]

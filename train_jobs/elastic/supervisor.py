@@ -1,0 +1,178 @@
+"""Starts, ends and replaces the replica groups of one attempt, as its grant and their failures have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import ray
+
+from cluster.sharing.demand import Grant
+from cluster.storage import Storage
+from train_jobs.elastic.lighthouse import LighthouseClient, start_lighthouse
+from train_jobs.elastic.roster import Gang, compare, gangs_of
+from train_jobs.group import Group, GroupOutcome, first_ended
+from train_jobs.lease import Lease, alive_nodes
+from train_jobs.spec import GroupSpec
+
+RENEW_S = 0.5
+"""How often the lease is renewed: so long may pass before a change of the grant is seen."""
+_LAST_S = 60.0
+"""How long the other groups may take to end once one of them has finished."""
+
+
+class Job(Protocol):
+    """What the supervisor needs of the driver."""
+
+    def group_at(self, index: int, units: Sequence[str]) -> GroupSpec:
+        """One more group of this attempt, on these nodes."""
+
+    def judge(self, spec: GroupSpec, outcome: GroupOutcome) -> float:
+        """Log a failure; returns how long to wait before the group is started again.
+
+        Raises:
+            ShoalError: the job may not go on.
+        """
+
+    def event(self, kind: str, **facts: object) -> None: ...
+
+    def ask_to_stop(self) -> bool:
+        """Whether the job is to stop; if so, its ranks are told."""
+
+
+@dataclass
+class _Running:
+    group: Group
+    gang: Gang
+    leave_by: float | None = None
+    """When a group that was asked to leave is taken down."""
+
+
+class Supervisor:
+    """The groups of one attempt.
+
+    Args:
+        name: the job's id.
+        own: where Ray Train keeps what is its own.
+        grace_s: how long a group that has to leave may take.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        lease: Lease,
+        name: str,
+        *,
+        own: Storage,
+        grace_s: float,
+        heartbeat_timeout_s: float,
+    ) -> None:
+        assert lease.units is not None, "the job has replica groups"
+        self.job = job
+        self.lease = lease
+        self.name = name
+        self.units = lease.units
+        self.own = own
+        self.grace_s = grace_s
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        self.running: dict[str, _Running] = {}
+        self._started = 0
+        self._not_before: dict[Gang, float] = {}
+        self._finished: float | None = None
+        """When the first group had done all that was to do."""
+
+    def run(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
+        """Run groups until the job is done, is stopped, or has none left; returns the last to end."""
+        specs = [self._spec(gang) for gang in gangs_of(grant.nodes, self.units)]
+        lighthouse = start_lighthouse(self.name, [spec.name for spec in specs], self.heartbeat_timeout_s)
+        try:
+            self.lighthouse = LighthouseClient(self.name)
+            for spec in specs:
+                self._start(spec)
+            return self._supervise()
+        finally:
+            for each in self.running.values():
+                each.group.kill()
+            ray.kill(lighthouse)
+
+    def _supervise(self) -> tuple[GroupSpec, GroupOutcome]:
+        best: tuple[GroupSpec, GroupOutcome] | None = None
+        while True:
+            ended = first_ended([each.group for each in self.running.values()], RENEW_S)
+            if ended is not None:
+                outcome = self._end(ended)
+                if best is None or outcome.status in ("finished", "stopped"):
+                    best = ended.spec, outcome
+                if outcome.status in ("finished", "stopped"):
+                    self._finished = self._finished or time.monotonic()
+                elif not self.running and self._finished is None:
+                    return ended.spec, outcome
+                elif outcome.status == "failed" and self._finished is None:
+                    wait = self.job.judge(ended.spec, outcome)
+                    self._not_before[_gang(ended.spec, self.units)] = time.monotonic() + wait
+            if self._finished is not None:
+                if not self.running or time.monotonic() - self._finished > _LAST_S:
+                    assert best is not None, "a group has ended"
+                    return best
+                continue
+            if not self.job.ask_to_stop():
+                self._follow_grant()
+            self._take_down()
+
+    def _follow_grant(self) -> None:
+        """Renew the lease, and let groups leave or start as the grant says."""
+        held = [node for each in self.running.values() for node in each.gang]
+        grant = self.lease.renew(held)
+        if grant is None or not grant.nodes:
+            return  # nobody takes all that a job has: whoever keeps the leases is about to know better
+        staying = {name: each.gang for name, each in self.running.items() if each.leave_by is None}
+        leaving, more = compare(gangs_of(grant.nodes, self.units), staying)
+        for name in leaving:
+            self.running[name].leave_by = time.monotonic() + self.grace_s
+            self.lighthouse.leave(name)
+            self.job.event("leaving", group=name, for_whom=list(grant.gave_way_to))
+        for gang in more:
+            if time.monotonic() >= self._not_before.get(gang, 0.0):
+                self._start(self._spec(gang))
+
+    def _take_down(self) -> None:
+        """End groups that do not leave in time, and those whose nodes are gone."""
+        alive = alive_nodes()
+        for name, each in self.running.items():
+            if each.leave_by is not None and time.monotonic() >= each.leave_by:
+                self.job.event("reclaimed", group=name, after_s=self.grace_s)
+                each.group.take_down()
+                each.leave_by = float("inf")
+            elif not alive >= set(each.gang):
+                # Ray Train would find out too, but later; nothing of this group is left to save.
+                each.group.take_down()
+
+    def _spec(self, gang: Gang) -> GroupSpec:
+        spec = self.job.group_at(self._started, gang)
+        self._started += 1
+        return spec
+
+    def _start(self, spec: GroupSpec) -> None:
+        group = Group()
+        group.start(spec, self.own)
+        self.running[spec.name] = _Running(group, _gang(spec, self.units))
+
+    def _end(self, ended: Group) -> GroupOutcome:
+        name = ended.spec.name
+        outcome = ended.outcome()
+        each = self.running.pop(name)
+        if outcome.status == "failed" and each.leave_by is not None:
+            outcome = GroupOutcome("left", outcome.failures)  # it had to go, and is gone
+        try:
+            self.lighthouse.ended(name)
+        except Exception as error:  # noqa: BLE001  (its silence says the same, later)
+            print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
+        ended.kill()
+        return outcome
+
+
+def _gang(spec: GroupSpec, units: int) -> Gang:
+    tensor = len(spec.nodes) // units
+    return tuple(sorted(spec.nodes[::tensor]))

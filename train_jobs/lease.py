@@ -1,0 +1,100 @@
+"""A job's lease on workers of the cluster, and what is known of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+import ray
+
+from cluster.config.train_section import TrainJobConfig
+from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand, Grant
+
+
+class Lease:
+    """What one job asks the broker for, by whole tensor-parallel groups.
+
+    A broker that is away is no reason to stop: it is rebuilt from what holders say.
+
+    Attributes:
+        units: those of one replica group; None where all workers of the job are one group.
+    """
+
+    def __init__(self, job: str, config: TrainJobConfig, broker: BrokerClient) -> None:
+        self.holder = f"job/{job}"
+        self.config = config
+        self.broker = broker
+        self.tensor = config.parallel.tensor
+        self.units = None if config.group_size is None else config.group_size // self.tensor
+
+    def wait(self, stop: Callable[[], bool]) -> Grant:
+        """Wait for a grant between the job's minimum and its most workers, or until it is to stop."""
+        workers = self.config.workers
+        demand = self._demand(workers.min // self.tensor, workers.most // self.tensor)
+        return self.broker.wait(demand, timeout_s=None, stop=stop)
+
+    def renew(self, held: Sequence[str]) -> Grant | None:
+        """Renew the lease on units that run, those of a replica group side by side.
+
+        A job that is one group asks for all it has or none: it cannot lose a worker and go on. One of several
+        groups asks for as many as it would take.
+
+        Returns:
+            what is granted now; None where the broker is away.
+        """
+        least, most = len(held), len(held)
+        if self.units is not None:
+            least, most = (
+                count // self.tensor for count in (self.config.workers.min, self.config.workers.most)
+            )
+        try:
+            return self.broker.request(self._demand(least, most, held))
+        except ShoalError as error:
+            print(f"the lease could not be renewed: {error}", flush=True)
+            return None
+
+    def release(self) -> None:
+        """End the lease; one that cannot be ended now runs out by itself."""
+        try:
+            self.broker.release(self.holder)
+        except ShoalError as error:
+            print(f"the lease could not be released: {error}", flush=True)
+
+    def workers(self, grant: Grant) -> int:
+        return grant.units * self.tensor
+
+    def alive_of(self, nodes: Collection[str]) -> set[str]:
+        """Those of a failed group's nodes that are there; a dead worker may be the first sign."""
+        alive = alive_nodes() & set(nodes)
+        try:
+            return alive - set(self.broker.suspect(nodes))
+        except ShoalError as error:
+            print(f"whether the nodes are there is not known: {error}", flush=True)
+            return alive
+
+    def _demand(self, least: int, most: int, held: Sequence[str] = ()) -> Demand:
+        workers = self.config.workers
+        unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
+        return Demand(
+            holder=self.holder,
+            kind="training",
+            unit={name: amount for name, amount in unit.items() if amount},
+            min=least,
+            max=most,
+            held=tuple(held),
+            gang=self.units or (max(1, least) if least == most else 1),
+        )
+
+
+def alive_nodes() -> set[str]:
+    """Ids of the nodes that Ray says are alive."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def node_names() -> dict[str, str]:
+    """Names of all nodes by node id, of dead ones too."""
+    return {
+        node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
+        for node in ray.nodes()
+    }
