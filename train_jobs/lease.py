@@ -45,9 +45,8 @@ class Lease:
         """
         least, most = len(held), len(held)
         if self.units is not None:
-            least, most = (
-                count // self.tensor for count in (self.config.workers.min, self.config.workers.most)
-            )
+            workers = self.config.workers
+            least, most = workers.min // self.tensor, workers.most // self.tensor
         try:
             return self.broker.request(self._demand(least, most, held))
         except ShoalError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cluster.config.ground import NODES, Ground, Reporter, resources
 from cluster.config.model_sizes import ModelSizes
-from cluster.config.parallel_section import SHARDING, TENSOR, DDPConfig, FSDPConfig
+from cluster.config.parallel_section import GROUPED, SHARDING, TENSOR, DDPConfig, FSDPConfig
 from cluster.config.section import Section
 from cluster.config.train_section import TrainJobConfig
 
@@ -22,7 +22,8 @@ def check_parallel(job: TrainJobConfig, sizes: ModelSizes | None, ground: Ground
         return  # what the workers would have to be follows from the axes
     if sizes is not None:
         _check_heads(job, sizes, report)
-    _check_groups(job, report)
+    _check_divisors(job, report)
+    _check_replica_groups(job, report)
     _check_batch(job, report)
     _check_room(job, ground, report)
 
@@ -118,7 +119,7 @@ def _check_heads(job: TrainJobConfig, sizes: ModelSizes, report: Reporter) -> No
             return
 
 
-def _check_groups(job: TrainJobConfig, report: Reporter) -> None:
+def _check_divisors(job: TrainJobConfig, report: Reporter) -> None:
     parallel, workers = job.parallel, job.workers
     inner = parallel.tensor * parallel.context
     if job.task == "causal_lm" and job.data.sequence_length % parallel.context:
@@ -137,6 +138,36 @@ def _check_groups(job: TrainJobConfig, report: Reporter) -> None:
             report(f"workers.{key}", number, message, *uses)
 
 
+def _check_replica_groups(job: TrainJobConfig, report: Reporter) -> None:
+    """What cannot be done by several groups, and groups that the workers cannot be divided into."""
+    parallel, workers, size = job.parallel, job.workers, job.group_size
+    if size is None:
+        return
+    if job.task == "script" or parallel.engine != "torch" or parallel.strategy not in GROUPED:
+        what = "task script" if job.task == "script" else f"parallel.strategy {parallel.strategy}"
+        what = what if parallel.engine == "torch" else f"parallel.engine {parallel.engine}"
+        message = f"has no meaning under {what}; {', '.join(GROUPED)} know replica groups"
+        report("workers.group", workers.group, message, "parallel.strategy", "parallel.engine", "task")
+        return
+    inner = parallel.tensor * parallel.context * (parallel.shard or 1)
+    if size % inner:
+        message = f"should be a multiple of {inner}, the workers of one copy of the model, was {size}"
+        report("workers.group", size, message, "parallel.tensor", "parallel.context", "parallel.shard")
+        return
+    uses = ("workers.group", "workers.min", "workers.max")
+    for key in ("min", "max"):
+        number = getattr(workers, key)
+        if number is not None and number % size and size > inner:
+            message = f"should be a multiple of workers.group ({size}), was {number}"
+            report(f"workers.{key}", number, message, *uses)
+    if parallel.ddp.compression == "powersgd":
+        message = "should be none, fp16 or bf16 where replica groups come and go; was powersgd"
+        report("parallel.ddp.compression", "powersgd", message, *uses)
+    if parallel.ddp.sync_batch_norm:
+        message = "should be false where replica groups come and go: a forward pass would meet the others"
+        report("parallel.ddp.sync_batch_norm", True, message, *uses)
+
+
 def _check_batch(job: TrainJobConfig, report: Reporter) -> None:
     whole, micro, workers = job.batch.global_size, job.batch.micro, job.workers
     inner = job.parallel.tensor * job.parallel.context
@@ -145,6 +176,9 @@ def _check_batch(job: TrainJobConfig, report: Reporter) -> None:
     if whole % micro:
         message = f"should be a multiple of batch.micro ({micro}) × workers, was {whole}"
         report("batch.global", whole, message, "batch.micro")
+        return
+    if job.group_size is not None:
+        _check_batch_of_groups(job, job.group_size, report)
         return
     sizes = uneven_sizes(whole // micro, workers.min // inner, workers.most // inner)
     if not sizes:
@@ -159,6 +193,21 @@ def _check_batch(job: TrainJobConfig, report: Reporter) -> None:
     )
     uses = ("batch.micro", "workers.min", "workers.max", "parallel.tensor", "parallel.context")
     report("batch.global", whole, message, *uses)
+
+
+def _check_batch_of_groups(job: TrainJobConfig, size: int, report: Reporter) -> None:
+    """Ranks of one group take equally many micro-batches; groups may differ by one of each rank's."""
+    whole, micro, workers = job.batch.global_size, job.batch.micro, job.workers
+    ranks = max(1, size // (job.parallel.tensor * job.parallel.context))
+    groups = workers.most // size
+    uses = ("batch.micro", "workers.group", "workers.max", "parallel.tensor", "parallel.context")
+    if whole % (micro * ranks):
+        message = f"should be a multiple of batch.micro ({micro}) × data-parallel ranks of a group ({ranks})"
+        report("batch.global", whole, f"{message}, was {whole}", *uses)
+    elif whole < micro * ranks * groups:
+        least = micro * ranks * groups
+        message = f"should be at least {least}, a micro-batch for each rank of {groups} groups, was {whole}"
+        report("batch.global", whole, message, *uses)
 
 
 def uneven_sizes(micro_batches: int, least: int, most: int) -> list[int]:

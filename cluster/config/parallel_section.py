@@ -16,6 +16,8 @@ SHARDING = ("fsdp", "hsdp", "zero2", "zero3")
 """Strategies built on FSDP2."""
 TENSOR = ("ddp", *SHARDING)
 """Strategies beside which a model can be tensor-parallel."""
+GROUPED = ("ddp", *SHARDING)
+"""Strategies under which replica groups of a job can join and leave."""
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 

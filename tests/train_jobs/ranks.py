@@ -89,6 +89,10 @@ class RankProcess:
     def kill(self) -> None:
         self._process.kill()
 
+    def signal(self, number: signal.Signals) -> None:
+        assert self._process.pid is not None, "it was started"
+        os.kill(self._process.pid, number)
+
     def wait(self, timeout_s: float = 240.0) -> None:
         self._process.join(timeout_s)
         assert self.exit_code is not None, f"it did not end within {timeout_s:.0f} s:\n{self._stacks()}"

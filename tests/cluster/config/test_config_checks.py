@@ -102,7 +102,8 @@ def test_fewer_workers_at_most_than_at_least(tmp_path: Path) -> None:
 
 
 def test_a_global_batch_that_some_numbers_of_workers_cannot_share(tmp_path: Path) -> None:
-    text = "train_jobs:\n  j:\n    batch: {global: 32, micro: 8}\n    workers: {min: 1, max: 6}\n"
+    job = "    parallel: {strategy: fsdp}\n    batch: {global: 32, micro: 8}\n    workers: {min: 1, max: 6}\n"
+    text = f"train_jobs:\n  j:\n{job}"
     words = ["micro (8) × workers at every number of workers (1 to 6)", "32 is none at 3, 5, 6"]
     check(tmp_path, text, "32,", "train_jobs.j.batch.global", *words)
     text = "train_jobs:\n  j: {batch: {global: 30, micro: 8}}\n"
@@ -120,7 +121,9 @@ def test_uneven_sizes_equal_trying_every_size(micro_batches: int, least: int, mo
 
 def test_a_huge_range_of_workers_is_answered_at_once(tmp_path: Path) -> None:
     started = time.process_time()
-    (found,) = mistakes(tmp_path, "train_jobs: {j: {workers: {max: 1000000000000000}}}\n")
+    (found,) = mistakes(
+        tmp_path, "train_jobs: {j: {parallel: {strategy: fsdp}, workers: {max: 1000000000000000}}}\n"
+    )
     assert "32 is none at 3, 5, 6, 7, 8, 9, 10, 11, …" in found.message
     assert time.process_time() - started < 1
 

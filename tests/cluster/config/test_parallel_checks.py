@@ -119,11 +119,47 @@ NODES = "cluster: {nodes: [{name: a, cpus: 4, gpus: 4}, {name: b, cpus: 4, gpus:
             "should be a multiple of parallel.tensor × parallel.context × parallel.shard (3), was 4",
         ),
         (
-            "parallel: {tensor: 2}, workers: {min: 2, max: 6}",
+            "parallel: {strategy: fsdp, tensor: 2}, workers: {min: 2, max: 6}",
             "j:",
             "batch.global",
             "micro (8) × workers / 2 (parallel.tensor × parallel.context) at every number of workers (2 to 6)"
             "; 32 is none at 6",
+        ),
+        (
+            "workers: {min: 1, max: 5}",
+            "j:",
+            "batch.global",
+            "should be at least 40, a micro-batch for each rank of 5 groups, was 32",
+        ),
+        (
+            "parallel: {strategy: fsdp}, workers: {min: 3, max: 6, group: 3}",
+            "j:",
+            "batch.global",
+            "should be a multiple of batch.micro (8) × data-parallel ranks of a group (3), was 32",
+        ),
+        (
+            "parallel: {strategy: fsdp}, workers: {min: 3, max: 4, group: 2}",
+            "3, max",
+            "workers.min",
+            "should be a multiple of workers.group (2), was 3",
+        ),
+        (
+            "parallel: {strategy: fsdp, tensor: 2}, workers: {min: 4, max: 4, group: 3}",
+            "3}",
+            "workers.group",
+            "should be a multiple of 2, the workers of one copy of the model, was 3",
+        ),
+        (
+            "parallel: {strategy: zero1}, workers: {group: 1, min: 1, max: 2}",
+            "1, min",
+            "workers.group",
+            "has no meaning under parallel.strategy zero1; ddp, fsdp, hsdp, zero2, zero3 know replica groups",
+        ),
+        (
+            "parallel: {ddp: {compression: powersgd}}, workers: {min: 1, max: 2}",
+            "powersgd",
+            "parallel.ddp.compression",
+            "should be none, fp16 or bf16 where replica groups come and go; was powersgd",
         ),
         (
             "parallel: {tensor: 4}, workers: {min: 4, cpus: 2}",

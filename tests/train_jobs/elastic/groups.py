@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
+import signal
 import threading
 import time
+from collections.abc import Callable
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
 from cluster.config import TrainJobConfig
-from tests.train_jobs.ranks import FileReporter, RankProcess, reports, start_program
+from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
 from train_jobs.elastic.lighthouse import open_store
 from train_jobs.elastic.membership import Goodbye, Membership, View, Word
 from train_jobs.spec import DATA
@@ -68,15 +72,22 @@ class Groups:
     Args:
         run: the run's directory, with its checkpoints.
         expected: the groups that the first step waits for.
+        pace_s: seconds by which every step is slowed down.
     """
 
     def __init__(
-        self, config: TrainJobConfig, run: Path, expected: list[str], timeout_s: float = 1.0
+        self,
+        config: TrainJobConfig,
+        run: Path,
+        expected: list[str],
+        timeout_s: float = 1.0,
+        pace_s: float = 0.0,
     ) -> None:
         from train_jobs.data.preparation import prepare_data
 
         self.config = config
         self.run = run
+        self.pace_s = pace_s
         self.processes: dict[str, list[RankProcess]] = {}
         prepare_data(config, run / DATA)
         self._lighthouse = LocalLighthouse(expected, timeout_s)
@@ -96,6 +107,7 @@ class Groups:
                 str(self.run),
                 name,
                 list(self._server.address),
+                self.pace_s,
             )
 
     def leave(self, name: str) -> None:
@@ -104,22 +116,47 @@ class Groups:
     def kill(self, name: str, rank: int = 0) -> None:
         self.processes[name][rank].kill()
 
-    def wait(self, name: str) -> None:
-        """Wait for a group's end; it has to be a good one."""
-        for process in self.processes[name]:
+    def stop(self, name: str, sent: signal.Signals = signal.SIGSTOP, rank: int = 0) -> None:
+        """Send a signal to a rank."""
+        self.processes[name][rank].signal(sent)
+
+    def wait(self, *names: str) -> list[dict[str, Any]]:
+        """Wait for the end of groups, which has to be a good one; how each of their ranks ended."""
+        for process in (each for name in names for each in self.processes[name]):
             process.wait()
-        for process in self.processes[name]:
             assert process.exit_code == 0, process.log.read_text()
+        return [
+            json.loads(path.read_text()) for name in names for path in sorted((self.run / name).glob("end-*"))
+        ]
+
+    def changed(self, count: int, timeout_s: float = 60.0) -> dict[str, Any]:
+        """Wait until the groups have changed so many times; the last change."""
+        return self._until(lambda: (self.events("resized")[count - 1 :] or [None])[0], timeout_s)
 
     def at_step(self, step: int, timeout_s: float = 60.0) -> None:
         """Wait until the job has done so many steps."""
+        self._until(lambda: any(line["step"] >= step for line in self.lines()), timeout_s)
+
+    def _until(self, found: Callable[[], Any], timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if any(line["step"] >= step for line in self.lines()):
-                return
-            time.sleep(0.01)
+            value = found()
+            if value:
+                return value
+            time.sleep(0.02)
         logs = "\n".join(process.log.read_text() for each in self.processes.values() for process in each)
-        raise AssertionError(f"step {step} was not reached:\n{logs}")
+        raise AssertionError(f"it did not happen within {timeout_s:.0f} s:\n{logs}")
+
+    def digests(self) -> dict[tuple[int, int], set[str]]:
+        """By rank and step: what the states of the groups were after it; one each where all are alike."""
+        found: dict[tuple[int, int], set[str]] = {}
+        for path in self.run.glob("*/digests-*.jsonl"):
+            rank = int(path.stem.partition("-")[2])
+            for line in path.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # cut off by a SIGKILL
+                    step, digest = json.loads(line)
+                    found.setdefault((rank, step), set()).add(digest)
+        return found
 
     def lines(self) -> list[dict[str, Any]]:
         """The metrics of all groups, in the order of time."""
@@ -140,17 +177,20 @@ class Groups:
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
-class TimedReporter(FileReporter):
-    """Says when, too."""
+class PacedReporter(FileReporter):
+    """Says when, too, and takes its time."""
+
+    def __init__(self, run: Path, pace_s: float) -> None:
+        super().__init__(run)
+        self.pace_s = pace_s
 
     def metric(self, line: dict[str, Any]) -> bool:
+        time.sleep(self.pace_s)
         return super().metric({**line, "time": time.time()})
 
 
-def train_group(config_json: str, run: str, name: str, address: list[Any]) -> None:
-    """A rank of a replica group, from joining to export; what it ends with is left beside its reports."""
-    import hashlib
-
+def train_group(config_json: str, run: str, name: str, address: list[Any], pace_s: float) -> None:
+    """A rank of a replica group, from joining to export; its state after every step is left as a digest."""
     import torch
     import torch.distributed as dist
 
@@ -161,31 +201,39 @@ def train_group(config_json: str, run: str, name: str, address: list[Any]) -> No
     manager = _Manager(address=tuple(address), authkey=b"test")
     manager.connect()
     config = TrainJobConfig.model_validate_json(config_json)
+    directory, rank = Path(run) / name, dist.get_rank()
     assembly = RankAssembly(
         config,
         Workspace(Storage(Path(run))),
         1,
         ["node"] * dist.get_world_size(),
-        TimedReporter(Path(run) / name),
+        PacedReporter(directory, pace_s),
         torch.device("cpu"),
         (name, manager.reach()),
     )
-    assembly.begin()
-    outcome = assembly.loop.run()
+    with (directory / f"digests-{rank}.jsonl").open("a", buffering=1) as digests:
+        step = assembly.loop.step
+
+        def step_and_digest() -> bool:
+            stop = step()
+            digests.write(json.dumps([assembly.state.step, _digest(assembly.state)]) + "\n")
+            return stop
+
+        assembly.loop.step = step_and_digest  # type: ignore[method-assign]
+        assembly.begin()
+        outcome = assembly.loop.run()
     if outcome == "finished" and assembly.quorum.leads:
         assembly.export()
+    end = {"outcome": outcome, "step": assembly.state.step, "leads": assembly.quorum.leads}
+    (directory / f"end-{rank}.json").write_text(json.dumps(end))
+
+
+def _digest(state: Any) -> str:
+    """Of model and optimizer, bit by bit."""
+    import torch
+
     digest = hashlib.sha256()
-    handed = assembly.state.handed_on()
-    for key in sorted(handed["tensors"]):
-        value = handed["tensors"][key]
-        digest.update(value.detach().contiguous().numpy().tobytes() if hasattr(value, "numpy") else b"")
-    end = {"outcome": outcome, "step": assembly.state.step, "digest": digest.hexdigest()}
-    (Path(run) / name / f"end-{dist.get_rank()}.json").write_text(json.dumps(end))
-
-
-def ends(run: Path, name: str) -> list[dict[str, Any]]:
-    """How each rank of a group ended."""
-    return [json.loads(path.read_text()) for path in sorted((run / name).glob("end-*.json"))]
-
-
-__all__ = ["Groups", "ends", "reports"]
+    for name, value in sorted(state.handed_on()["tensors"].items()):
+        digest.update(name.encode())
+        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,240 @@
+"""Which groups take part: agreed on by those who are there, whatever happens to the others."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from train_jobs.elastic.membership import NO_STATE, Goodbye, Membership, View, Word
+
+TIMEOUT_S = 2.0
+
+
+def agreed(*groups: str, step: int = 7, now: float = 0.0) -> Membership:
+    """A membership whose first view holds these groups."""
+    membership = Membership(groups, TIMEOUT_S)
+    for group in groups:
+        membership.arrive(group, step, 1, now)
+    assert membership.decide(now) is not None
+    return membership
+
+
+def test_the_first_view_waits_for_all_that_are_being_started() -> None:
+    membership = Membership(["a", "b"], TIMEOUT_S)
+    membership.arrive("b", NO_STATE, 2, 0)
+    assert membership.decide(0) is None
+    membership.arrive("a", NO_STATE, 2, 1)
+    assert membership.decide(1) == View(1, ("a", "b"), (NO_STATE, NO_STATE))
+
+
+def test_the_first_view_does_not_wait_for_one_that_ended_while_it_started() -> None:
+    membership = Membership(["a", "b"], TIMEOUT_S)
+    membership.arrive("a", NO_STATE, 1, 0)
+    membership.ended("b")
+    view = membership.decide(0)
+    assert view is not None
+    assert view.groups == ("a",)
+
+
+def test_a_newcomer_is_told_to_the_others_and_stands_behind_them() -> None:
+    membership = agreed("b", "c")
+    assert not membership.heard("b", 0, 1, 1).change
+    membership.arrive("a", NO_STATE, 1, 1)
+    assert membership.heard("b", 0, 1, 1) == Word(change=True)
+    membership.arrive("b", 9, 1, 1)
+    assert membership.decide(1) is None, "c is still at its step"
+    membership.arrive("c", 9, 1, 1.5)
+    view = membership.decide(1.5)
+    assert view == View(2, ("b", "c", "a"), (9, 9, NO_STATE))
+    assert view.source("a") == "b"
+    assert view.receivers("b") == ("a",)
+
+
+def test_whoever_lags_by_a_step_takes_the_state_of_one_that_does_not() -> None:
+    view = View(3, ("a", "b", "c", "d"), (4, 5, 5, NO_STATE))
+    assert view.current == ("b", "c")
+    assert [view.source(group) for group in view.groups] == ["b", None, None, "c"]
+    assert view.receivers("b") == ("a",)
+
+
+def test_a_silent_group_is_lost_and_the_others_give_up_what_they_wait_for() -> None:
+    membership = agreed("a", "b")
+    assert membership.heard("a", 0, 1, TIMEOUT_S) == Word()
+    assert membership.heard("a", 0, 1, TIMEOUT_S + 0.1) == Word(change=True, broken=True)
+    membership.arrive("a", 7, 1, TIMEOUT_S + 0.2)
+    assert membership.decide(TIMEOUT_S + 0.2) == View(2, ("a",), (7,), lost=("b",))
+
+
+def test_one_silent_rank_is_enough() -> None:
+    membership = Membership(["a", "b"], TIMEOUT_S)
+    for group in "ab":
+        membership.arrive(group, 7, 2, 0)
+    membership.decide(0)
+    for rank in (0, 1):
+        membership.heard("a", rank, 1, 3)
+    membership.heard("b", 0, 1, 3)
+    assert membership.heard("a", 0, 1, 3).broken
+
+
+def test_a_group_thought_lost_comes_back_as_a_newcomer() -> None:
+    membership = agreed("a", "b")
+    membership.arrive("a", 8, 1, 3)
+    assert membership.decide(3) is not None
+    assert membership.heard("b", 0, 1, 3.1).broken
+    membership.arrive("b", 7, 1, 3.2)
+    membership.arrive("a", 9, 1, 3.3)
+    view = membership.decide(3.3)
+    assert view is not None
+    assert (view.groups, view.source("b")) == (("a", "b"), "a")
+
+
+def test_a_goodbye_costs_the_others_no_timeout() -> None:
+    membership = agreed("a", "b")
+    membership.leave("b")
+    assert membership.heard("a", 0, 1, 0.1) == Word(change=True), "nothing is broken"
+    assert membership.arrive("b", 8, 1, 0.2) == Goodbye(last=False)
+    assert membership.heard("a", 0, 1, 0.2) == Word(change=True)
+    membership.arrive("a", 8, 1, 0.2)
+    assert membership.decide(0.2) == View(2, ("a",), (8,), left=("b",))
+    assert not membership.heard("a", 0, 2, 0.3).change
+
+
+def test_the_others_do_not_wait_for_one_that_has_to_leave() -> None:
+    membership = agreed("a", "b")
+    membership.leave("b")
+    membership.arrive("a", 8, 1, 0.2)
+    assert membership.decide(0.2) == View(2, ("a",), (8,), left=("b",))
+
+
+def test_the_last_one_to_leave_hears_that_it_is() -> None:
+    membership = agreed("a", "b")
+    membership.leave("a")
+    membership.leave("b")
+    assert membership.arrive("a", 8, 1, 0.1) == Goodbye(last=True)
+    assert membership.arrive("b", 8, 1, 0.1) == Goodbye(last=True)
+
+
+def test_one_that_ended_is_not_waited_for_and_may_not_return() -> None:
+    membership = agreed("a", "b")
+    membership.ended("b")
+    membership.arrive("a", 7, 1, 0.1)
+    assert membership.decide(0.1) == View(2, ("a",), (7,), lost=("b",))
+    assert membership.arrive("b", 7, 1, 0.2) == Goodbye(last=False)
+    assert membership.heard("b", 0, 1, 0.2).broken
+
+
+def test_after_a_restart_the_groups_say_which_view_they_are_in() -> None:
+    view = agreed("a", "b").view
+    assert view is not None
+    anew = Membership([], TIMEOUT_S)
+    assert anew.heard("a", 0, view.number, 0) == Word(forgotten=True)
+    anew.remind(view)
+    anew.heard("b", 0, view.number, 0)
+    assert anew.heard("a", 0, view.number, 0) == Word()
+    anew.arrive("c", NO_STATE, 1, 0.1)
+    assert anew.heard("a", 0, view.number, 0.1) == Word(change=True)
+
+
+class Schools(RuleBasedStateMachine):
+    """Random groups that start, step, wait, leave, fall silent and end; each knows the view it was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.membership = Membership(["g0"], TIMEOUT_S)
+        self.steps: dict[str, int] = {"g0": NO_STATE}
+        self.in_view: dict[str, int] = {}
+        self.waiting: set[str] = set()
+        self.silent: set[str] = set()
+        self.gone: set[str] = set()
+
+    def _running(self) -> list[str]:
+        return [group for group in self.steps if group not in self.gone | self.silent]
+
+    def _beat(self) -> None:
+        for group in self._running():
+            self.membership.heard(group, 0, self.in_view.get(group, 0), self.now)
+
+    def _decide(self) -> None:
+        before = self.membership.view
+        view = self.membership.decide(self.now)
+        if view is None:
+            return
+        assert view.number == (before.number if before else 0) + 1
+        assert set(view.groups) <= self.waiting - self.gone
+        assert view.steps == tuple(self.steps[group] for group in view.groups)
+        if before is not None:
+            stayed = [group for group in before.groups if group in view.groups]
+            assert list(view.groups[: len(stayed)]) == stayed, "those who stay keep their order"
+            assert set(view.lost) | set(view.left) == set(before.groups) - set(view.groups)
+        for group in view.groups:
+            self.in_view[group] = view.number
+            self.waiting.discard(group)
+            self.steps[group] = max(0, view.step)
+
+    @rule()
+    def start(self) -> None:
+        self.steps[f"g{len(self.steps)}"] = NO_STATE
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        free = [group for group in self._running() if group not in self.waiting]
+        if free:
+            group = data.draw(st.sampled_from(free))
+            answer = self.membership.arrive(group, self.steps[group], 1, self.now)
+            if answer is None:
+                self.waiting.add(group)
+            else:
+                self.gone.add(group)
+            self._decide()
+
+    @rule(data=st.data(), what=st.sampled_from(["leave", "end", "fall silent"]))
+    def trouble(self, data: st.DataObject, what: str) -> None:
+        running = self._running()
+        if len(running) > 1:
+            group = data.draw(st.sampled_from(running))
+            if what == "leave":
+                self.membership.leave(group)
+            elif what == "end":
+                self.membership.ended(group)
+                self.gone.add(group)
+                self.waiting.discard(group)
+            else:
+                self.silent.add(group)
+            self._decide()
+
+    @rule(seconds=st.sampled_from([0.1, 0.5, 1.5]))
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self._beat()
+        self._decide()
+
+    @precondition(lambda self: len(self._running()) > 0)
+    @rule()
+    def all_arrive(self) -> None:
+        """Once everybody who is there waits, and the silent are noticed, nobody waits any longer."""
+        self.membership.ended("g0") if "g0" in self.gone | self.silent else None
+        self.now += TIMEOUT_S / 2
+        self._beat()
+        self.now += TIMEOUT_S / 2 + 0.1
+        self._beat()
+        for group in self._running():
+            if group not in self.waiting:
+                if self.membership.arrive(group, self.steps[group], 1, self.now) is None:
+                    self.waiting.add(group)
+                else:
+                    self.gone.add(group)
+        self._decide()
+        leaving = {group for group in self.waiting if group in self._running()}
+        for group in leaving:
+            assert group in self.gone or self.membership.arrive(group, self.steps[group], 1, self.now)
+
+    @invariant()
+    def a_view_never_holds_a_group_twice(self) -> None:
+        view = self.membership.view
+        assert view is None or len(set(view.groups)) == len(view.groups)
+
+
+Schools.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestSchools = Schools.TestCase
