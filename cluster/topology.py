@@ -43,11 +43,6 @@ class MeshShape:
         return self.dp_replicate * self.dp_shard
 
     @property
-    def shards(self) -> bool:
-        """Whether a rank holds only a part of each parameter."""
-        return self.dp_shard > 1 or self.tp > 1
-
-    @property
     def num_averaged(self) -> int:
         """Ranks over which a strategy averages gradients: those of the data and context axes."""
         return self.num_data_ranks * self.cp

@@ -42,6 +42,11 @@ class JobControl:
         self._flush_now_and_then()
         return {"stop": self.stopping}
 
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        """Log a step that another group's rank may have died with."""
+        if line["step"] > self.step:
+            self.metric(line)
+
     def event(self, kind: str, **facts: Any) -> None:
         self.log.event(now(), kind, **facts)
         if kind == "finished":
@@ -67,6 +72,10 @@ class JobControl:
     def stop(self) -> None:
         """Ask the ranks to save and leave at the next step boundary."""
         self.stopping = True
+
+    def go_on(self) -> None:
+        """The ranks that were asked to stop have done so; those that come next go on."""
+        self.stopping = False
 
     def is_stopping(self) -> bool:
         return self.stopping

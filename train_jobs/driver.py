@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -22,15 +23,13 @@ from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
-from train_jobs.elastic.supervisor import Supervisor
+from train_jobs.elastic.supervisor import RENEW_S, Supervisor
 from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.lease import Lease, alive_nodes, node_names
 from train_jobs.run_log import summarize
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
 from train_jobs.workspace import Workspace
-
-_HEARTBEAT_S = 2.0
 
 
 class Stopped(Exception):  # noqa: N818  (not an error)
@@ -133,18 +132,45 @@ class Driver:
         return grant
 
     def _run_one(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
-        """Run all workers of a grant as one group, to its end, and keep the lease alive meanwhile."""
-        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
+        """Run all workers of a grant as one group, to its end or until the grant is another one.
+
+        Then the group saves at a step boundary and stops, and is built anew with what is granted.
+        """
+        spec = self._one_group(grant)
         self.group.start(spec, self.run_storage.child(RAY_TRAIN))
-        while first_ended([self.group], _HEARTBEAT_S) is None:
-            # A group asks for all of its workers or none, so the grant stays.
-            self.lease.renew(spec.nodes[:: self.lease.tensor])
-            self.ask_to_stop()
-            if not alive_nodes() >= set(spec.nodes):
-                # Ray Train would find out too, but later; nothing of this group is left to save.
+        rebuild_by: float | None = None
+        while first_ended([self.group], RENEW_S) is None:
+            grant_now = self.lease.renew(spec.nodes[:: self.lease.tensor])
+            if not self.ask_to_stop() and rebuild_by is None and self._is_other(spec, grant_now):
+                assert grant_now is not None, "it is another one"
+                rebuild_by = time.monotonic() + self.broker.info()["reclaim_grace_s"]
+                workers = self.lease.workers(grant_now)
+                for_whom = list(grant_now.gave_way_to) or None
+                self.event("rebuilding", workers=spec.world_size, to=workers, for_whom=for_whom)
+                self.control.stop.remote()
+            late = rebuild_by is not None and time.monotonic() > rebuild_by
+            if late or not alive_nodes() >= set(spec.nodes):
+                # Of a node that is gone Ray Train would hear too, but later; nothing is left to save there.
                 self.group.kill()
-                return spec, GroupOutcome("failed")
-        return spec, self.group.outcome()
+                self.control.go_on.remote()
+                return spec, GroupOutcome("left" if late else "failed")
+        outcome = self.group.outcome()
+        if rebuild_by is not None and not self.stop_asked.is_set():
+            self.control.go_on.remote()
+            self.event("ended", workers=spec.world_size)
+            if outcome.status == "stopped":
+                outcome = GroupOutcome("left")
+        return spec, outcome
+
+    def _one_group(self, grant: Grant) -> GroupSpec:
+        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
+        return spec
+
+    def _is_other(self, spec: GroupSpec, grant: Grant | None) -> bool:
+        """Whether a grant pays for other workers than those that run."""
+        if grant is None or grant.units < self.config.workers.min // self.lease.tensor:
+            return False  # whoever keeps the leases is about to know better
+        return self._one_group(grant).nodes != spec.nodes
 
     def _run_replicas(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
         """Run replica groups, as many as the grant pays for at any time, until the last one ends."""

@@ -19,6 +19,7 @@ class Lease:
 
     Attributes:
         units: those of one replica group; None where all workers of the job are one group.
+        elastic: the job takes more and fewer workers.
     """
 
     def __init__(self, job: str, config: TrainJobConfig, broker: BrokerClient) -> None:
@@ -26,29 +27,21 @@ class Lease:
         self.config = config
         self.broker = broker
         self.tensor = config.parallel.tensor
+        self.elastic = config.workers.min < config.workers.most
         self.units = None if config.group_size is None else config.group_size // self.tensor
 
     def wait(self, stop: Callable[[], bool]) -> Grant:
         """Wait for a grant between the job's minimum and its most workers, or until it is to stop."""
-        workers = self.config.workers
-        demand = self._demand(workers.min // self.tensor, workers.most // self.tensor)
-        return self.broker.wait(demand, timeout_s=None, stop=stop)
+        return self.broker.wait(self._demand(), timeout_s=None, stop=stop)
 
     def renew(self, held: Sequence[str]) -> Grant | None:
         """Renew the lease on units that run, those of a replica group side by side.
 
-        A job that is one group asks for all it has or none: it cannot lose a worker and go on. One of several
-        groups asks for as many as it would take.
-
         Returns:
             what is granted now; None where the broker is away.
         """
-        least, most = len(held), len(held)
-        if self.units is not None:
-            workers = self.config.workers
-            least, most = workers.min // self.tensor, workers.most // self.tensor
         try:
-            return self.broker.request(self._demand(least, most, held))
+            return self.broker.request(self._demand(held))
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
             return None
@@ -72,9 +65,10 @@ class Lease:
             print(f"whether the nodes are there is not known: {error}", flush=True)
             return alive
 
-    def _demand(self, least: int, most: int, held: Sequence[str] = ()) -> Demand:
+    def _demand(self, held: Sequence[str] = ()) -> Demand:
         workers = self.config.workers
         unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
+        least, most = workers.min // self.tensor, workers.most // self.tensor
         return Demand(
             holder=self.holder,
             kind="training",
@@ -82,7 +76,8 @@ class Lease:
             min=least,
             max=most,
             held=tuple(held),
-            gang=self.units or (max(1, least) if least == most else 1),
+            # What comes and goes together: a replica group, or all workers of a job of a fixed number.
+            gang=self.units or (1 if self.elastic else max(1, least)),
         )
 
 

@@ -31,6 +31,9 @@ class Reporter(Protocol):
     def metric(self, line: dict[str, Any]) -> bool:
         """Log one step; True when the job has been asked to stop."""
 
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        """Log a step unless it has been logged."""
+
     def event(self, kind: str, **facts: Any) -> None: ...
 
 
@@ -126,9 +129,13 @@ class StepLoop:
             line, stop = self._step()
         figures = self.meter.line(line["samples"], line["tokens"])
         if self.quorum.leads:
+            if self._unsaid is not None:  # the group that led before may not have lived to say it
+                self.reporter.missed_metric(self._unsaid)
             self._asked_to_stop = self.reporter.metric({**line, **figures})
+        self._unsaid = None if self.quorum.leads else {**line, **figures}
         return stop
 
+    _unsaid: dict[str, Any] | None = None  # the figures of the last step, where another group says them
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
     def _step(self) -> tuple[dict[str, Any], bool]:

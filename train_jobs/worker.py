@@ -38,6 +38,10 @@ class ControlReporter:
         # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
         return before is not None and ray.get(before, timeout=60)["stop"]
 
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        if self.control is not None:
+            ray.get(self.control.missed_metric.remote(line), timeout=60)
+
     def event(self, kind: str, **facts: Any) -> None:
         if self.control is not None:
             ray.get(self.control.event.remote(kind, **facts), timeout=60)
@@ -82,6 +86,7 @@ class _TaskRun:
     def run(self) -> str:
         spec = self.spec
         device = ray.train.torch.get_device()
+        self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
         workspace = Workspace(Storage(spec.run))
         workspace.fetch(DATA)
         replica = (spec.name, LighthouseClient(spec.job)) if spec.config.group_size is not None else None

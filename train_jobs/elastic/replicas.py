@@ -92,14 +92,14 @@ class ReplicaQuorum:
         )
         self._transfer = Transfer(settings.hang_timeout_s)
         self._statistics = _statistics(module)
-        # Ranks with whole parameters are all alike; a rank with shards has peers at its own place only.
-        self._alike = not self.mesh.shape.shards
+        # Where the strategy reduces within the group, a rank has peers at its own place in the others only.
+        self._alike = not state.parallel.reduces
         self._view: View | None = None
         self._has_state = False
         self._changes = False
         """All ranks have agreed that the next step needs a new view."""
-        self._noticed = False
-        """This rank has heard that it does."""
+        self._noticed = 0
+        """The number of the view of which this rank has heard that it does."""
         self._sending: Future[None] | None = None
         self._receiving: Future[State] | None = None
         self._before: tuple[dict[str, Any], list[Tensor]] | None = None
@@ -135,11 +135,13 @@ class ReplicaQuorum:
         self._buckets.arm()
 
     def total(self, sums: Tensor) -> Tensor | None:
+        view = self._view
+        assert view is not None, "a step has begun"
         self._take_state()
         self._buckets.finish()
         self._share_statistics()
         # The last two are for the quorum itself: whoever heard of a change, and whoever lost a peer.
-        vector = torch.cat((sums, sums.new_tensor([float(self._noticed), 0.0])))
+        vector = torch.cat((sums, sums.new_tensor([float(self._noticed == view.number), 0.0])))
         if self._exchange.failure is not None or not self._exchange.sum(vector):
             vector.zero_()
             vector[-1] = 1.0
@@ -152,8 +154,7 @@ class ReplicaQuorum:
             self._exchange.give_up("a rank of this group lost a peer")
             self._changes = True
             return None
-        assert self._view is not None, "a step has begun"
-        self.place = self._place_among(self._view.groups)  # whoever took a state has it now
+        self.place = self._place_among(view.groups)  # whoever took a state has it now
         return vector[:-2]
 
     def hold(self) -> None:
@@ -163,7 +164,8 @@ class ReplicaQuorum:
         while not sending.done() and self._exchange.failure is None:
             time.sleep(0.001)
         if sending.done() and sending.exception() is not None:
-            self._noticed = True  # whoever waited for it is gone, or will ask again
+            assert self._view is not None, "something was sent"
+            self._noticed = self._view.number  # whoever waited for it is gone, or asks again
 
     def drop(self) -> None:
         assert self._before is not None, "a step has begun"
@@ -206,19 +208,20 @@ class ReplicaQuorum:
             raise Left(answer.last)
         view, store = answer
         before, self._view = self._view, view
-        self._changes = self._noticed = False
+        self._changes = False
         if view.step == NO_STATE:
             self._restore(self.leads)
             self._has_state, self._changes = True, True
             return
         self._meet(view, store)
-        if self.leads and dist.get_rank() == 0 and before is not None and before.step != NO_STATE:
+        joined = [] if before is None else [each for each in view.groups if each not in before.groups]
+        if self.leads and dist.get_rank() == 0 and (joined or view.left or view.lost):
             self._event(
                 "resized",
                 step=view.step,
                 groups=len(view.groups),
                 world_size=self.world_size,
-                joined=[each for each in view.groups if each not in before.groups],
+                joined=joined,
                 left=list(view.left),
                 lost=list(view.lost),
                 agreed_s=round(time.perf_counter() - began, 3),
@@ -293,7 +296,7 @@ class ReplicaQuorum:
             if view is not self._view:
                 continue  # the answer is about a view that is over
             if word.change:
-                self._noticed = True
+                self._noticed = number
             if word.broken and view is not None:
                 self._exchange.give_up("a group of this view is gone")
 

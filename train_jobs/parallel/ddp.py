@@ -71,6 +71,6 @@ def parallelize(
     if config.group_size is not None:
         model.to(mesh.device)
         parallel = ParallelModel(model, mesh, autocast_dtype(config))
-        parallel.num_averaged = 1  # gradients are summed across the groups, all ranks at once
+        parallel.reduces = False  # gradients are summed over all ranks of all groups at once
         return parallel
     return ReplicatedModel(model, mesh, config)

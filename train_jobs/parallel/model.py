@@ -38,8 +38,7 @@ DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat1
 class ParallelModel:
     """A model as one rank holds it; strategies derive theirs from this one, which is spread over nothing.
 
-    A strategy averages gradients over the ranks of the data and context axes, as torch's own do; the loop
-    scales its loss for that.
+    The loop scales its loss for what the strategy does with gradients.
 
     Attributes:
         module: what is called in a forward pass.
@@ -47,7 +46,8 @@ class ParallelModel:
             named as the model's own were.
         mesh: where it is spread.
         context: how sequences are shared; None where each rank has its own.
-        num_averaged: ranks over which the strategy averages gradients; 1 where it leaves them alone.
+        reduces: whether the strategy averages gradients over the data and context axes, as torch's own do;
+            otherwise it leaves them to the exchange between replica groups.
         notes: what a user should know of how the strategy was carried out, as sentences.
     """
 
@@ -55,10 +55,15 @@ class ParallelModel:
         self.module = module
         self.stepped = module
         self.mesh = mesh
-        self.num_averaged = mesh.shape.num_averaged
+        self.reduces = True
         self.notes: list[str] = []
         self.context: ContextParallelism | None = None
         self._autocast = autocast
+
+    @property
+    def num_averaged(self) -> int:
+        """Ranks over which the strategy averages gradients."""
+        return self.mesh.shape.num_averaged if self.reduces else 1
 
     @contextmanager
     def micro_batch(self, batch: Batch, last: bool = True) -> Iterator[Batch]:

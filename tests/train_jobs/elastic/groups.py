@@ -147,15 +147,15 @@ class Groups:
         logs = "\n".join(process.log.read_text() for each in self.processes.values() for process in each)
         raise AssertionError(f"it did not happen within {timeout_s:.0f} s:\n{logs}")
 
-    def digests(self) -> dict[tuple[int, int], set[str]]:
-        """By rank and step: what the states of the groups were after it; one each where all are alike."""
-        found: dict[tuple[int, int], set[str]] = {}
+    def digests(self) -> dict[tuple[int, int, int], set[str]]:
+        """By rank, step and ranks in all: the groups' states after it; one each where all are alike."""
+        found: dict[tuple[int, int, int], set[str]] = {}
         for path in self.run.glob("*/digests-*.jsonl"):
             rank = int(path.stem.partition("-")[2])
             for line in path.read_text().splitlines():
                 with contextlib.suppress(ValueError):  # cut off by a SIGKILL
-                    step, digest = json.loads(line)
-                    found.setdefault((rank, step), set()).add(digest)
+                    step, ranks, digest = json.loads(line)
+                    found.setdefault((rank, step, ranks), set()).add(digest)
         return found
 
     def lines(self) -> list[dict[str, Any]]:
@@ -188,6 +188,16 @@ class PacedReporter(FileReporter):
         time.sleep(self.pace_s)
         return super().metric({**line, "time": time.time()})
 
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        said = [
+            json.loads(text)["step"]
+            for path in self.path.parent.parent.glob("*/reports.jsonl")
+            for text in path.read_text().splitlines()
+            if '"loss"' in text and '"kind"' not in text
+        ]
+        if line["step"] > max(said, default=0):
+            self.metric(line)
+
 
 def train_group(config_json: str, run: str, name: str, address: list[Any], pace_s: float) -> None:
     """A rank of a replica group, from joining to export; its state after every step is left as a digest."""
@@ -216,7 +226,9 @@ def train_group(config_json: str, run: str, name: str, address: list[Any], pace_
 
         def step_and_digest() -> bool:
             stop = step()
-            digests.write(json.dumps([assembly.state.step, _digest(assembly.state)]) + "\n")
+            digests.write(
+                json.dumps([assembly.state.step, assembly.quorum.world_size, _digest(assembly.state)]) + "\n"
+            )
             return stop
 
         assembly.loop.step = step_and_digest  # type: ignore[method-assign]

@@ -47,8 +47,8 @@ def alone(config: TrainJobConfig, run: Path) -> list[dict[str, Any]]:
 def check_steps(groups: Groups, reference: list[dict[str, Any]]) -> None:
     """Every step once, in order, with the samples and the loss that it has undisturbed."""
     last = {line["step"]: line for line in groups.lines()}  # of a step done again, the last counts
-    assert list(last) == [line["step"] for line in reference]
-    for line, other in zip(last.values(), reference, strict=True):
+    assert sorted(last) == [line["step"] for line in reference]
+    for line, other in zip((last[step] for step in sorted(last)), reference, strict=True):
         for key in ("samples", "tokens", "learning_rate"):
             assert line[key] == other[key]
         assert line["loss"] == pytest.approx(other["loss"], abs=TOLERANCE)
