@@ -1,0 +1,248 @@
+"""What joins, leaves and kills of replica groups cost those that stay, beside Ray Train alone; run by hand.
+
+    python tests/benchmarks/elastic_changes.py [--json] [--rounds 5] [--repeats 3] [--only pauses throughput]
+
+One cluster, otherwise idle. Pauses: an elastic job of up to three groups of one rank; in every round somebody
+else takes a device (a group leaves) and gives it back (one joins), and one rank gets SIGKILL (and its group
+joins again). A pause is the longest step around the change; the bars are the median step + 0.5 s for joins
+and leaves, and the heartbeat timeout more for a SIGKILL. Beside them, in the same run: two workers of Ray
+Train alone that report and save nothing but what they must, one killed; from the kill to the next step.
+
+Throughput: the same two workers as two replica groups and as one group, in turns (A B A B …).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from cluster.config.train_section import RecoveryConfig
+from tests.benchmarks.training_throughput import BATCH, JOB, LENGTH
+from tests.clusters import LiveCluster, started
+from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
+
+NODES = ("nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]", "storage: ./storage")
+SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1024}
+HEARTBEAT_TIMEOUT_S = RecoveryConfig().heartbeat_timeout_s
+AROUND = 5
+"""Steps after a change in which a slow one is put down to it."""
+
+TAKE_A_DEVICE = """
+import logging, sys
+import ray
+ray.init(namespace="shoal", log_to_driver=False, logging_level=logging.ERROR)
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+broker = BrokerClient()
+demand = Demand("bench/one", "serving", {"CPU": 1}, 2, 2)
+grant = broker.wait(demand, timeout_s=60)
+import threading
+ended = threading.Event()
+def keep():
+    while not ended.wait(1):
+        broker.request(Demand("bench/one", "serving", {"CPU": 1}, 2, 2, grant.nodes))
+threading.Thread(target=keep, daemon=True).start()
+print("taken", flush=True)
+sys.stdin.read()
+ended.set()
+broker.release("bench/one")
+"""
+
+RAY_TRAIN = """
+import json, os, pathlib, sys, tempfile, threading, time
+import ray
+from ray.train import FailureConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
+
+def loop(config):
+    import ray.train.torch, torch
+    model = ray.train.torch.prepare_model(torch.nn.Linear(256, 256))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank = ray.train.get_context().get_world_rank()
+    out = open(pathlib.Path(config["out"]) / f"{rank}.jsonl", "a", buffering=1)
+    while True:
+        optimizer.zero_grad()
+        model(torch.randn(64, 256)).pow(2).mean().backward()
+        optimizer.step()
+        out.write(json.dumps([time.time(), os.getpid()]) + "\\n")
+        time.sleep(0.05)
+
+out = pathlib.Path(tempfile.mkdtemp())
+ray.init(log_to_driver=False)
+trainer = TorchTrainer(loop, train_loop_config={"out": str(out)},
+    scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
+    run_config=RunConfig(storage_path=str(out / "ray"), failure_config=FailureConfig(max_failures=-1)))
+threading.Thread(target=trainer.fit, daemon=True).start()
+def rows(rank):
+    path = out / f"{rank}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")] if path.exists() else []
+def wait(condition):
+    while not condition():
+        time.sleep(0.01)
+pauses = []
+wait(lambda: len(rows(0)) > 20 and len(rows(1)) > 20)
+for _ in range(int(sys.argv[1])):
+    before, (_, victim) = len(rows(0)), rows(1)[-1]
+    killed = time.time()
+    os.kill(victim, 9)
+    wait(lambda: any(when > killed + 0.5 for when, pid in rows(1)) and rows(1)[-1][1] != victim)
+    first = next(when for when, pid in rows(1) if when > killed and pid != victim)
+    pauses.append(first - killed)
+    seen = len(rows(1))
+    wait(lambda: len(rows(1)) > seen + 40)
+print(json.dumps(pauses), flush=True)
+os._exit(0)
+"""
+
+
+def job_of(workers: dict[str, int], **changes: Any) -> dict[str, Any]:
+    return {**JOB, "parallel": {"strategy": "ddp"}, **changes, "workers": {"cpus": 1, **workers}}
+
+
+def wait_for_change(run: Path, what: str, before: int) -> dict[str, Any]:
+    """The next change of the groups, of this kind, once a few steps have been done after it."""
+    changes = wait_until(
+        lambda: [each for each in events(run, "resized")[before:] if each[what]], f"a group that {what}"
+    )
+    wait_until(lambda: metrics(run)[-1]["step"] > changes[0]["step"] + AROUND, "steps after it")
+    return changes[0]
+
+
+def pause(run: Path, change: dict[str, Any]) -> float:
+    """The longest step around a change."""
+    first = change["step"]
+    near = [line for line in metrics(run) if first <= line["step"] <= first + AROUND]
+    return max(line["step_s"] for line in near if not line.get("profiled"))
+
+
+def measure_pauses(jobs: JobFile, live: LiveCluster, rounds: int) -> dict[str, Any]:
+    run = jobs.submit("small")
+    wait_until(lambda: metrics(run) and metrics(run)[-1]["world_size"] == 3, "three groups")
+    pauses: dict[str, list[float]] = {"joined": [], "left": [], "lost": []}
+
+    def change(what: str, cause: Callable[[], object]) -> None:
+        before = len(events(run, "resized"))
+        cause()
+        pauses[what].append(pause(run, wait_for_change(run, what, before)))
+
+    for _ in range(rounds):
+        before = len(events(run, "resized"))
+        with live.running(TAKE_A_DEVICE, "taken"):
+            pauses["left"].append(pause(run, wait_for_change(run, "left", before)))
+        change("joined", lambda: None)
+        victim = events(run, "started")[-1]["ranks"][0]["pid"]
+        change("lost", psutil.Process(victim).kill)
+        change("joined", lambda: None)
+    assert jobs.shoal("stop", run.name).returncode == 0
+    finished(run)
+    lines = metrics(run)
+    steps = [line["step"] for line in lines]
+    usual = statistics.median(line["step_s"] for line in lines if not line.get("profiled"))
+    return {
+        "median_step_s": usual,
+        "heartbeat_timeout_s": HEARTBEAT_TIMEOUT_S,
+        "pauses_s": pauses,
+        "steps": len(set(steps)),
+        "steps_lost": max(steps) - len(set(steps)),
+        "steps_repeated": len(steps) - len(set(steps)),
+        "attempts": len({line["attempt"] for line in lines}),
+    }
+
+
+def measure_ray_train(live: LiveCluster, rounds: int) -> list[float]:
+    import subprocess
+
+    done = subprocess.run(
+        [sys.executable, "-c", RAY_TRAIN, str(rounds)],
+        env=live.environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_throughput(jobs: JobFile, repeats: int) -> dict[str, Any]:
+    """Tokens a second of two groups and of one group, and the ratios of neighbouring runs."""
+    rates: dict[str, list[float]] = {"two_groups": [], "one_group": []}
+    for _ in range(repeats):
+        for name, found in rates.items():
+            run = jobs.submit(name)
+            assert finished(run)["status"] == "succeeded"
+            seconds = [line["step_s"] for line in metrics(run) if not line.get("profiled")]
+            found.append(BATCH["global"] * LENGTH / statistics.median(seconds[len(seconds) // 4 :]))
+            print(f"{name}: {found[-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+    ratios = [a / b for a, b in zip(rates["two_groups"], rates["one_group"], strict=True)]
+    return {**rates, "ratios": ratios, "ratio": statistics.median(ratios)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument(
+        "--only", nargs="+", choices=["pauses", "throughput"], default=["pauses", "throughput"]
+    )
+    options = parser.parse_args()
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as directory, started(Path(directory) / "cluster", *NODES) as live:
+        (Path(directory) / "jobs").mkdir()
+        steps = {"steps": options.steps, "checkpoint": {"every_steps": options.steps}}
+        jobs = job_file(
+            live,
+            Path(directory) / "jobs",
+            {
+                "small": job_of(
+                    {"min": 1, "max": 3},
+                    model=SMALL,
+                    data={"source": "python-stdlib", "sequence_length": 64},
+                    batch={"global": 24, "micro": 4},
+                    steps=1_000_000,
+                    checkpoint={"every_steps": 1000},
+                ),
+                "two_groups": job_of({"min": 2, "max": 2, "group": 1}, **steps),
+                "one_group": job_of({"min": 2, "max": 2}, **steps),
+            },
+        )
+        if "pauses" in options.only:
+            result["pauses"] = measure_pauses(jobs, live, options.rounds)
+            result["ray_train_s"] = measure_ray_train(live, min(3, options.rounds))
+        if "throughput" in options.only:
+            result["throughput"] = measure_throughput(jobs, options.repeats)
+    if options.json:
+        print(json.dumps(result))
+        return
+    if "pauses" in result:
+        found = result["pauses"]
+        print(f"median step {found['median_step_s']:.3f} s, heartbeat timeout {HEARTBEAT_TIMEOUT_S} s")
+        for what, seconds in found["pauses_s"].items():
+            print(
+                f"{what:7} median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s of {len(seconds)}"
+            )
+        print(f"{found['steps']} steps, lost {found['steps_lost']}, repeated {found['steps_repeated']}")
+        print(
+            "Ray Train alone, SIGKILL to next step:",
+            ", ".join(f"{each:.1f} s" for each in result["ray_train_s"]),
+        )
+    if "throughput" in result:
+        shown = ", ".join(f"{each:.3f}" for each in result["throughput"]["ratios"])
+        print(f"two groups / one group: {result['throughput']['ratio']:.3f} ({shown})")
+
+
+if __name__ == "__main__":
+    main()

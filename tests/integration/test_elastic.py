@@ -1,0 +1,144 @@
+"""Elastic jobs on a real cluster: their groups come and go with the grant and with what dies."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests import clusters
+from tests.clusters import LiveCluster
+from tests.integration.jobs import (
+    JOB,
+    JobFile,
+    events,
+    finished,
+    job_file,
+    metrics,
+    wait_until,
+)
+from tests.train_jobs.ranks import merged, write_corpus
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+REBUILD_LIMIT_S = 10.0
+GRACE_S = 5.0
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
+    lines = (
+        "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
+        "storage: ./storage",
+        f"sharing: {{reclaim_grace_s: {GRACE_S}}}",
+    )
+    with clusters.started(tmp_path_factory.mktemp("cluster"), *lines) as live:
+        yield live
+
+
+@pytest.fixture(scope="module")
+def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile:
+    corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
+    job = merged(JOB, {"data": {"source": str(corpus)}, "batch": {"global": 24, "micro": 2}})
+    return job_file(
+        live,
+        tmp_path_factory.mktemp("jobs"),
+        {
+            "groups": merged(
+                job,
+                {"parallel": {"strategy": "ddp"}, "workers": {"min": 1, "max": 3}, "steps": 1_000_000},
+            ),
+            "whole": merged(job, {"workers": {"min": 1, "max": 3}, "steps": 1_000_000}),
+            "short": merged(job, {"workers": {"min": 2, "max": 2}, "steps": 20}),
+        },
+    )
+
+
+def at_world_size(run: Path, size: int) -> dict[str, Any]:
+    """Wait until steps are done by so many ranks."""
+    return wait_until(
+        lambda: next((line for line in reversed(metrics(run)) if line["world_size"] == size), None),
+        f"a step of {size} workers in {run.name}",
+    )
+
+
+def grown_beyond(run: Path, step: int, size: int) -> None:
+    wait_until(
+        lambda: any(line["step"] > step and line["world_size"] == size for line in metrics(run)),
+        f"a step of {size} workers after step {step}",
+    )
+
+
+def stop(jobs: JobFile, run: Path) -> list[dict[str, Any]]:
+    """Stop a job; its metrics, in which every step stands once."""
+    assert jobs.shoal("stop", run.name).returncode == 0
+    assert finished(run)["status"] == "stopped"
+    lines = metrics(run)
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    return lines
+
+
+def test_a_job_shrinks_for_another_ones_minimum_and_grows_again(jobs: JobFile) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    short = jobs.submit("short")
+    assert finished(short)["status"] == "succeeded"
+    shrunk = at_world_size(run, 2)
+    grown_beyond(run, shrunk["step"], 3)
+    lines = stop(jobs, run)
+    assert {line["attempt"] for line in lines} == {1}
+    left, joined = events(run, "resized")
+    assert (len(left["left"]), left["lost"], len(joined["joined"])) == (1, [], 1)
+    (leaving,) = events(run, "leaving")
+    assert leaving["for_whom"] == [f"job/{short.name}"]
+
+
+def test_a_killed_rank_costs_the_others_a_heartbeat_timeout_and_comes_back(
+    jobs: JobFile, live: LiveCluster
+) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    victim = events(run, "started")[-1]["ranks"][0]["pid"]
+    psutil.Process(victim).kill()
+    lost = wait_until(lambda: events(run, "resized"), "the loss of a group")[0]
+    grown_beyond(run, lost["step"], 3)
+    lines = stop(jobs, run)
+    assert {line["attempt"] for line in lines} == {1}
+    (failure,) = events(run, "failed")
+    assert (failure["failure_class"], failure["group"]) == ("worker", lost["lost"][0])
+    usual = statistics.median(line["step_s"] for line in lines)
+    assert lines[lost["step"]]["step_s"] < 2.0 + usual + 2.0, "on cores that others use as well"
+
+
+def test_a_group_that_does_not_leave_in_time_is_taken_down(jobs: JobFile) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    for started in events(run, "started"):
+        psutil.Process(started["ranks"][0]["pid"]).send_signal(signal.SIGSTOP)
+    short = jobs.submit("short")
+    wait_until(lambda: events(run, "reclaimed"), "the end of a group that does not move")
+    for started in events(run, "started"):
+        process = psutil.Process(started["ranks"][0]["pid"])
+        if process.is_running():
+            process.send_signal(signal.SIGCONT)
+    assert finished(short)["status"] == "succeeded"
+    stop(jobs, run)
+
+
+def test_a_job_of_one_group_is_built_anew_within_ten_seconds_and_loses_no_step(jobs: JobFile) -> None:
+    run = jobs.submit("whole")
+    at_world_size(run, 3)
+    short = jobs.submit("short")
+    assert finished(short)["status"] == "succeeded"
+    shrunk = at_world_size(run, 2)
+    grown_beyond(run, shrunk["step"], 3)
+    lines = stop(jobs, run)
+    assert [line["world_size"] for line in lines[:1] + lines[-1:]] == [3, 3]
+    assert {"rebuilding", "checkpointed", "ended", "leased", "entered", "started"} <= {
+        event["kind"] for event in events(run)
+    }
