@@ -85,7 +85,8 @@ trainer = TorchTrainer(loop, train_loop_config={"out": str(out)},
 threading.Thread(target=trainer.fit, daemon=True).start()
 def rows(rank):
     path = out / f"{rank}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("]")] if path.exists() else []
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("]")]
 def wait(condition):
     while not condition():
         time.sleep(0.01)
@@ -231,14 +232,11 @@ def main() -> None:
         found = result["pauses"]
         print(f"median step {found['median_step_s']:.3f} s, heartbeat timeout {HEARTBEAT_TIMEOUT_S} s")
         for what, seconds in found["pauses_s"].items():
-            print(
-                f"{what:7} median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s of {len(seconds)}"
-            )
+            worst, count = max(seconds), len(seconds)
+            print(f"{what:7} median {statistics.median(seconds):.2f} s, worst {worst:.2f} s of {count}")
         print(f"{found['steps']} steps, lost {found['steps_lost']}, repeated {found['steps_repeated']}")
-        print(
-            "Ray Train alone, SIGKILL to next step:",
-            ", ".join(f"{each:.1f} s" for each in result["ray_train_s"]),
-        )
+        alone = ", ".join(f"{each:.1f} s" for each in result["ray_train_s"])
+        print(f"Ray Train alone, SIGKILL to next step: {alone}")
     if "throughput" in result:
         shown = ", ".join(f"{each:.3f}" for each in result["throughput"]["ratios"])
         print(f"two groups / one group: {result['throughput']['ratio']:.3f} ({shown})")
