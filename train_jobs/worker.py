@@ -89,7 +89,11 @@ class _TaskRun:
         self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
         workspace = Workspace(Storage(spec.run))
         workspace.fetch(DATA)
-        replica = (spec.name, LighthouseClient(spec.job)) if spec.config.group_size is not None else None
+        replica = (
+            (spec.name, LighthouseClient(spec.job, spec.attempt))
+            if spec.config.group_size is not None
+            else None
+        )
         assembly = RankAssembly(
             spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device, replica
         )

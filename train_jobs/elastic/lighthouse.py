@@ -21,9 +21,9 @@ _CALL_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 10
 
 
-def lighthouse_name(job: str) -> str:
-    """Name of a job's lighthouse in Shoal's namespace."""
-    return f"shoal-lighthouse-{job}"
+def lighthouse_name(job: str, attempt: int) -> str:
+    """Name of the lighthouse of one attempt of a job, in Shoal's namespace."""
+    return f"shoal-lighthouse-{job}-{attempt}"
 
 
 @ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
@@ -55,7 +55,7 @@ class Lighthouse:
 
     async def remind(self, view: View) -> None:
         """Tell of the view that a group is in, after a restart of this actor."""
-        self._membership.remind(view)
+        self._membership.remind(view, time.monotonic())
 
     async def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
         """Wait at a step boundary for the next view; returns it with the address of its store."""
@@ -73,10 +73,6 @@ class Lighthouse:
     async def leave(self, group: str) -> None:
         """Let a group go at its next step boundary."""
         self._membership.leave(group)
-
-    async def expect(self, group: str) -> None:
-        """A group is being started."""
-        self._membership.expect(group)
 
     async def ended(self, group: str) -> None:
         """A group is over."""
@@ -106,8 +102,8 @@ class Lighthouse:
 class LighthouseClient:
     """How a rank, or the driver, talks to the lighthouse of its job."""
 
-    def __init__(self, job: str) -> None:
-        self._actor = ray.get_actor(lighthouse_name(job), namespace=NAMESPACE)
+    def __init__(self, job: str, attempt: int) -> None:
+        self._actor = ray.get_actor(lighthouse_name(job, attempt), namespace=NAMESPACE)
 
     def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word:
         """Raises GetTimeoutError where the lighthouse does not answer in time."""
@@ -123,9 +119,6 @@ class LighthouseClient:
     def leave(self, group: str) -> None:
         ray.get(self._actor.leave.remote(group), timeout=_CALL_TIMEOUT_S)
 
-    def expect(self, group: str) -> None:
-        ray.get(self._actor.expect.remote(group), timeout=_CALL_TIMEOUT_S)
-
     def ended(self, group: str) -> None:
         ray.get(self._actor.ended.remote(group), timeout=_CALL_TIMEOUT_S)
 
@@ -133,15 +126,15 @@ class LighthouseClient:
         return ray.get(self._actor.view.remote(), timeout=_CALL_TIMEOUT_S)
 
 
-def start_lighthouse(job: str, expected: Collection[str], timeout_s: float) -> ActorHandle:
-    """Start a job's lighthouse on this node; it ends with the handle's owner.
+def start_lighthouse(job: str, attempt: int, expected: Collection[str], timeout_s: float) -> ActorHandle:
+    """Start the lighthouse of an attempt on this node; it ends with the handle's owner.
 
     Args:
         expected: the groups that the first view waits for.
         timeout_s: seconds of silence after which a group counts as lost.
     """
     return Lighthouse.options(  # type: ignore[attr-defined]
-        name=lighthouse_name(job),
+        name=lighthouse_name(job, attempt),
         namespace=NAMESPACE,
         scheduling_strategy=NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+PATIENCE_S = 120.0
+"""Groups that start together are ready within seconds of each other, unless one cannot start at all."""
 NO_STATE = -1
 """The step of a group that has neither restored a checkpoint nor taken a peer's state."""
 
@@ -96,16 +98,19 @@ class Membership:
     Args:
         expected: groups that are being started; the first view waits for all of them.
         timeout_s: a group is lost when one of its ranks has been silent for so long.
+        patience_s: how long the first group to arrive waits for the others that are expected.
     """
 
-    def __init__(self, expected: Collection[str], timeout_s: float) -> None:
+    def __init__(self, expected: Collection[str], timeout_s: float, patience_s: float = PATIENCE_S) -> None:
         self.timeout_s = timeout_s
+        self.patience_s = patience_s
         self.view: View | None = None
         self._expected = set(expected)
         self._groups: dict[str, _Group] = {}
         self._ended: set[str] = set()
         self._left: set[str] = set()
         self._seniority = 0
+        self._first_arrival: float | None = None
 
     def heard(self, group: str, rank: int, view: int, now: float) -> Word:
         """A heartbeat of a rank, which is in view number `view` (0: in none yet)."""
@@ -120,12 +125,13 @@ class Membership:
         broken = view != self.view.number or group not in self.view.groups or self._any_lost(now)
         return Word(change=self._change_wanted(now), broken=broken)
 
-    def remind(self, view: View) -> None:
-        """Tell of a view that was agreed on before this began."""
+    def remind(self, view: View, now: float) -> None:
+        """Tell of a view that was agreed on before this began; its groups have to be heard from now on."""
         if self.view is None or view.number > self.view.number:
             self.view = view
             for group in view.groups:
                 member = self._groups.setdefault(group, _Group())
+                member.ranks.setdefault(0, now)
                 self._seniority += 1
                 member.since = self._seniority
 
@@ -149,15 +155,13 @@ class Membership:
             self._left.add(group)
             return Goodbye(last=not others)
         member.arrived = step
+        if self._first_arrival is None:
+            self._first_arrival = now
         return None
 
     def leave(self, group: str) -> None:
         """Ask a group to go; at its next step boundary it is answered with a goodbye."""
         self._groups.setdefault(group, _Group()).leaving = True
-
-    def expect(self, group: str) -> None:
-        """A group is being started; a first view waits for it."""
-        self._expected.add(group)
 
     def ended(self, group: str) -> None:
         """A group is over, however that came."""
@@ -173,7 +177,8 @@ class Membership:
             if group.arrived is not None and not group.leaving and self._heard(group, now)
         }
         if self.view is None:
-            needed = set(self._expected)
+            patient = self._first_arrival is not None and now - self._first_arrival <= self.patience_s
+            needed = set(self._expected) if patient else set()
         else:
             needed = {name for name in self.view.groups if self._present(name, now)}
         if not waiting or not needed <= waiting.keys():

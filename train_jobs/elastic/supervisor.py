@@ -86,9 +86,10 @@ class Supervisor:
     def run(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
         """Run groups until the job is done, is stopped, or has none left; returns the last to end."""
         specs = [self._spec(gang) for gang in gangs_of(grant.nodes, self.units)]
-        lighthouse = start_lighthouse(self.name, [spec.name for spec in specs], self.heartbeat_timeout_s)
+        attempt, names = specs[0].attempt, [spec.name for spec in specs]
+        lighthouse = start_lighthouse(self.name, attempt, names, self.heartbeat_timeout_s)
         try:
-            self.lighthouse = LighthouseClient(self.name)
+            self.lighthouse = LighthouseClient(self.name, attempt)
             for spec in specs:
                 self._start(spec)
             return self._supervise()
@@ -106,6 +107,7 @@ class Supervisor:
                 if best is None or outcome.status in ("finished", "stopped"):
                     best = ended.spec, outcome
                 if outcome.status in ("finished", "stopped"):
+                    self._end_newcomers()
                     self._finished = self._finished or time.monotonic()
                 elif not self.running and self._finished is None:
                     return ended.spec, outcome
@@ -147,6 +149,13 @@ class Supervisor:
                 each.leave_by = float("inf")
             elif not alive >= set(each.gang):
                 # Ray Train would find out too, but later; nothing of this group is left to save.
+                each.group.take_down()
+
+    def _end_newcomers(self) -> None:
+        """Groups that have yet to join have nobody to meet any more."""
+        view = self.lighthouse.view()
+        for name, each in self.running.items():
+            if view is None or name not in view.groups:
                 each.group.take_down()
 
     def _spec(self, gang: Gang) -> GroupSpec:

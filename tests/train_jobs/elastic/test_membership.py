@@ -37,6 +37,18 @@ def test_the_first_view_does_not_wait_for_one_that_ended_while_it_started() -> N
     assert view.groups == ("a",)
 
 
+def test_the_first_view_does_not_wait_for_ever_for_one_that_cannot_start() -> None:
+    membership = Membership(["a", "b"], TIMEOUT_S, patience_s=10)
+    membership.arrive("a", NO_STATE, 1, 0)
+    for now in range(1, 11):
+        membership.heard("a", 0, 0, now)
+        assert membership.decide(now) is None
+    membership.heard("a", 0, 0, 10.5)
+    view = membership.decide(10.5)
+    assert view is not None
+    assert view.groups == ("a",)
+
+
 def test_a_newcomer_is_told_to_the_others_and_stands_behind_them() -> None:
     membership = agreed("b", "c")
     assert not membership.heard("b", 0, 1, 1).change
@@ -129,11 +141,13 @@ def test_after_a_restart_the_groups_say_which_view_they_are_in() -> None:
     assert view is not None
     anew = Membership([], TIMEOUT_S)
     assert anew.heard("a", 0, view.number, 0) == Word(forgotten=True)
-    anew.remind(view)
+    anew.remind(view, 0)
     anew.heard("b", 0, view.number, 0)
     assert anew.heard("a", 0, view.number, 0) == Word()
     anew.arrive("c", NO_STATE, 1, 0.1)
     assert anew.heard("a", 0, view.number, 0.1) == Word(change=True)
+    anew.heard("a", 0, view.number, 3)
+    assert anew.heard("a", 0, view.number, 3).broken, "b has been silent since"
 
 
 class Schools(RuleBasedStateMachine):
