@@ -33,12 +33,14 @@ class JobControl:
         self.log = RunLog(Storage(run_location))
         self.stopping = False
         self.step = 0
+        self._last: tuple[int, float] | None = None
         self._flush_at = 0.0
 
     def metric(self, line: dict[str, Any]) -> dict[str, bool]:
         """Log one step; the answer says what is asked of all ranks."""
-        self.log.metric(line)
-        self.step = line["step"]
+        if (line["step"], line["loss"]) != self._last:  # another group may have said it already
+            self.log.metric(line)
+        self.step, self._last = line["step"], (line["step"], line["loss"])
         self._flush_now_and_then()
         return {"stop": self.stopping}
 

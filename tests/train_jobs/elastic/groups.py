@@ -185,8 +185,9 @@ class PacedReporter(FileReporter):
         self.pace_s = pace_s
 
     def metric(self, line: dict[str, Any]) -> bool:
+        stop = super().metric({**line, "time": time.time()})
         time.sleep(self.pace_s)
-        return super().metric({**line, "time": time.time()})
+        return stop
 
     def missed_metric(self, line: dict[str, Any]) -> None:
         said = [
