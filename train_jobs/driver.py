@@ -147,6 +147,9 @@ class Driver:
             held=tuple(held[::tensor]),
             # One group cannot lose a worker and go on: it has all of them or none.
             gang=max(1, least // tensor) if least == most else 1,
+            priority=self.config.priority,
+            weight=self.config.weight,
+            accelerator=self.config.accelerator,
         )
 
     def _run_groups(self, specs: Sequence[GroupSpec]) -> tuple[GroupSpec, GroupOutcome]:

@@ -11,6 +11,7 @@ import ray
 
 from cluster.head_actor import start_on_head
 from cluster.health import silent
+from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.ledger import Ledger
 
@@ -23,7 +24,8 @@ SUSPECTS_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
-NAME_LABEL = "shoal.io/node"
+RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
+"""Ray's own, on nodes that it found an accelerator on; ours is the config's word."""
 
 
 class Broker:
@@ -112,11 +114,17 @@ def alive_nodes() -> list[Node]:
             # Ray adds resources of its own (node:<ip>, memory, object_store_memory); no unit asks for
             # the former, and the latter change with the machine.
             resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
-            name=row.get("Labels", {}).get(NAME_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+            name=row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+            accelerator=accelerator_of(row.get("Labels", {})),
         )
         for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
         if row["Alive"]
     ]
+
+
+def accelerator_of(labels: Mapping[str, str]) -> str | None:
+    """The kind of a node's accelerators, by its labels."""
+    return labels.get(ACCELERATOR_LABEL) or labels.get(RAY_ACCELERATOR_LABEL) or None
 
 
 def start_broker(info: Mapping[str, Any]) -> None:
