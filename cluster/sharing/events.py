@@ -46,7 +46,7 @@ class Event:
         before, after: units that the holder was told, by node.
         held: units that the holder says run or are being started, by node, as of now.
         by: the holders that it gave way to.
-        node, resources, foreign: of events of nodes: what may be granted there, and what strangers use.
+        node, resources, foreign: of events of nodes: all that it has, and what strangers use of that.
         reason: a sentence.
     """
 
@@ -139,8 +139,6 @@ def grant_reason(
         return f"{holder} gave way to {listed(by)}: {less} leave {places(lost)}{moved}; it {now}"
     if cause == "node_gone":
         return f"{holder} lost {less} with {places(lost)}{moved}; it {now}"
-    if cause == "foreign_use":
-        return f"{holder} was promised {less} on {places(lost)} that others use now{moved}; it {now}"
     if cause == "place_taken":
         return f"{holder} was promised {less} on {places(lost)} where units of others run{moved}; it {now}"
     if cause == "placed_elsewhere":

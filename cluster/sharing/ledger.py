@@ -10,6 +10,7 @@ from typing import Any
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
 from cluster.sharing.events import Cause, Event, amounts, grant_reason, held_reason, units_of
+from cluster.sharing.foreign import countable
 from cluster.sharing.lease import Lease
 
 TTL_S = 15.0
@@ -102,8 +103,9 @@ class Ledger:
         """Say which nodes are alive now.
 
         Args:
-            nodes: with what may be granted there: all they have, less what strangers use.
-            foreign: what strangers use, by node id, in Ray's names.
+            nodes: with all they have.
+            foreign: what strangers use, by node id, in Ray's names. It is not granted, unless that would
+                take from a lease: whoever was not heard of for a while may have been taken for a stranger.
         """
         strangers = {node: dict(used) for node, used in (foreign or {}).items() if used}
         if tuple(nodes) == self._nodes and strangers == self._foreign:
@@ -121,14 +123,14 @@ class Ledger:
                 self._names[node_id] = f"{name}~{node_id[:8]}"
         for node in nodes:
             was = before.pop(node.node_id, None)
-            name, has = self._names[node.node_id], amounts(_counted(node.resources))
+            name, has = self._names[node.node_id], amounts(countable(node.resources))
             if was is None and node.node_id in back:
                 self._note_node("node_back", node, f"{name} is back, with {has}")
             elif was is None:
                 self._note_node("node_joined", node, f"{name} is there, with {has}")
             elif used.get(node.node_id) != strangers.get(node.node_id):
                 by = amounts(strangers.get(node.node_id, {}))
-                self._note_node("foreign_use", node, f"others use {by} of {name}; {has} can be granted")
+                self._note_node("foreign_use", node, f"strangers use {by} of the {has} of {name}")
             elif was != node:
                 self._note_node("node_changed", node, f"{name} has {has} now")
         for node in before.values():
@@ -208,7 +210,7 @@ class Ledger:
         return Snapshot(
             now=now,
             priority=self.priority,
-            nodes=tuple(replace(node, name=self._names[node.node_id]) for node in self._nodes),
+            nodes=tuple(replace(node, name=self._names[node.node_id]) for node in self._grantable()),
             demands={name: standing.demand for name, standing in standings.items()},
             told={name: lease.told or () for name, lease in self._leases.items()},
             grants={name: grant for name, grant in grants.items() if name in self._leases},
@@ -249,7 +251,7 @@ class Ledger:
                 demands.append(leaving)
         since = {holder: lease.since for holder, lease in self._leases.items()}
         self._grants = allocate(
-            self._nodes,
+            self._grantable(),
             demands,
             self.priority,
             since=since,
@@ -259,6 +261,19 @@ class Ledger:
         )
         self._note_overdue(overdue, now)
         return self._grants
+
+    def _grantable(self) -> list[Node]:
+        """The nodes without what strangers use."""
+        if not self._foreign:
+            return list(self._nodes)
+        occupied, nodes = self.occupied(), []
+        for node in self._nodes:
+            has, own = dict(node.resources), occupied.get(node.node_id, {})
+            for name, amount in self._foreign.get(node.node_id, {}).items():
+                total = has.get(name, 0.0)
+                has[name] = max(total - amount, min(total, own.get(name, 0.0)))
+            nodes.append(replace(node, resources=has))
+        return nodes
 
     def _closed(self, now: float) -> bool:
         return self._closed_until is not None and now < self._closed_until
@@ -296,7 +311,7 @@ class Ledger:
 
     def _note_node(self, cause: Cause, node: Node, reason: str) -> None:
         foreign = self._foreign.get(node.node_id, {})
-        resources, name = _counted(node.resources), self._names[node.node_id]
+        resources, name = countable(node.resources), self._names[node.node_id]
         self._events.append(Event(cause, reason, node=name, resources=resources, foreign=foreign))
 
     def _note_overdue(self, overdue: frozenset[str], now: float) -> None:
@@ -358,7 +373,7 @@ class Ledger:
             return "asked_less"
         if demand.kind == "serving" and grant.units == len(old):
             return "placed_elsewhere"
-        return "foreign_use" if any(node in self._foreign for node in lost) else "place_taken"
+        return "place_taken"
 
     def _by_node(self, units: Iterable[str]) -> dict[str, int]:
         count = Counter(self._names.get(node, node) for node in units)
@@ -370,8 +385,3 @@ def _distinct_names(nodes: Iterable[Node]) -> dict[str, str]:
     names = {node.node_id: node.name or node.node_id for node in nodes}
     several = {name for name, count in Counter(names.values()).items() if count > 1}
     return {node: f"{name}~{node[:8]}" if name in several else name for node, name in names.items()}
-
-
-def _counted(resources: Mapping[str, float]) -> dict[str, float]:
-    """What units ask for: not the memory, which is Ray's own count."""
-    return {name: amount for name, amount in resources.items() if "memory" not in name}

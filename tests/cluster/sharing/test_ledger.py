@@ -415,10 +415,21 @@ def test_every_change_is_an_event_with_its_cause():
     assert causes(ledger) == [("found", "old")]
 
 
-def test_events_say_that_strangers_took_a_place():
-    ledger = ledger_of(1)
+def test_what_strangers_use_is_not_granted_and_is_an_event():
+    ledger = ledger_of(2)
     ledger.take_events()
-    ledger.update_nodes([Node("n0", {"CPU": 0})], {"n0": {"CPU": 1}})
+    ledger.update_nodes(nodes(2), {"n0": {"CPU": 1}})
     (event,) = ledger.take_events()
-    assert (event.cause, event.resources, event.foreign) == ("foreign_use", {"CPU": 0}, {"CPU": 1})
-    assert event.reason == "others use 1 CPU of n0; nothing can be granted"
+    assert (event.cause, event.resources, event.foreign) == ("foreign_use", {"CPU": 2}, {"CPU": 1})
+    assert event.reason == "strangers use 1 CPU of the 2 CPU of n0"
+    assert ledger.request(job("job", 1, 2), now=0).units == 1
+    ledger.update_nodes(nodes(2))
+    assert ledger.take_events()[-1].reason == "strangers use nothing of the 2 CPU of n0"
+
+
+def test_nobody_loses_a_unit_because_it_was_taken_for_a_strangers():
+    # The broker was restarted, and a holder was heard so late that its units counted as a stranger's.
+    ledger = ledger_of(2)
+    ledger.update_nodes(nodes(2), {"n0": {"CPU": 2}})
+    assert ledger.request(job("new"), now=0).units == 0
+    assert ledger.request(job("old", 2, 3, ["n0", "n0"]), now=1).nodes == ("n0", "n0")
