@@ -11,7 +11,6 @@ from cluster.sharing.demand import Kind
 from cluster.wording import counted
 
 Cause = Literal[
-    "asked",
     "waiting",
     "overdue",
     "started",
