@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -42,7 +42,7 @@ class Lease:
       Until then no other gang of it is granted on exactly the same nodes: nobody could tell them apart.
     - A gang that is held and never was told runs elsewhere than it was told: it stands for one of those.
     - A gang that lost a node keeps what is left of it while it is completed: the gang that was told in its
-      stead has those places, not others beside them.
+      stead has those places, not others beside them. If the node answers again meanwhile, it goes on.
     - Serving starts and ends replicas where it likes; only their number follows the grant. So any surplus may
       stay after all, whichever it is.
 
@@ -77,30 +77,33 @@ class Lease:
         size, held = self.demand.gang, _gangs(self.demand.held, self.demand.gang)
         if self.told is None:
             return Standing(self.demand, (), (), tuple(held))
-        told, rest = _gangs(self.told, size), list(held)
+        rest = _Pile(held)
         kept: list[tuple[Gang, Gang | None]] = []
         absent: list[Gang] = []
-        for gang in told:
-            found = _take(rest, gang)
+        for gang in _gangs(self.told, size):
+            found = rest.take(gang)
             if found is None:
                 absent.append(gang)
             else:
                 kept.append((found, found))
         awaited = []
         for gang in absent:
-            was = next((was for now, was in self._completes if sorted(now) == sorted(gang)), None)
-            found = None if was is None else _take(rest, was)
+            was = next((was for now, was in self._completes if _key(now) == _key(gang)), None)
+            # One whose nodes are all back needs nothing in its stead.
+            found = None if was is None or _is_whole(was, alive) else rest.take(was)
             if found is None:
                 awaited.append(gang)
             else:
                 kept.append((gang, found))
-        leaving = [node for gang in self._dismissed if _take(rest, gang) for node in gang]
-        # A gang on a node that is gone stands for nothing.
-        elsewhere = [gang for gang in rest if set(gang) <= set(alive)]
+        leaving = [node for gang in self._dismissed if rest.take(gang) for node in gang]
+        elsewhere = [gang for gang in rest.left() if _is_whole(gang, alive)]
+        # What is left of a gang that lost a node is of no use, and in the way until it is gone.
+        leaving += [node for gang in rest.left() if not _is_whole(gang, alive) for node in gang]
         kept += [(gang, gang) for gang in elsewhere]
         awaited = awaited[: max(0, len(awaited) - len(elsewhere))]
         for gang, was in kept:
-            leaving += (Counter(was) - Counter(gang)).elements()
+            if was is not gang:
+                leaving += (Counter(was) - Counter(gang)).elements()
         room = max(0, self.demand.most // size - len(kept))
         kept += [(gang, None) for gang in awaited[:room]]
         promised = []
@@ -123,16 +126,16 @@ class Lease:
         where nothing runs yet while a replica has to leave: by their number it would not know that one has.
         """
         size, standing = self.demand.gang, self.standing(alive)
-        kept, new = _gangs(standing.demand.held, size), _gangs(grant.nodes, size)
+        new = _gangs(grant.nodes, size)
         if self.demand.kind == "serving":
-            rest = list(new)
-            running = [gang for gang in standing.origins if gang is not None and set(gang) <= set(alive)]
-            stays = [gang for gang in running if _take(rest, gang) is not None]
+            rest = _Pile(new)
+            running = [gang for gang in standing.origins if gang is not None and _is_whole(gang, alive)]
+            stays = [gang for gang in running if rest.take(gang) is not None]
             told = new if len(stays) == len(running) else stays
         else:
-            held = _gangs(self.demand.held, size)
-            leaving = [gang for gang in self._dismissed if _take(held, gang) is not None]
-            told = [gang for gang in new if _take(kept, gang) is not None or not _contains(leaving, gang)]
+            kept, held = _Pile(_gangs(standing.demand.held, size)), _Pile(_gangs(self.demand.held, size))
+            leaving = {_key(gang) for gang in self._dismissed if held.take(gang) is not None}
+            told = [gang for gang in new if kept.take(gang) is not None or _key(gang) not in leaving]
         return replace(grant, nodes=tuple(node for gang in told for node in gang))
 
     def tell(self, grant: Grant, alive: Collection[str], now: float) -> bool:
@@ -143,44 +146,49 @@ class Lease:
         """
         size, standing = self.demand.gang, self.standing(alive)
         new = _gangs(grant.nodes, size)
-        rest = list(new)
+        rest = _Pile(new)
         completes = []
         broken = []
         for gang, was in zip(_gangs(standing.demand.held, size), standing.origins, strict=True):
-            stays = _take(rest, gang) is not None
+            stays = rest.take(gang) is not None
             if was is None:
                 continue
             if not stays:
                 broken.append((gang, was))
-            elif sorted(was) != sorted(gang):  # told before, and not taken up yet
+            elif _key(was) != _key(gang):  # told before, and not taken up yet
                 completes.append((gang, was))
         for gang, was in broken:
             survivors = Counter(node for node in gang if node in alive)
             if not survivors or survivors.total() == size:
                 continue
-            heir = next((each for each in rest if not survivors - Counter(each)), None)
+            heir = next((each for each in rest.left() if not survivors - Counter(each)), None)
             if heir is not None:
-                rest.remove(heir)
+                rest.take(heir)
                 completes.append((heir, was))
         self._completes = completes
         if self.demand.kind == "training":
-            self._dismiss(new, completes)
-        before = [tuple(sorted(gang)) for gang in _gangs(self.told or (), size)]
+            self._dismiss(new, completes, alive)
+        before = [_key(gang) for gang in _gangs(self.told or (), size)]
         first = self.told is None
         self.told = grant.nodes
         self.waiting_since = None if grant.units >= self.demand.min else self._waits_from(now)
-        if Counter(before) == Counter(tuple(sorted(gang)) for gang in new):
+        if Counter(before) == Counter(map(_key, new)):
             return first
         if not _only_lost(before, new, alive):
             self.changed = now
         return True
 
-    def _dismiss(self, new: Sequence[Gang], completes: Sequence[tuple[Gang, Gang]]) -> None:
-        """Note which of the gangs that are held have to go."""
-        rest = _gangs(self.demand.held, self.demand.gang)
+    def _dismiss(
+        self, new: Sequence[Gang], completes: Sequence[tuple[Gang, Gang]], alive: Collection[str]
+    ) -> None:
+        """Note which of the gangs that are held have to go.
+
+        Not those on a node that is gone: it may answer again, and what runs there was in nobody's way.
+        """
+        rest = _Pile(_gangs(self.demand.held, self.demand.gang))
         for gang in (*new, *(was for _, was in completes)):
-            _take(rest, gang)
-        self._dismissed = rest
+            rest.take(gang)
+        self._dismissed = [gang for gang in rest.left() if _is_whole(gang, alive)]
 
     def _waits_from(self, now: float) -> float:
         return now if self.waiting_since is None else self.waiting_since
@@ -190,20 +198,35 @@ def _gangs(units: Sequence[str], size: int) -> list[Gang]:
     return [tuple(units[first : first + size]) for first in range(0, len(units), size)]
 
 
-def _take(gangs: list[Gang], gang: Gang) -> Gang | None:
-    """Remove the gang on the same nodes from the list, and return it as it stood there."""
-    wanted = sorted(gang)
-    for position, each in enumerate(gangs):
-        if sorted(each) == wanted:
-            return gangs.pop(position)
-    return None
+def _key(gang: Gang) -> Gang:
+    """The same for gangs on the same nodes."""
+    return gang if len(gang) == 1 else tuple(sorted(gang))
 
 
-def _contains(gangs: Sequence[Gang], gang: Gang) -> bool:
-    return any(sorted(each) == sorted(gang) for each in gangs)
+def _is_whole(gang: Gang, alive: Collection[str]) -> bool:
+    return all(node in alive for node in gang)
+
+
+class _Pile:
+    """Gangs that are taken away one by one, by the nodes that they are on."""
+
+    def __init__(self, gangs: Sequence[Gang]) -> None:
+        self._gangs: dict[int, Gang] = dict(enumerate(gangs))
+        self._at: dict[Gang, deque[int]] = {}
+        for position, gang in self._gangs.items():
+            self._at.setdefault(_key(gang), deque()).append(position)
+
+    def take(self, gang: Gang) -> Gang | None:
+        """Remove the first gang on the same nodes, and return it as it stands here."""
+        positions = self._at.get(_key(gang))
+        return self._gangs.pop(positions.popleft()) if positions else None
+
+    def left(self) -> list[Gang]:
+        """Those that were not taken, in their order."""
+        return list(self._gangs.values())
 
 
 def _only_lost(before: Sequence[Gang], new: Sequence[Gang], alive: Collection[str]) -> bool:
     """Whether all that changed is that gangs on nodes which are gone are not there any more."""
-    stayed = Counter(gang for gang in before if all(node in alive for node in gang))
-    return stayed == Counter(tuple(sorted(gang)) for gang in new)
+    stayed = Counter(gang for gang in before if _is_whole(gang, alive))
+    return stayed == Counter(map(_key, new))

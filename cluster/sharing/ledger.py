@@ -86,6 +86,7 @@ class Ledger:
         self.settle_s = settle_s
         self._closed_until = closed_until
         self._nodes: tuple[Node, ...] = ()
+        self._alive: frozenset[str] = frozenset()
         self._foreign: dict[str, dict[str, float]] = {}
         self._names: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
@@ -113,13 +114,13 @@ class Ledger:
         before = {node.node_id: node for node in self._nodes}
         used, self._foreign = self._foreign, strangers
         self._nodes = tuple(nodes)
+        self._alive = frozenset(node.node_id for node in nodes)
         self._grants = None
-        alive = self._alive()
         back = {node.node_id for node in nodes if node.node_id in self._names}
         self._names |= _distinct_names(nodes)
         taken = {self._names[node.node_id] for node in nodes}
         for node_id, name in self._names.items():
-            if name in taken and node_id not in alive:  # a node that is gone leaves its name to another
+            if name in taken and node_id not in self._alive:  # a node that is gone leaves its name to another
                 self._names[node_id] = f"{name}~{node_id[:8]}"
         for node in nodes:
             was = before.pop(node.node_id, None)
@@ -148,11 +149,11 @@ class Ledger:
         if lease.demand != demand:
             self._grants = None
         lease.renew(demand, now)
-        grant = lease.tellable(self._decide(now)[demand.holder], self._alive())
+        grant = lease.tellable(self._decide(now)[demand.holder], self._alive)
         waited = lease.waiting_since is not None
         if old != grant.nodes:
             self._grants = None
-        lease.tell(grant, self._alive(), now)
+        lease.tell(grant, self._alive, now)
         self._note_grant(lease, grant, old, held, now, waited=waited)
         return grant
 
@@ -179,7 +180,7 @@ class Ledger:
         """Per node id, how much of each resource the leases take: what runs, is promised or leaves."""
         taken: dict[str, dict[str, float]] = {}
         for lease in self._leases.values():
-            standing = lease.standing(self._alive())
+            standing = lease.standing(self._alive)
             for node in (*standing.demand.held, *standing.leaving):
                 there = taken.setdefault(node, {})
                 for name, amount in lease.demand.unit.items():
@@ -206,7 +207,7 @@ class Ledger:
         """All that the decision of this moment follows from."""
         self.expire(now)
         grants = self._decide(now)
-        standings = {name: lease.standing(self._alive()) for name, lease in self._leases.items()}
+        standings = {name: lease.standing(self._alive) for name, lease in self._leases.items()}
         return Snapshot(
             now=now,
             priority=self.priority,
@@ -238,7 +239,7 @@ class Ledger:
         demands: list[Demand] = []
         promised = {}
         for holder, lease in self._leases.items():
-            standing = lease.standing(self._alive())
+            standing = lease.standing(self._alive)
             demand = standing.demand
             if closed:
                 demand = replace(demand, min=0, max=len(demand.held))
@@ -293,9 +294,6 @@ class Ledger:
             and lease.changed is not None
             and now - lease.changed < self.settle_s
         )
-
-    def _alive(self) -> frozenset[str]:
-        return frozenset(node.node_id for node in self._nodes)
 
     # -- events ---------------------------------------------------------------------------------------------
 
@@ -357,7 +355,7 @@ class Ledger:
 
     def _cause(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None) -> Cause:
         """Why the grant is another than before."""
-        demand, alive = lease.demand, self._alive()
+        demand, alive = lease.demand, self._alive
         lost = Counter(old or ()) - Counter(grant.nodes)
         if old is None and demand.held:
             return "found"

@@ -433,3 +433,24 @@ def test_nobody_loses_a_unit_because_it_was_taken_for_a_strangers():
     ledger.update_nodes(nodes(2), {"n0": {"CPU": 2}})
     assert ledger.request(job("new"), now=0).units == 0
     assert ledger.request(job("old", 2, 3, ["n0", "n0"]), now=1).nodes == ("n0", "n0")
+
+
+def test_what_runs_on_a_node_that_was_only_silent_goes_on():
+    ledger = ledger_of(1, 1)
+    assert ledger.request(group("job", 2, 2), now=0).nodes == ("n0", "n1")
+    ledger.request(app("waits", 1, 1), now=1)
+    ledger.update_nodes(nodes(1))
+    assert ledger.request(group("job", 2, 2, ["n0", "n1"]), now=2).units == 0
+    assert ledger.request(app("waits", 1, 1), now=2).units == 0, "the rest of the group runs still"
+    ledger.update_nodes(nodes(1, 1))
+    assert ledger.request(group("job", 2, 2, ["n0", "n1"]), now=3).units == 2
+
+
+def test_a_gang_that_is_whole_again_needs_none_in_its_stead():
+    ledger = ledger_of(1, 1, 1)
+    assert ledger.request(group("job", 2, 2), now=0).nodes == ("n0", "n1")
+    ledger.update_nodes(nodes(1, 1, 1)[1:])
+    assert sorted(ledger.request(group("job", 2, 2, ["n0", "n1"]), now=1).nodes) == ["n1", "n2"]
+    ledger.update_nodes(nodes(1, 1, 1))
+    assert sorted(ledger.request(group("job", 2, 2, ["n0", "n1"]), now=2).nodes) == ["n0", "n1"]
+    assert ledger.request(app("app", 1, 1), now=3).nodes == ("n2",)
