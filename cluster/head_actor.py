@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.errors import ShoalError
 from cluster.nodes import HEAD_RESOURCE
@@ -26,10 +25,7 @@ def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: 
     Raises:
         ShoalError: it did not start in time.
     """
-    head = next(
-        (row["NodeID"] for row in ray.nodes() if row["Alive"] and HEAD_RESOURCE in row["Resources"]), None
-    )
-    if head is None:
+    if not any(row["Alive"] and HEAD_RESOURCE in row["Resources"] for row in ray.nodes()):
         raise ShoalError(f"{what} was not started: Ray names no head node that is alive")
     actor: Any = (
         ray.remote(kind)
@@ -41,7 +37,9 @@ def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: 
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(head, soft=False),
+            # Not by the head's id: where the control store outlives the head (Redis), the next head has
+            # another, and whoever was held to the old one would never start again.
+            resources={HEAD_RESOURCE: 0.001},
         )
         .remote(*arguments)
     )

@@ -8,6 +8,7 @@ from typing import Any
 from cluster.ray_private import available_resources_by_node
 
 NODE_LABEL = "shoal.io/node"
+ACCELERATOR_LABEL = "shoal.io/accelerator"
 HEAD_RESOURCE = "node:__internal_head__"
 
 

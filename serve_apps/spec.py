@@ -9,6 +9,7 @@ from typing import Any
 
 from cluster.config import ServeAppConfig
 from cluster.errors import RequestError
+from cluster.nodes import ACCELERATOR_LABEL
 
 DEPLOYMENT = "replica"
 """The Serve deployment inside every app's application."""
@@ -58,6 +59,23 @@ class AppSpec:
     def replica_resources(self) -> dict[str, float]:
         """What one replica takes, all its ranks together."""
         return {name: n * self.config.ranks for name, n in self.rank_resources.items()}
+
+    @property
+    def standing(self) -> dict[str, Any]:
+        """What its demands say beside numbers of replicas: fields of `Demand`."""
+        config = self.config
+        return {
+            "unit": self.replica_resources,
+            "priority": config.priority,
+            "weight": config.weight,
+            "accelerator": config.accelerator,
+        }
+
+    def bundle_labels(self, num_bundles: int) -> list[dict[str, str]] | None:
+        """The labels of the nodes where a placement group of it may be; None for any."""
+        if self.config.accelerator is None:
+            return None
+        return [{ACCELERATOR_LABEL: self.config.accelerator}] * num_bundles
 
     def as_json(self) -> dict[str, Any]:
         return {**vars(self), "config": self.config.model_dump(mode="json")}

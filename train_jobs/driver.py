@@ -121,8 +121,12 @@ class Driver:
     def _lease(self) -> Grant:
         """Wait for a grant between min and max workers."""
         workers = self.config.workers
-        self._event("waiting", min=workers.min, max=workers.most)
-        grant = self.lease.wait(self.stop_asked.is_set)
+
+        def say(reason: str | None = None) -> None:
+            self._event("waiting", min=workers.min, max=workers.most, reason=reason)
+
+        say()
+        grant = self.lease.wait(self.stop_asked.is_set, say)
         if self.stop_asked.is_set():
             raise Stopped
         names = node_names()

@@ -30,9 +30,13 @@ class Lease:
         self.elastic = config.workers.min < config.workers.most
         self.units = None if config.group_size is None else config.group_size // self.tensor
 
-    def wait(self, stop: Callable[[], bool]) -> Grant:
-        """Wait for a grant between the job's minimum and its most workers, or until it is to stop."""
-        return self.broker.wait(self._demand(), timeout_s=None, stop=stop)
+    def wait(self, stop: Callable[[], bool], say: Callable[[str], None]) -> Grant:
+        """Wait for a grant between the job's minimum and its most workers, or until it is to stop.
+
+        Args:
+            say: told why it waits, whenever that is another reason than before.
+        """
+        return self.broker.wait(self._demand(), timeout_s=None, stop=stop, on_wait=say)
 
     def renew(self, held: Sequence[str]) -> Grant | None:
         """Renew the lease on units that run, those of a replica group side by side.
@@ -78,6 +82,9 @@ class Lease:
             held=tuple(held),
             # What comes and goes together: a replica group, or all workers of a job of a fixed number.
             gang=self.units or (1 if self.elastic else max(1, least)),
+            priority=self.config.priority,
+            weight=self.config.weight,
+            accelerator=self.config.accelerator,
         )
 
 

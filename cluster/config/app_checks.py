@@ -40,6 +40,7 @@ def check_app(app: ServeAppConfig, config: ShoalConfig, ground: Ground, report: 
         message = f"should be at least replicas.min ({app.replicas.min}), was {app.replicas.most}"
         report("replicas.max", app.replicas.max, message, "replicas.min")
     _check_engine(app, config, report)
+    ground = ground.with_accelerator(app.accelerator, report)
     _check_room(app, ground, report)
     for model in _find_models(app, config, report):
         _check_tensor(app, model, report)
@@ -76,9 +77,10 @@ def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:
                 f"needs room for two full sets of replicas, {both} of {resources(cpus, gpus)} each; the nodes"
                 f" {ground.describe()} hold {room}: rolling and in_place need fewer"
             )
-            report("rollout", app.rollout, message, "replicas.min", "tensor", "cpus", "gpus", NODES)
+            uses = ("replicas.min", "tensor", "cpus", "gpus", "accelerator", NODES)
+            report("rollout", app.rollout, message, *uses)
         return
-    uses = ("tensor", "pipeline", "cpus", "gpus", NODES)
+    uses = ("tensor", "pipeline", "cpus", "gpus", "accelerator", NODES)
     need, nodes = resources(cpus, gpus), ground.describe()
     if room == 0:
         ranks = counted(app.ranks, "rank")

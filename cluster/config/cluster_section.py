@@ -39,6 +39,11 @@ class SharingConfig(Section):
     """The tenant whose wants come first, once every minimum is met."""
     reclaim_grace_s: float = Field(default=30.0, ge=0)
     """Seconds a tenant has to leave a device that was taken from its grant."""
+    patience_s: float = Field(default=60.0, ge=0)
+    """Seconds that a minimum waits before nodes are kept clear of other starts, so that its turn comes."""
+    settle_s: float = Field(default=10.0, ge=0)
+    """Least seconds between two changes of a training job's workers for the sake of wants; what serving or a
+    minimum needs is not held up. Serving has delays of its own (autoscale)."""
 
 
 class EndpointConfig(Section):

@@ -50,7 +50,8 @@ def check_device_room(app: ServeAppConfig, model: ServedModel, ground: Ground, r
         f" ({memory.describe(app.precision, app.ranks)}), but {best.name} has {show_gib(_room(best))}:"
         f" take {advice}a shorter limits.context_length, or nodes with larger devices"
     )
-    uses = ("pipeline", "precision", "gpus", "cpus", "engine", "engine_kwargs", "limits", "kv_cache", "model")
+    uses: tuple[str, ...] = ("pipeline", "precision", "gpus", "cpus", "accelerator")
+    uses += ("engine", "engine_kwargs", "limits", "kv_cache", "model")
     report("tensor", app.tensor, message, *uses, NODES, *model.uses)
 
 

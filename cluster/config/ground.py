@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from cluster.config.cluster_section import NodeConfig
-from cluster.config.sentences import mistake_at
+from cluster.config.sentences import mistake_at, nearest
 from cluster.config.yaml_positions import Document
 from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import Mistake
@@ -63,6 +63,25 @@ class Ground:
 
     kinds: tuple[NodeConfig, ...]
     base: Path
+
+    def with_accelerator(self, accelerator: str | None, report: Reporter) -> Ground:
+        """The nodes that a job or an app may use, all of them for None; reports a kind that none has."""
+        if accelerator is None:
+            return self
+        kinds = tuple(kind for kind in self.kinds if kind.accelerator == accelerator)
+        if kinds:
+            return Ground(kinds, self.base)
+        known = sorted({kind.accelerator for kind in self.kinds if kind.accelerator is not None})
+        if known:
+            lowered = {kind.lower(): kind for kind in known}
+            guess = nearest(accelerator, lowered)
+            hint = f"; did you mean `{lowered[guess]}`?" if guess is not None else ""
+            words = ", ".join(f"`{kind}`" for kind in known)
+            message = f"should be one of {words} (cluster.nodes), was `{accelerator}`{hint}"
+        else:
+            message = f"no entry of cluster.nodes has an `accelerator`, was `{accelerator}`"
+        report("accelerator", accelerator, message, NODES)
+        return self
 
     def holds(self, cpus: int, gpus: int) -> int | None:
         """How many units of these resources fit, each wholly on one node; None: as many as one likes."""

@@ -23,7 +23,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     _check_task(job, ground.base, report)
     sizes = _check_model(job, report)
     check_data(job, report)
-    check_parallel(job, sizes, ground, report)
+    check_parallel(job, sizes, ground.with_accelerator(job.accelerator, report), report)
     check_engine(job, report)
     _check_schedule(job, report)
 

@@ -233,5 +233,5 @@ def _check_room(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     has = f"{room * tensor} of them" if room else "none"
     unit = "one worker" if tensor == 1 else f"the {tensor} tensor-parallel workers of a group"
     message = f"{wants} cannot be placed: the nodes {ground.describe()} hold {has}, {unit} wholly on one node"
-    uses = ("workers.cpus", "workers.gpus", "parallel.tensor", NODES)
+    uses = ("workers.cpus", "workers.gpus", "parallel.tensor", "accelerator", NODES)
     report("workers.min", workers.min, message, *uses)

@@ -107,6 +107,12 @@ class ServeAppConfig(Section):
     """CPUs a rank."""
     gpus: int = Field(default=0, ge=0)
     """GPUs a rank."""
+    accelerator: str | None = Field(default=None, min_length=1)
+    """The only kind of node its replicas run on, as cluster.nodes name it. Default: any."""
+    priority: int = 0
+    """Apps of a greater priority have devices first."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of contended devices among apps of one priority: an app of weight 2 is due twice as much."""
     replicas: ReplicasConfig = ReplicasConfig()
     autoscale: AutoscaleConfig = AutoscaleConfig()
     routing: Literal["round_robin", "least_connections", "weighted", "response_time", "prefix"] = (

@@ -28,6 +28,8 @@ cluster:
   sharing:
     priority: serving             # who gets free devices first: serving or training
     reclaim_grace_s: 30           # seconds a tenant has to leave a device that is taken back
+    patience_s: 60                # seconds a minimum waits before nodes are kept clear for it
+    settle_s: 10                  # least seconds between changes of a job's workers for wants
 
 train_jobs:
   stdlib-lm:                      # `shoal train stdlib-lm`

@@ -131,6 +131,12 @@ class TrainJobConfig(Section):
     data: DataConfig = DataConfig()
     parallel: ParallelConfig = ParallelConfig()
     workers: WorkersConfig = WorkersConfig()
+    priority: int = 0
+    """Jobs of a greater priority have devices first."""
+    weight: float = Field(default=1.0, gt=0)
+    """Share of contended devices among jobs of one priority: a job of weight 2 is due twice as much."""
+    accelerator: str | None = Field(default=None, min_length=1)
+    """The only kind of node its workers run on, as cluster.nodes name it. Default: any."""
     batch: BatchConfig = BatchConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     precision: Dtype = "fp32"

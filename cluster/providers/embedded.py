@@ -20,12 +20,12 @@ from cluster import connection
 from cluster.config.cluster_section import ClusterConfig
 from cluster.errors import RequestError, ShoalError
 from cluster.health import answers, silent, wait_until
+from cluster.nodes import NODE_LABEL
 from cluster.providers import processes
 from cluster.providers.addresses import choose_subnet, node_addresses, subnets_of
 from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port
 from cluster.providers.gpus import divide, machine_gpus
 from cluster.providers.node_command import (
-    NODE_LABEL,
     HeadPorts,
     NodeStart,
     node_command,
@@ -282,6 +282,8 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,
                 "reclaim_grace_s": cluster.sharing.reclaim_grace_s,
+                "patience_s": cluster.sharing.patience_s,
+                "settle_s": cluster.sharing.settle_s,
             }
         )
     finally:

@@ -10,11 +10,10 @@ from pathlib import Path
 
 from cluster.config.cluster_section import NodeConfig
 from cluster.errors import RequestError
+from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.providers.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
 from cluster.record import TOKEN_FILE, Identity
 
-NODE_LABEL = "shoal.io/node"
-ACCELERATOR_LABEL = "shoal.io/accelerator"
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 
 STORE_BYTES = 1024**3

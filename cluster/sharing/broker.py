@@ -11,8 +11,14 @@ import ray
 
 from cluster.head_actor import start_on_head
 from cluster.health import silent
+from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
+from cluster.ray_private import available_resources_by_node
 from cluster.sharing.demand import Demand, Grant, Node
-from cluster.sharing.ledger import Ledger
+from cluster.sharing.events import Event
+from cluster.sharing.explain import explain
+from cluster.sharing.foreign import ForeignUse, countable
+from cluster.sharing.journal import Journal, journal_storage
+from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
 
 BROKER_NAME = "shoal-broker"
 NAMESPACE = "shoal"
@@ -23,15 +29,17 @@ SUSPECTS_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
-NAME_LABEL = "shoal.io/node"
+RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
+"""Ray's own, on nodes that it found an accelerator on; ours is the config's word."""
 
 
 class Broker:
-    """The actor: a ledger, a clock, and Ray's list of nodes.
+    """The actor: a ledger, a clock, Ray's list of nodes, and the log of events.
 
     Args:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
-            `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first.
+            `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
+            `patience_s` and `settle_s` are the ledger's times.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -43,8 +51,16 @@ class Broker:
             warnings.simplefilter("ignore", DeprecationWarning)
             restarted = ray.get_runtime_context().was_current_actor_reconstructed
         self._ledger = Ledger(
-            self._info.get("priority", "serving"), closed_until=now + GRACE_S if restarted else None
+            self._info.get("priority", "serving"),
+            patience_s=self._info.get("patience_s", PATIENCE_S),
+            settle_s=self._info.get("settle_s", SETTLE_S),
+            closed_until=now + GRACE_S if restarted else None,
         )
+        self._foreign = ForeignUse()
+        self._strangers: dict[str, dict[str, float]] = {}
+        self._journal = Journal(journal_storage(self._info["storage"], self._info["name"]))
+        after = "its death; whoever runs is heard first" if restarted else "the cluster's start"
+        self._journal.add([Event("broker_started", f"the broker starts after {after}")])
         self._nodes_read: float | None = None
         self._suspects: set[str] = set()
         self._suspects_asked = now
@@ -58,7 +74,9 @@ class Broker:
         """Register or refresh a demand; returns its grant of this moment."""
         now = time.monotonic()
         self._refresh(now)
-        return self._ledger.request(demand, now)
+        grant = self._ledger.request(demand, now)
+        self._log()
+        return grant
 
     def suspect(self, node_ids: Collection[str]) -> list[str]:
         """Ask these nodes whether they are there; returns those that are not.
@@ -75,12 +93,30 @@ class Broker:
     def release(self, holder: str) -> None:
         """End a lease."""
         self._ledger.release(holder)
+        self._log()
 
     def leases(self) -> list[dict[str, Any]]:
         """All leases, by holder."""
         now = time.monotonic()
         self._refresh(now)
         return self._ledger.leases(now)
+
+    def explain(self, holder: str) -> dict[str, Any] | None:
+        """Why a holder waits or has what it has: see Explanation; None when it has no lease."""
+        now = time.monotonic()
+        self._refresh(now)
+        snapshot = self._ledger.snapshot(now)
+        return explain(snapshot, holder).as_json() if holder in snapshot.demands else None
+
+    def foreign(self) -> dict[str, dict[str, float]]:
+        """What strangers use, by node id."""
+        self._refresh(time.monotonic())
+        return self._strangers
+
+    def events(self, after: tuple[int, int] | None, most: int) -> list[dict[str, Any]]:
+        """The events after a place (epoch, seq), the oldest first; with None, the newest."""
+        self._refresh(time.monotonic())
+        return self._journal.after(after, most)
 
     def _refresh(self, now: float) -> None:
         if self._suspects and now - self._suspects_asked >= SUSPECTS_EVERY_S:
@@ -89,8 +125,31 @@ class Broker:
         if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
             nodes = alive_nodes()
             self._suspects &= {node.node_id for node in nodes}
-            self._ledger.update_nodes([node for node in nodes if node.node_id not in self._suspects])
+            present = [node for node in nodes if node.node_id not in self._suspects]
+            self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
+            self._ledger.update_nodes(present, self._strangers)
             self._nodes_read = now
+        self._ledger.expire(now)
+        self._log()
+
+    def _log(self) -> None:
+        events = self._ledger.take_events()
+        if events:
+            self._journal.add(events)
+
+
+def used_of(nodes: Collection[Node]) -> dict[str, dict[str, float]]:
+    """What of each node is in use, by its id; nodes of which Ray does not tell are left out."""
+    free = available_resources_by_node()
+    return {
+        node.node_id: {
+            # Ray leaves out what is used up.
+            name: total - free[node.node_id].get(name, 0.0)
+            for name, total in countable(node.resources).items()
+        }
+        for node in nodes
+        if node.node_id in free
+    }
 
 
 def silent_nodes(node_ids: Collection[str]) -> list[str]:
@@ -112,11 +171,17 @@ def alive_nodes() -> list[Node]:
             # Ray adds resources of its own (node:<ip>, memory, object_store_memory); no unit asks for
             # the former, and the latter change with the machine.
             resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
-            name=row.get("Labels", {}).get(NAME_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+            name=row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+            accelerator=accelerator_of(row.get("Labels", {})),
         )
         for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
         if row["Alive"]
     ]
+
+
+def accelerator_of(labels: Mapping[str, str]) -> str | None:
+    """The kind of a node's accelerators, by its labels."""
+    return labels.get(ACCELERATOR_LABEL) or labels.get(RAY_ACCELERATOR_LABEL) or None
 
 
 def start_broker(info: Mapping[str, Any]) -> None:

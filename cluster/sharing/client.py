@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -12,10 +13,13 @@ import ray
 from cluster.errors import ShoalError
 from cluster.sharing.broker import BROKER_NAME, NAMESPACE
 from cluster.sharing.demand import Demand, Grant
+from cluster.sharing.events import amounts, units_of
 
 CALL_TIMEOUT_S = 20.0
 """Longest that one call may take; a broker that restarts is back well before."""
 POLL_S = 0.25
+EXPLAIN_EVERY_S = 5.0
+"""Between two looks at why a demand waits."""
 
 
 class BrokerClient:
@@ -46,7 +50,9 @@ class BrokerClient:
     def request(self, demand: Demand) -> Grant:
         """Register or refresh a demand (which is its heartbeat); returns what the holder may run now.
 
-        `held` names the node of every unit that runs or is being started.
+        `held` names the node of every unit that runs, is being started, or is still ending. A holder starts
+        units by its newest grant only: one that gets no answer starts nothing until it has one. Of a gang
+        that has to go all units have ended before another of the same holder starts on a node of it.
         """
         return self._call("request", demand)
 
@@ -57,8 +63,13 @@ class BrokerClient:
         stop: Callable[[], bool] | None = None,
         *,
         poll_s: float = POLL_S,
+        on_wait: Callable[[str], None] | None = None,
     ) -> Grant:
         """Ask until the grant holds at least `demand.min` units, or `stop()` is true (returns what there is).
+
+        Args:
+            on_wait: told why it waits, at once and whenever that is for another reason than before, but not
+                more often than every few seconds.
 
         Raises:
             ShoalError: that was not so within `timeout_s` (None waits for ever). The lease is released,
@@ -66,10 +77,17 @@ class BrokerClient:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         pause = threading.Event()
+        reason, explain_at = "", -math.inf
         while True:
             grant = self.request(demand)
             if grant.units >= demand.min or (stop is not None and stop()):
                 return grant
+            if on_wait is not None and time.monotonic() >= explain_at:
+                explain_at = time.monotonic() + EXPLAIN_EVERY_S
+                explained = self.explain(demand.holder)
+                if explained is not None and explained["text"] != reason:
+                    reason = explained["text"]
+                    on_wait(reason)
             if deadline is not None and time.monotonic() >= deadline:
                 message = self.why_not(demand, timeout_s or 0.0)
                 if not demand.held:
@@ -92,6 +110,25 @@ class BrokerClient:
         """One row a holder: holder, kind, min, max, granted, wants, nodes (node ids)."""
         return self._call("leases")
 
+    def explain(self, holder: str) -> dict[str, Any] | None:
+        """Why a holder waits or has what it has, as Explanation has it; None when it has no lease."""
+        return self._call("explain", holder)
+
+    def why_not(self, demand: Demand, waited_s: float) -> str:
+        """Why a demand has not been granted: what it asks for, and why it waits."""
+        asked = f"{units_of(demand.kind, demand.min)} of {amounts(demand.unit)} each"
+        explained = self.explain(demand.holder)
+        reason = f": {explained['text']}" if explained is not None else ""
+        return f"{demand.holder}: no room for {asked} within {waited_s:g} s{reason}"
+
+    def foreign(self) -> dict[str, dict[str, float]]:
+        """What strangers use of the nodes, by node id, in Ray's names."""
+        return self._call("foreign")
+
+    def events(self, after: tuple[int, int] | None = None, most: int = 1000) -> list[dict[str, Any]]:
+        """The events after a place (epoch, seq), the oldest first; without a place, the newest."""
+        return self._call("events", after, most)
+
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
@@ -99,12 +136,3 @@ class BrokerClient:
             raise ShoalError(f"the broker did not answer within {self._timeout_s:.0f} s") from error
         except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:
             raise ShoalError(f"no broker: it is gone ({error}); is the cluster up?") from error
-
-    def why_not(self, demand: Demand, waited_s: float) -> str:
-        """Why a demand has not been granted, in a sentence: what it asks for, and who has what."""
-        unit = ", ".join(f"{amount:g} {name}" for name, amount in demand.unit.items() if amount) or "nothing"
-        others = [row for row in self.leases() if row["holder"] != demand.holder and row["granted"]]
-        taken = ", ".join(f"{row['holder']} has {row['granted']}" for row in others) or "nobody has a lease"
-        units = "workers" if demand.kind == "training" else "replicas"
-        asked = f"{demand.min} {units} of {unit} each"
-        return f"{demand.holder}: no room for {asked} within {waited_s:g} s ({taken})"

@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
+from cluster.sharing.events import Cause, Event, amounts, grant_reason, held_reason, units_of
+from cluster.sharing.foreign import countable
+from cluster.sharing.lease import Lease
 
 TTL_S = 15.0
 """Seconds after which a holder that was not heard of loses its lease."""
+PATIENCE_S = 60.0
+SETTLE_S = 10.0
+_LEAVING = "\0leaving"
+"""Ends the name under which the units of a holder are allocated that were told to go."""
 
 
-@dataclass
-class _Lease:
-    demand: Demand
-    since: float
-    heard: float
-    told: tuple[str, ...] = ()
-    """The nodes of the last grant that the holder was given: it may have started any of these units."""
+@dataclass(frozen=True)
+class Snapshot:
+    """All that a decision was made from, and what it was, for whoever explains it.
 
-    def running(self) -> list[str]:
-        """The units that run, those that were granted first (in the order of the grant)."""
-        left = Counter(self.demand.held)
-        ordered = []
-        for node in (*self.told, *self.demand.held):
-            if left[node] > 0:
-                left[node] -= 1
-                ordered.append(node)
-        return ordered
+    Attributes:
+        demands: of each holder, `held` as the allocation sees it: what runs and what is promised.
+        told: what each holder was told last.
+        grants: what each would be told now.
+        since: when each asked first; `waiting_since`: since when its minimum is not met.
+        foreign: what strangers use of each node, by node id; it is not in the nodes' resources.
+        last: the last event of each holder that changed its grant, with its time.
+    """
 
-    def promised(self) -> list[str]:
-        """The units that were granted and do not run yet, as far as the holder still wants them."""
-        left = Counter(self.demand.held)
-        promised = []
-        for node in self.told:
-            if left[node] > 0:
-                left[node] -= 1
-            else:
-                promised.append(node)
-        return promised[: max(0, max(self.demand.min, self.demand.max) - len(self.demand.held))]
+    now: float
+    priority: Kind
+    nodes: tuple[Node, ...]
+    demands: Mapping[str, Demand]
+    told: Mapping[str, tuple[str, ...]]
+    grants: Mapping[str, Grant]
+    leaving: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    since: Mapping[str, float] = field(default_factory=dict)
+    waiting_since: Mapping[str, float] = field(default_factory=dict)
+    overdue: frozenset[str] = frozenset()
+    settling: frozenset[str] = frozenset()
+    foreign: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    last: Mapping[str, tuple[float, Event]] = field(default_factory=dict)
+    closed: bool = False
+    """The broker was restarted a moment ago, and hears everybody before it grants anything."""
 
 
 class Ledger:
@@ -50,55 +57,135 @@ class Ledger:
     A grant is a promise: from the moment a holder was told, its units count as taken, whether they run
     yet or not, until the holder asks for less, releases them, or was not heard of for `ttl_s`. A unit that
     the allocation takes back stays taken until its holder was told *and* no longer names it in `held`;
-    `held` therefore names the units that run or are being started.
+    `held` therefore names the units that run or are being started. See Lease for how the two are matched.
 
     Times are seconds of any clock that does not go backwards; they are passed in. A ledger that starts
     empty beside holders that run already (its predecessor died) is given `closed_until`: before that
     moment everyone keeps what runs and nobody is granted anything new, so that all can be heard first.
+
+    Args:
+        patience_s: how long a minimum waits until nodes are kept clear of other starts for it.
+        settle_s: least time between two changes of a training holder's grant for the sake of wants. Each
+            change of the grant that it is told starts this time, the first grant included; only the loss of
+            a node does not, so that what was lost is replaced at once. Minimums, and what a tenant or a
+            priority that goes first needs, are never held up.
     """
 
-    def __init__(self, priority: Kind, *, ttl_s: float = TTL_S, closed_until: float | None = None) -> None:
+    def __init__(
+        self,
+        priority: Kind,
+        *,
+        ttl_s: float = TTL_S,
+        patience_s: float = PATIENCE_S,
+        settle_s: float = SETTLE_S,
+        closed_until: float | None = None,
+    ) -> None:
         self.priority: Kind = priority
         self.ttl_s = ttl_s
+        self.patience_s = patience_s
+        self.settle_s = settle_s
         self._closed_until = closed_until
         self._nodes: tuple[Node, ...] = ()
-        self._leases: dict[str, _Lease] = {}
+        self._alive: frozenset[str] = frozenset()
+        self._foreign: dict[str, dict[str, float]] = {}
+        self._names: dict[str, str] = {}
+        self._leases: dict[str, Lease] = {}
         self._grants: dict[str, Grant] | None = None
+        self._decided_with: tuple[object, ...] = ()
+        self._overdue_told: frozenset[str] = frozenset()
+        self._events: list[Event] = []
+        self._last: dict[str, tuple[float, Event]] = {}
 
-    def update_nodes(self, nodes: Sequence[Node]) -> None:
-        """Say which nodes are alive now."""
-        if tuple(nodes) != self._nodes:
-            self._nodes = tuple(nodes)
-            self._grants = None
+    # -- what happens ---------------------------------------------------------------------------------------
+
+    def update_nodes(
+        self, nodes: Sequence[Node], foreign: Mapping[str, Mapping[str, float]] | None = None
+    ) -> None:
+        """Say which nodes are alive now.
+
+        Args:
+            nodes: with all they have.
+            foreign: what strangers use, by node id, in Ray's names. It is not granted, unless that would
+                take from a lease: whoever was not heard of for a while may have been taken for a stranger.
+        """
+        strangers = {node: dict(used) for node, used in (foreign or {}).items() if used}
+        if tuple(nodes) == self._nodes and strangers == self._foreign:
+            return
+        before = {node.node_id: node for node in self._nodes}
+        used, self._foreign = self._foreign, strangers
+        self._nodes = tuple(nodes)
+        self._alive = frozenset(node.node_id for node in nodes)
+        self._grants = None
+        back = {node.node_id for node in nodes if node.node_id in self._names}
+        self._names |= _distinct_names(nodes)
+        taken = {self._names[node.node_id] for node in nodes}
+        for node_id, name in self._names.items():
+            if name in taken and node_id not in self._alive:  # a node that is gone leaves its name to another
+                self._names[node_id] = f"{name}~{node_id[:8]}"
+        for node in nodes:
+            was = before.pop(node.node_id, None)
+            name, has = self._names[node.node_id], amounts(countable(node.resources))
+            if was is None and node.node_id in back:
+                self._note_node("node_back", node, f"{name} is back, with {has}")
+            elif was is None:
+                self._note_node("node_joined", node, f"{name} is there, with {has}")
+            elif used.get(node.node_id) != strangers.get(node.node_id):
+                by = amounts(strangers.get(node.node_id, {}))
+                self._note_node("foreign_use", node, f"strangers use {by} of the {has} of {name}")
+            elif was != node:
+                self._note_node("node_changed", node, f"{name} has {has} now")
+        for node in before.values():
+            self._note_node("node_gone", replace(node, resources={}), f"{self._names[node.node_id]} is gone")
 
     def request(self, demand: Demand, now: float) -> Grant:
         """Register or refresh a demand; returns what its holder may run now."""
-        lease = self._leases.get(demand.holder)
-        if lease is None:
-            lease = self._leases[demand.holder] = _Lease(demand, since=now, heard=now)
-            self._grants = None
-        elif lease.demand != demand:
-            lease.demand = demand
-            self._grants = None
-        lease.heard = now
         self.expire(now)
-        grant = self._decide(now)[demand.holder]
-        if lease.told != grant.nodes:
-            lease.told = grant.nodes
+        lease = self._leases.get(demand.holder)
+        new = lease is None
+        if lease is None:
+            lease = self._leases[demand.holder] = Lease(demand, since=now, heard=now)
             self._grants = None
+        old, held = lease.told, lease.demand.held if not new else ()
+        if lease.demand != demand:
+            self._grants = None
+        lease.renew(demand, now)
+        grant = lease.tellable(self._decide(now)[demand.holder], self._alive)
+        waited = lease.waiting_since is not None
+        if old != grant.nodes:
+            self._grants = None
+        lease.tell(grant, self._alive, now)
+        self._note_grant(lease, grant, old, held, now, waited=waited)
         return grant
 
     def release(self, holder: str) -> None:
         """Forget a holder; nothing happens when it is not known."""
-        if self._leases.pop(holder, None) is not None:
-            self._grants = None
+        self._forget(holder, "released", f"{holder} ended its lease")
 
     def expire(self, now: float) -> list[str]:
         """Forget the holders that were not heard of for `ttl_s`; returns them."""
         gone = [holder for holder, lease in self._leases.items() if now - lease.heard > self.ttl_s]
         for holder in gone:
-            self.release(holder)
+            reason = f"{holder} was not heard of for {self.ttl_s:g} s, and lost its lease"
+            self._forget(holder, "expired", reason)
         return gone
+
+    # -- what is known --------------------------------------------------------------------------------------
+
+    def take_events(self) -> list[Event]:
+        """What happened since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def occupied(self) -> dict[str, dict[str, float]]:
+        """Per node id, how much of each resource the leases take: what runs, is promised or leaves."""
+        taken: dict[str, dict[str, float]] = {}
+        for lease in self._leases.values():
+            standing = lease.standing(self._alive)
+            for node in (*standing.demand.held, *standing.leaving):
+                there = taken.setdefault(node, {})
+                for name, amount in lease.demand.unit.items():
+                    there[name] = there.get(name, 0.0) + amount
+        return taken
 
     def leases(self, now: float) -> list[dict[str, Any]]:
         """One row a holder, by name: `granted` and `nodes` as it was told, `wants` what it would take."""
@@ -109,34 +196,190 @@ class Ledger:
                 "kind": lease.demand.kind,
                 "min": lease.demand.min,
                 "max": lease.demand.max,
-                "granted": len(lease.told),
-                "wants": max(lease.demand.min, lease.demand.max),
-                "nodes": list(lease.told),
+                "granted": len(lease.told or ()),
+                "wants": lease.demand.most,
+                "nodes": list(lease.told or ()),
             }
             for holder, lease in sorted(self._leases.items())
         ]
 
+    def snapshot(self, now: float) -> Snapshot:
+        """All that the decision of this moment follows from."""
+        self.expire(now)
+        grants = self._decide(now)
+        standings = {name: lease.standing(self._alive) for name, lease in self._leases.items()}
+        return Snapshot(
+            now=now,
+            priority=self.priority,
+            nodes=tuple(replace(node, name=self._names[node.node_id]) for node in self._grantable()),
+            demands={name: standing.demand for name, standing in standings.items()},
+            told={name: lease.told or () for name, lease in self._leases.items()},
+            grants={name: grant for name, grant in grants.items() if name in self._leases},
+            leaving={name: standing.leaving for name, standing in standings.items() if standing.leaving},
+            since={name: lease.since for name, lease in self._leases.items()},
+            waiting_since={
+                name: lease.waiting_since
+                for name, lease in self._leases.items()
+                if lease.waiting_since is not None
+            },
+            overdue=self._overdue(now),
+            settling=self._settling(now),
+            foreign=self._foreign,
+            last=dict(self._last),
+            closed=self._closed(now),
+        )
+
+    # -- the decision ---------------------------------------------------------------------------------------
+
     def _decide(self, now: float) -> dict[str, Grant]:
-        closed = self._closed_until is not None and now < self._closed_until
-        if self._closed_until is not None and not closed:
-            self._closed_until = None
-            self._grants = None
-        if self._grants is None:
-            running = {holder: lease.running() for holder, lease in self._leases.items()}
-            promised = {holder: lease.promised() for holder, lease in self._leases.items()}
-            demands = []
-            for holder, lease in self._leases.items():
-                held = (*running[holder], *promised[holder])
-                demand = replace(lease.demand, held=held)
-                demands.append(replace(demand, min=0, max=len(held)) if closed else demand)
-            self._grants = allocate(
-                self._nodes,
-                demands,
-                self.priority,
-                since={holder: lease.since for holder, lease in self._leases.items()},
-                promised={
-                    holder: range(len(running[holder]), len(running[holder]) + len(units))
-                    for holder, units in promised.items()
-                },
-            )
+        closed, overdue, settling = self._closed(now), self._overdue(now), self._settling(now)
+        if self._grants is not None and self._decided_with == (closed, overdue, settling):
+            return self._grants
+        self._decided_with = (closed, overdue, settling)
+        demands: list[Demand] = []
+        promised = {}
+        for holder, lease in self._leases.items():
+            standing = lease.standing(self._alive)
+            demand = standing.demand
+            if closed:
+                demand = replace(demand, min=0, max=len(demand.held))
+            demands.append(demand)
+            promised[holder] = standing.promised
+            if standing.leaving:
+                leaving = replace(
+                    demand, holder=holder + _LEAVING, min=0, max=0, held=standing.leaving, gang=1
+                )
+                demands.append(leaving)
+        since = {holder: lease.since for holder, lease in self._leases.items()}
+        self._grants = allocate(
+            self._grantable(),
+            demands,
+            self.priority,
+            since=since,
+            promised=promised,
+            overdue=overdue,
+            settling=settling,
+        )
+        self._note_overdue(overdue, now)
         return self._grants
+
+    def _grantable(self) -> list[Node]:
+        """The nodes without what strangers use."""
+        if not self._foreign:
+            return list(self._nodes)
+        occupied, nodes = self.occupied(), []
+        for node in self._nodes:
+            has, own = dict(node.resources), occupied.get(node.node_id, {})
+            for name, amount in self._foreign.get(node.node_id, {}).items():
+                total = has.get(name, 0.0)
+                has[name] = max(total - amount, min(total, own.get(name, 0.0)))
+            nodes.append(replace(node, resources=has))
+        return nodes
+
+    def _closed(self, now: float) -> bool:
+        return self._closed_until is not None and now < self._closed_until
+
+    def _overdue(self, now: float) -> frozenset[str]:
+        return frozenset(
+            holder
+            for holder, lease in self._leases.items()
+            if lease.waiting_since is not None and now - lease.waiting_since >= self.patience_s
+        )
+
+    def _settling(self, now: float) -> frozenset[str]:
+        return frozenset(
+            holder
+            for holder, lease in self._leases.items()
+            if lease.demand.kind == "training"
+            and lease.changed is not None
+            and now - lease.changed < self.settle_s
+        )
+
+    # -- events ---------------------------------------------------------------------------------------------
+
+    def _forget(self, holder: str, cause: Cause, reason: str) -> None:
+        lease = self._leases.pop(holder, None)
+        if lease is None:
+            return
+        self._grants = None
+        self._last.pop(holder, None)
+        before = self._by_node(lease.told or ())
+        kind, unit = lease.demand.kind, lease.demand.unit
+        self._events.append(Event(cause, reason, holder, kind, unit, before=before))
+
+    def _note_node(self, cause: Cause, node: Node, reason: str) -> None:
+        foreign = self._foreign.get(node.node_id, {})
+        resources, name = countable(node.resources), self._names[node.node_id]
+        self._events.append(Event(cause, reason, node=name, resources=resources, foreign=foreign))
+
+    def _note_overdue(self, overdue: frozenset[str], now: float) -> None:
+        for holder in sorted(overdue - self._overdue_told):
+            lease = self._leases[holder]
+            waited = now - (lease.waiting_since or now)
+            reason = f"{holder} has waited for {waited:.0f} s: nothing starts any more that is in its way"
+            told = self._by_node(lease.told or ())
+            held = self._by_node(lease.demand.held)
+            kind, unit = lease.demand.kind, lease.demand.unit
+            self._events.append(Event("overdue", reason, holder, kind, unit, told, told, held))
+        self._overdue_told = overdue
+
+    def _note_grant(
+        self,
+        lease: Lease,
+        grant: Grant,
+        old: tuple[str, ...] | None,
+        old_held: tuple[str, ...],
+        now: float,
+        *,
+        waited: bool,
+    ) -> None:
+        demand = lease.demand
+        before, after = self._by_node(old or ()), self._by_node(grant.nodes)
+        held = self._by_node(demand.held)
+        told = (demand.holder, demand.kind, demand.unit, before, after, held)
+        if before != after:
+            cause = self._cause(lease, grant, old)
+            by = grant.gave_way_to if cause == "gave_way" else ()
+            words = (demand.holder, demand.kind, before, after, by, demand.most)
+            event = Event(cause, grant_reason(cause, *words), *told, by)
+            self._last[demand.holder] = (now, event)
+            self._events.append(event)
+        elif (old_held and held != self._by_node(old_held)) or (held and not old_held):
+            reason = held_reason(demand.holder, demand.kind, self._by_node(old_held), held)
+            self._events.append(Event("held", reason, *told))
+        if lease.waiting_since is not None and not waited:
+            least = units_of(demand.kind, demand.min)
+            reason = f"{demand.holder} waits: there is no room now for {least} of {amounts(demand.unit)} each"
+            event = Event("waiting", reason, demand.holder, demand.kind, demand.unit, after, after, held)
+            self._events.append(event)
+
+    def _cause(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None) -> Cause:
+        """Why the grant is another than before."""
+        demand, alive = lease.demand, self._alive
+        lost = Counter(old or ()) - Counter(grant.nodes)
+        if old is None and demand.held:
+            return "found"
+        if not old:
+            return "started"
+        if not lost:
+            return "grew"
+        if any(node not in alive for node in lost):
+            return "node_gone"
+        if grant.gave_way_to:
+            return "gave_way"
+        if grant.units == demand.most < len(old):
+            return "asked_less"
+        if demand.kind == "serving" and grant.units == len(old):
+            return "placed_elsewhere"
+        return "place_taken"
+
+    def _by_node(self, units: Iterable[str]) -> dict[str, int]:
+        count = Counter(self._names.get(node, node) for node in units)
+        return dict(sorted(count.items()))
+
+
+def _distinct_names(nodes: Iterable[Node]) -> dict[str, str]:
+    """What to call each node: its name, with a part of its id where others have the same."""
+    names = {node.node_id: node.name or node.node_id for node in nodes}
+    several = {name for name, count in Counter(names.values()).items() if count > 1}
+    return {node: f"{name}~{node[:8]}" if name in several else name for node, name in names.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -53,9 +53,22 @@ def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOptio
         typer.echo(f"cluster {cluster.name} {'is down' if stopped else 'was not up'}")
 
 
-def status(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+def status(
+    file: FileOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Show what changes hands and why, as it happens, until Ctrl-C.")
+    ] = False,
+) -> None:
     """Show the nodes with what they have and use, the leases, the jobs, the apps and the URLs."""
-    _show(_record(file, settings), as_json)
+    record = _record(file, settings)
+    if watch:
+        from infra.cli.watch import watch as follow_events
+
+        follow_events(record, as_json)
+    else:
+        _show(record, as_json)
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
@@ -85,13 +98,16 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
     try:
         from cluster.nodes import node_states
 
-        no_leases: list[dict[str, Any]] = []
+        nobody: tuple[list[dict[str, Any]], dict[str, dict[str, float]]] = ([], {})
+        leases, foreign = nobody if fresh else _told(_sharing, nobody)
         return {
             "name": record.name,
             "address": record.gcs_address,
             "dashboard_url": record.dashboard_url,
-            "nodes": [state.as_json() for state in node_states()],
-            "leases": no_leases if fresh else _told(_leases, no_leases),
+            "nodes": [
+                {**state.as_json(), "foreign": foreign.get(state.node_id, {})} for state in node_states()
+            ],
+            "leases": leases,
             "jobs": list_jobs(
                 Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
             ),
@@ -101,10 +117,12 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
         disconnect()
 
 
-def _leases() -> list[dict[str, Any]]:
+def _sharing() -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
+    """The leases, and what strangers use of each node."""
     from cluster.sharing.client import BrokerClient
 
-    return BrokerClient().leases()
+    broker = BrokerClient()
+    return broker.leases(), broker.foreign()
 
 
 def _drivers(record: ClusterRecord) -> dict[str, str] | None:
@@ -178,6 +196,8 @@ def rollout_line(rollout: dict[str, Any] | None) -> str:
 
 
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
+    from cluster.sharing.events import amounts
+
     kinds = [kind for kind in ("CPU", "GPU") if any(kind in node["resources"] for node in nodes)]
     rows = []
     for node in nodes:
@@ -186,6 +206,8 @@ def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
         for kind in kinds:
             total = node["resources"].get(kind, 0)
             row[f"{kind}s in use"] = f"{node['used'].get(kind, 0):g} of {total:g}"
+        if any(node["foreign"] for node in nodes):
+            row["strangers use"] = amounts(node["foreign"]) if node["foreign"] else ""
         used, total = (node[what].get("object_store_memory", 0) / 2**20 for what in ("used", "resources"))
         row["object store"] = f"{used:.0f} of {total:.0f} MiB"
         row["id"] = node["node_id"][:12]

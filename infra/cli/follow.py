@@ -94,7 +94,8 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"reading {event['source']}" if event.get("source") else None
     if kind == "waiting":
         least = f"{event['min']} to " if event["min"] < event["max"] else ""
-        return f"waiting for a lease of {least}{counted(event['max'], 'worker')}"
+        why = f": {event['reason']}" if event.get("reason") else ""
+        return f"waiting for a lease of {least}{counted(event['max'], 'worker')}{why}"
     if kind == "leased":
         return f"leased {counted(event['workers'], 'worker')} on {', '.join(event['nodes'])}; starting"
     if kind == "started":

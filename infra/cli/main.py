@@ -15,6 +15,7 @@ from infra.cli import common
 NOUNS = (
     "config",
     "cluster",
+    "explain",
     "train",
     "checkpoints",
     "serve",

@@ -71,7 +71,14 @@ class Devices:
         try:
             for number in range(self._replicas):
                 name = f"{self._holder}-{number}"
-                self._groups.append(placement_group(self._bundles, strategy="STRICT_PACK", name=name))
+                self._groups.append(
+                    placement_group(
+                        self._bundles,
+                        strategy="STRICT_PACK",
+                        name=name,
+                        bundle_label_selector=self._spec.bundle_labels(len(self._bundles)),
+                    )
+                )
             deadline = time.monotonic() + PLACE_TIMEOUT_S
             for group in self._groups:
                 if not group.wait(max(0.0, deadline - time.monotonic())):
@@ -116,10 +123,10 @@ class Devices:
         return Demand(
             self._holder,
             "serving",
-            self._spec.replica_resources,
             min=self._replicas,
             max=self._replicas,
             held=held,
+            **self._spec.standing,
         )
 
     def _run(self) -> None:

@@ -190,7 +190,7 @@ class App:
             if leading is not None and leading.holder == holder and not self.record.removed:
                 fewest = leading.spec.config.replicas.min
             most = max(fewest, self.asks.get(holder, len(held)))
-            demands.append(Demand(holder, "serving", spec.replica_resources, fewest, most, held))
+            demands.append(Demand(holder, "serving", min=fewest, max=most, held=held, **spec.standing))
         return demands
 
     def note_shortage(self, granted: Mapping[str, int], why_not: Any) -> None:
@@ -201,7 +201,7 @@ class App:
             return
         size = max(1, coming.spec.config.replicas.min)
         if granted.get(coming.holder, 0) < size:
-            demand = Demand(coming.holder, "serving", coming.spec.replica_resources, size, size)
+            demand = Demand(coming.holder, "serving", min=size, max=size, **coming.spec.standing)
             self.shortage = why_not(demand, time.time() - update.began_at)
 
     def note_grant(self, granted: Mapping[str, int], now: float) -> tuple[str, dict[str, Any]] | None:

@@ -57,6 +57,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         },
         "placement_group_bundles": bundles,
         "placement_group_strategy": "STRICT_PACK",
+        "placement_group_bundle_label_selector": spec.bundle_labels(len(bundles)),
         # What does not fit in the batch waits at the gateway, where a new replica can take it.
         "max_ongoing_requests": spec.config.limits.batch,
         "autoscaling_config": AutoscalingConfig(

@@ -42,7 +42,11 @@ def begin(
     if active is not None:
         if strategy == "in_place":
             application = active.application
-        same_size = active.spec.replica_resources == spec.replica_resources
+        # A lease is for units of one size on one kind of node.
+        same_size = (
+            active.spec.replica_resources == spec.replica_resources
+            and active.spec.config.accelerator == spec.config.accelerator
+        )
         if same_size or active.holder != spec.holder:
             holder = active.holder if same_size else spec.holder
         else:

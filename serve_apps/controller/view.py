@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 
-import ray
-
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from serve_apps.controller import applications
@@ -64,14 +62,4 @@ class ClusterView:
             self.granted[demand.holder] = broker.request(demand).units
         self._looked_at = time.monotonic()
         for app in apps:
-            app.note_shortage(self.granted, lambda demand, waited_s: _why_not(broker, demand, waited_s))
-
-
-def _why_not(broker: BrokerClient, demand: Demand, waited_s: float) -> str:
-    """Why a demand has not been granted, and what nobody holds."""
-    free, there = ray.available_resources(), ray.cluster_resources()
-    amounts = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in ("CPU", "GPU") if name in there)
-    return (
-        f"{broker.why_not(demand, round(waited_s))}; free in the whole cluster now: {amounts}, and the ranks"
-        " of a replica share one node"
-    )
+            app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from cluster.errors import ShoalError
+from cluster.health import wait_until
+from cluster.sharing.audit import granted_twice
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
+from cluster.sharing.journal import journal_storage, read_events
 from tests.clusters import LiveCluster
 
 BEGIN = """
@@ -50,6 +54,10 @@ first = broker.wait(demand("broker-test/a", 3, 3), timeout_s=10)
 answer["granted"] = [workers[node] for node in first.nodes]
 answer["other"] = broker.request(demand("broker-test/b", 2, 2, kind="serving")).units
 answer["too late"] = told(lambda: broker.wait(demand("broker-test/b", 2, 2, kind="serving"), timeout_s=0.5))
+waits = []
+broker.wait(demand("broker-test/b", 2, 2, kind="serving"), 5, lambda: bool(waits), on_wait=waits.append)
+answer["waits"] = waits[0]
+broker.release("broker-test/b")
 answer["stopped"] = broker.wait(demand("broker-test/c", 2, 2), timeout_s=None, stop=lambda: True).units
 broker.release("broker-test/c")
 answer["kept"] = told(lambda: broker.wait(demand("broker-test/a", 5, 5, held=first.nodes), timeout_s=0.1))
@@ -67,7 +75,8 @@ print(json.dumps(answer))
     assert told["granted"] == [2, 2, 2]
     assert told["other"] == 0
     assert told["too late"].startswith("broker-test/b: no room for 2 replicas of 1 CPU each within 0.5 s")
-    assert "broker-test/a has 3" in told["too late"]
+    assert re.search(r"worker-\d has 0 CPU free \(a holds 2\)", told["too late"])
+    assert told["waits"] == told["too late"].partition("0.5 s: ")[2]
     assert "no room for 5 workers" in told["kept"]
     assert told["stopped"] == 0
     assert told["leases"] == ["broker-test/a"]
@@ -104,6 +113,64 @@ print(json.dumps({{
     assert len(told["kept"]) == 2
     assert set(told["kept"]) <= set(told["first"])
     assert told["info"] == running_cluster.record.name
+
+
+def test_what_happened_is_in_the_log_of_the_storage_and_shows_no_device_granted_twice(
+    running_cluster: LiveCluster,
+):
+    told = answer_of(
+        running_cluster,
+        """
+place = [(line["epoch"], line["seq"]) for line in broker.events()][-1]
+first = broker.wait(demand("broker-test/log", 1, 2), timeout_s=10)
+broker.request(demand("broker-test/log", 1, 2, held=first.nodes))
+broker.release("broker-test/log")
+print(json.dumps({"events": broker.events(place), "nodes": len(set(first.nodes))}))
+""",
+    )
+    events = told["events"]
+    assert [(event["cause"], event["holder"]) for event in events] == [
+        (cause, "broker-test/log") for cause in ("started", "held", "released")
+    ]
+    assert sum(events[0]["after"].values()) == sum(events[1]["held"].values()) == 2
+    assert set(events[0]["after"]) <= {"worker-1", "worker-2"}
+    storage = journal_storage(running_cluster.record.storage, running_cluster.record.name)
+    assert wait_until(lambda: events[-1] in read_events(storage), timeout_s=10)
+    written = read_events(storage)
+    assert [event["seq"] for event in written] == list(range(1, len(written) + 1))
+    assert granted_twice(written) == []
+
+
+def test_what_a_stranger_uses_is_seen_and_not_granted(running_cluster: LiveCluster):
+    told = answer_of(
+        running_cluster,
+        """
+import time
+@ray.remote(num_cpus=1)
+class Stranger:
+    def node(self):
+        return ray.get_runtime_context().get_node_id()
+stranger = Stranger.remote()
+node = ray.get(stranger.node.remote())
+mine = demand("broker-test/a", 4, 4)
+deadline = time.monotonic() + 30
+while broker.foreign() != {node: {"CPU": 1.0}} and time.monotonic() < deadline:
+    time.sleep(0.2)
+answer = {"node": node, "foreign": broker.foreign(), "granted": broker.request(mine).units}
+answer["why"] = broker.explain("broker-test/a")["text"]
+ray.kill(stranger)
+answer["after"] = broker.wait(mine, timeout_s=20).units
+answer["gone"] = broker.foreign()
+broker.release("broker-test/a")
+print(json.dumps(answer))
+""",
+    )
+    names = {node.node_id: node.name for node in running_cluster.record.nodes}
+    assert told["foreign"] == {told["node"]: {"CPU": 1}}
+    assert told["granted"] == 0
+    assert f"{names[told['node']]} has 1 CPU free (strangers use 1 CPU)" in told["why"]
+    assert told["after"] == 4
+    assert told["gone"] == {}
 
 
 def test_the_broker_lives_on_the_head(running_cluster: LiveCluster):

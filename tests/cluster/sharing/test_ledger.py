@@ -254,3 +254,201 @@ def test_what_runs_never_exceeds_the_nodes_whatever_happens(seed):
     for holder in holders.values():
         holder.beat(ledger, 170.5)
     assert {name: holder.granted for name, holder in holders.items()} == before
+
+
+def gangs(grant_nodes: tuple[str, ...], size: int) -> list[tuple[str, ...]]:
+    return [tuple(sorted(grant_nodes[first : first + size])) for first in range(0, len(grant_nodes), size)]
+
+
+def group(holder: str, least: int, most: int, held=(), size: int = 2) -> Demand:
+    return Demand(holder, "training", {"CPU": 1}, least, most, tuple(held), gang=size)
+
+
+def test_gangs_are_matched_whole_in_whatever_order_their_holder_names_them():
+    ledger = ledger_of(2, 2, 2)
+    grant = ledger.request(group("job", 2, 6), now=0)
+    assert len(gangs(grant.nodes, 2)) == 3
+    assert all(gang[0] == gang[1] for gang in gangs(grant.nodes, 2))
+    held = ["n2", "n2", "n0", "n0"]
+    assert Counter(ledger.request(group("job", 2, 6, held), now=1).nodes) == Counter(grant.nodes)
+    assert ledger.request(app("app", 1, 1), now=1).units == 0, "the third group is promised"
+
+
+def test_a_gang_that_lost_a_node_keeps_its_place_while_it_is_completed_elsewhere():
+    ledger = ledger_of(1, 1, 1)
+    assert ledger.request(group("job", 2, 2), now=0).nodes == ("n0", "n1")
+    ledger.update_nodes(nodes(1, 1, 1)[1:])
+    for _ in range(3):  # its holder has not started it anew yet
+        grant = ledger.request(group("job", 2, 2, ["n0", "n1"]), now=1)
+        assert sorted(grant.nodes) == ["n1", "n2"]
+    assert ledger.request(app("app", 1, 1), now=2).units == 0, "its new place is promised"
+    assert ledger.request(group("job", 2, 2, ["n2", "n1"]), now=3).units == 2
+
+
+def test_a_group_that_was_told_to_go_keeps_its_place_until_it_is_gone_and_is_not_called_back():
+    ledger = ledger_of(2, settle_s=0)
+    grant = ledger.request(job("job", 1, 2), now=0)
+    ledger.request(app("app", 1, 1), now=1)
+    assert ledger.request(job("job", 1, 2, grant.nodes), now=2).units == 1
+    ledger.release("app")
+    assert ledger.request(job("job", 1, 2, grant.nodes), now=3).units == 1, "it may have said goodbye"
+    assert ledger.request(app("late", 0, 1), now=4).units == 0
+    assert ledger.request(job("job", 1, 2, grant.nodes[:1]), now=5).units == 1, "serving wants go first"
+    assert ledger.request(app("late", 0, 1), now=6).units == 1
+
+
+def test_serving_is_told_no_new_place_while_a_replica_has_to_leave():
+    # By the number alone it would not know that one has to.
+    ledger = ledger_of(2, 1)
+    assert ledger.request(app("app", 0, 1), now=0).nodes == ("n1",)
+    ledger.update_nodes([Node("n0", {"CPU": 2}), Node("n1", {"CPU": 1, "GPU": 1})])
+    wants_gpu = Demand("gpu", "training", {"CPU": 1, "GPU": 1}, 1, 1)
+    ledger.request(wants_gpu, now=1)
+    assert ledger.request(app("app", 0, 1, ["n1"]), now=2).units == 0
+    assert ledger.request(app("app", 0, 1), now=3).nodes == ("n0",)
+    assert ledger.request(wants_gpu, now=4).nodes == ("n1",)
+
+
+def test_a_minimum_that_waited_too_long_has_nodes_kept_clear_for_it():
+    ledger = ledger_of(2, 2, patience_s=30)
+    ledger.request(job("a"), now=0)
+    ledger.request(job("b"), now=0)
+    ledger.request(job("c"), now=0)
+    large = Demand("large", "training", {"CPU": 2}, 2, 2, gang=2)
+    held = {"a": ["n0"], "b": ["n0"], "c": ["n1"]}
+
+    def beat(now: float) -> None:
+        for holder, place in held.items():
+            ledger.request(job(holder, held=place), now)
+
+    assert ledger.request(large, now=1).units == 0
+    beat(10)
+    assert ledger.request(large, now=10).units == 0
+    assert ledger.request(job("small"), now=11).units == 1, "it may go first while nobody waits too long"
+    ledger.release("small")
+    beat(20)
+    assert ledger.request(large, now=20).units == 0
+    beat(31)
+    assert ledger.request(large, now=31).units == 0
+    assert ledger.request(job("small"), now=32).units == 0
+    assert [event.cause for event in ledger.take_events()].count("overdue") == 1
+    for holder in held:
+        ledger.release(holder)
+    assert ledger.request(large, now=33).units == 2
+
+
+def test_what_a_job_has_changes_for_the_sake_of_wants_only_now_and_then():
+    ledger = ledger_of(4, settle_s=10)
+    ledger.request(app("app", 3, 3), now=0)
+    grant = ledger.request(job("job", 1, 4), now=0)
+    assert grant.units == 1
+    ledger.release("app")
+    assert ledger.request(job("job", 1, 4, grant.nodes), now=5).units == 1, "its first grant is 5 s old"
+    assert ledger.request(job("job", 1, 4, grant.nodes), now=10).units == 4
+
+
+def test_serving_and_minimums_are_not_held_up_by_a_job_that_settles():
+    ledger = ledger_of(4, settle_s=100)
+    held = ledger.request(job("job", 1, 4), now=0).nodes
+    ledger.request(app("app", 1, 2), now=1)
+    held = ledger.request(job("job", 1, 4, held), now=2).nodes
+    assert len(held) == 2
+    ledger.request(job("job", 1, 4, held), now=3)
+    assert ledger.request(app("app", 1, 2), now=4).units == 2
+    ledger.request(job("late", 1, 1), now=5)
+    assert ledger.request(job("job", 1, 4, held), now=6).units == 1
+
+
+def test_what_a_node_took_with_it_is_replaced_at_once():
+    ledger = ledger_of(1, 1, 1, settle_s=10)
+    ledger.request(app("app", 1, 1), now=0)
+    held = ledger.request(job("job", 1, 2), now=0).nodes
+    assert held == ("n1", "n2")
+    ledger.request(app("app", 1, 1, ["n0"]), now=5)
+    ledger.request(job("job", 1, 2, held), now=5)
+    ledger.update_nodes(nodes(1, 1, 1)[:2])
+    ledger.request(app("app", 1, 1, ["n0"]), now=11)
+    assert ledger.request(job("job", 1, 2, held), now=11).nodes == ("n1",)
+    ledger.release("app")
+    assert ledger.request(job("job", 1, 2, ["n1"]), now=12).nodes == ("n1", "n0"), "the loss is no change"
+    ledger.update_nodes(nodes(1, 1, 1)[1:2])
+    ledger.request(job("job", 2, 2, ["n1", "n0"]), now=13)
+    ledger.update_nodes(nodes(1, 1, 1)[1:])
+    assert ledger.request(job("job", 2, 2, ["n1"]), now=14).units == 2, "a minimum is never held up"
+
+
+def causes(ledger: Ledger) -> list[tuple[str, str | None]]:
+    return [(event.cause, event.holder or event.node) for event in ledger.take_events()]
+
+
+def test_every_change_is_an_event_with_its_cause():
+    ledger = ledger_of(2, 2)
+    assert causes(ledger) == [("node_joined", "n0"), ("node_joined", "n1")]
+    held = ledger.request(job("job", 1, 4), now=0).nodes
+    assert causes(ledger) == [("started", "job")]
+    ledger.request(job("job", 1, 4, held), now=1)
+    assert causes(ledger) == [("held", "job")]
+    ledger.request(app("app", 2, 2), now=2)
+    assert causes(ledger) == [("waiting", "app")]
+    fewer = ledger.request(job("job", 1, 4, held), now=3).nodes
+    (event,) = ledger.take_events()
+    assert (event.cause, event.by) == ("gave_way", ("app",))
+    assert event.reason == "job gave way to app: 2 workers leave n0; it has 2 of at most 4 workers"
+    assert (event.before, event.after, event.held) == ({"n0": 2, "n1": 2}, {"n1": 2}, {"n0": 2, "n1": 2})
+    ledger.request(job("job", 1, 4, fewer), now=4)
+    ledger.request(app("app", 2, 2), now=5)
+    assert causes(ledger) == [("held", "job"), ("started", "app")]
+    ledger.request(app("app", 1, 1, ["n0"]), now=6)
+    assert causes(ledger) == [("asked_less", "app")]
+    ledger.request(job("job", 1, 4, fewer), now=14)
+    assert causes(ledger) == [("grew", "job")]
+    ledger.update_nodes(nodes(2, 2)[:1])
+    ledger.request(job("job", 1, 4, (*fewer, "n0")), now=15)
+    assert causes(ledger) == [("node_gone", "n1"), ("node_gone", "job")]
+    ledger.update_nodes(nodes(2, 2))
+    ledger.release("app")
+    ledger.expire(now=100)
+    assert causes(ledger) == [("node_back", "n1"), ("released", "app"), ("expired", "job")]
+    ledger.request(job("old", 1, 1, ["n0"]), now=101)
+    assert causes(ledger) == [("found", "old")]
+
+
+def test_what_strangers_use_is_not_granted_and_is_an_event():
+    ledger = ledger_of(2)
+    ledger.take_events()
+    ledger.update_nodes(nodes(2), {"n0": {"CPU": 1}})
+    (event,) = ledger.take_events()
+    assert (event.cause, event.resources, event.foreign) == ("foreign_use", {"CPU": 2}, {"CPU": 1})
+    assert event.reason == "strangers use 1 CPU of the 2 CPU of n0"
+    assert ledger.request(job("job", 1, 2), now=0).units == 1
+    ledger.update_nodes(nodes(2))
+    assert ledger.take_events()[-1].reason == "strangers use nothing of the 2 CPU of n0"
+
+
+def test_nobody_loses_a_unit_because_it_was_taken_for_a_strangers():
+    # The broker was restarted, and a holder was heard so late that its units counted as a stranger's.
+    ledger = ledger_of(2)
+    ledger.update_nodes(nodes(2), {"n0": {"CPU": 2}})
+    assert ledger.request(job("new"), now=0).units == 0
+    assert ledger.request(job("old", 2, 3, ["n0", "n0"]), now=1).nodes == ("n0", "n0")
+
+
+def test_what_runs_on_a_node_that_was_only_silent_goes_on():
+    ledger = ledger_of(1, 1)
+    assert ledger.request(group("job", 2, 2), now=0).nodes == ("n0", "n1")
+    ledger.request(app("waits", 1, 1), now=1)
+    ledger.update_nodes(nodes(1))
+    assert ledger.request(group("job", 2, 2, ["n0", "n1"]), now=2).units == 0
+    assert ledger.request(app("waits", 1, 1), now=2).units == 0, "the rest of the group runs still"
+    ledger.update_nodes(nodes(1, 1))
+    assert ledger.request(group("job", 2, 2, ["n0", "n1"]), now=3).units == 2
+
+
+def test_a_gang_that_is_whole_again_needs_none_in_its_stead():
+    ledger = ledger_of(1, 1, 1)
+    assert ledger.request(group("job", 2, 2), now=0).nodes == ("n0", "n1")
+    ledger.update_nodes(nodes(1, 1, 1)[1:])
+    assert sorted(ledger.request(group("job", 2, 2, ["n0", "n1"]), now=1).nodes) == ["n1", "n2"]
+    ledger.update_nodes(nodes(1, 1, 1))
+    assert sorted(ledger.request(group("job", 2, 2, ["n0", "n1"]), now=2).nodes) == ["n0", "n1"]
+    assert ledger.request(app("app", 1, 1), now=3).nodes == ("n2",)

@@ -1,0 +1,96 @@
+"""Whether the log of events shows a device that was granted twice at any moment.
+
+The events are replayed with arithmetic of their own. A unit occupies its node from the event that grants it,
+or that says it is held, until events say that it is neither. Two promises are checked:
+
+- what is granted or held never exceeds what a node has, but for replicas of serving that run elsewhere than
+  they were granted: those are Serve's choice, and what was promised there moves at its holder's next word;
+- what is held never exceeds it at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any
+
+from cluster.sharing.events import amounts, listed
+
+
+@dataclass
+class _Holder:
+    unit: Mapping[str, Fraction]
+    told: Counter[str] = field(default_factory=Counter)
+    held: Counter[str] = field(default_factory=Counter)
+    elsewhere: Counter[str] = field(default_factory=Counter)
+
+
+def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What is wrong, a sentence for each moment; empty when nothing is.
+
+    Args:
+        events: of one cluster as its log has them, in order, from a start of the broker on.
+    """
+    nodes: dict[str, dict[str, Fraction]] = {}
+    holders: dict[str, _Holder] = {}
+    found = []
+    for event in events:
+        if event["cause"] == "broker_started":
+            # Who runs says so again before anything new is granted; what was promised is not known any more.
+            nodes.clear()
+            holders.clear()
+        elif "node" in event:
+            if event["cause"] == "node_gone":
+                nodes.pop(event["node"], None)
+            else:
+                nodes[event["node"]] = _exact(event["resources"])
+                if event["cause"] == "node_joined":  # whatever was on another node of this name is gone
+                    for holder in holders.values():
+                        for units in (holder.told, holder.held, holder.elsewhere):
+                            units.pop(event["node"], None)
+        elif event["cause"] in ("released", "expired"):
+            holders.pop(event["holder"], None)
+        else:
+            _apply(holders, event)
+        for node, has in nodes.items():
+            found += _excess(node, has, holders, event)
+    return found
+
+
+def _apply(holders: dict[str, _Holder], event: Mapping[str, Any]) -> None:
+    unit = _exact(event["unit"])
+    holder = holders.setdefault(event["holder"], _Holder(unit))
+    after, held = Counter(event["after"]), Counter(event["held"])
+    if event["cause"] in ("placed_elsewhere", "found"):
+        holder.elsewhere += after - holder.told
+    holder.unit, holder.told, holder.held = unit, after, held
+    holder.elsewhere &= held
+
+
+def _excess(
+    node: str, has: Mapping[str, Fraction], holders: Mapping[str, _Holder], event: Mapping[str, Any]
+) -> list[str]:
+    granted: Counter[str] = Counter()
+    running: Counter[str] = Counter()
+    whose = []
+    for name, holder in holders.items():
+        units = max(holder.told[node], holder.held[node])
+        if units:
+            whose.append(f"{name} ({units})")
+        for resource, amount in holder.unit.items():
+            running[resource] += amount * holder.held[node]  # type: ignore[assignment]
+            granted[resource] += amount * (units - holder.elsewhere[node])  # type: ignore[assignment]
+    return [
+        f"event {event.get('seq', '?')}: {what} on {node}, which has {amounts({resource: float(room)})}, are"
+        f" {float(used[resource]):g} {resource}: {listed(whose)}"
+        for what, used in (("granted", granted), ("held", running))
+        for resource in used
+        if used[resource] > (room := has.get(resource, Fraction(0)))
+    ]
+
+
+def _exact(resources: Mapping[str, float]) -> dict[str, Fraction]:
+    # As Ray counts: in ten-thousandths, so that 0.1 + 0.2 is 0.3.
+    return {name: Fraction(round(amount * 10_000), 10_000) for name, amount in resources.items()}

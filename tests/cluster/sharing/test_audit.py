@@ -1,0 +1,59 @@
+"""What the audit of a log finds, and what it lets pass."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cluster.sharing.audit import granted_twice
+
+
+def node(name: str, cpus: float, cause: str = "node_joined") -> dict[str, Any]:
+    return {"cause": cause, "node": name, "resources": {"CPU": cpus}, "foreign": {}}
+
+
+def grant(holder: str, after: dict[str, int], held: dict[str, int], cause: str = "started", cpus: float = 1):
+    return {"cause": cause, "holder": holder, "unit": {"CPU": cpus}, "after": after, "held": held}
+
+
+def test_a_device_that_two_were_granted_is_found():
+    log = [node("a", 2), grant("x", {"a": 2}, {}), grant("y", {"a": 1}, {})]
+    (found,) = granted_twice(log)
+    assert found == "event ?: granted on a, which has 2 CPU, are 3 CPU: x (2) and y (1)"
+
+
+def test_what_is_still_held_counts_after_it_was_taken_back():
+    log = [node("a", 1), grant("x", {"a": 1}, {"a": 1}), grant("x", {}, {"a": 1}, "gave_way")]
+    assert granted_twice([*log, grant("y", {"a": 1}, {})])
+    assert granted_twice([*log, grant("x", {}, {}, "held"), grant("y", {"a": 1}, {})]) == []
+
+
+def test_the_end_of_a_lease_frees_all_of_it():
+    for cause in ("released", "expired"):
+        log = [node("a", 1), grant("x", {"a": 1}, {"a": 1}), {"cause": cause, "holder": "x"}]
+        assert granted_twice([*log, grant("y", {"a": 1}, {})]) == []
+
+
+def test_fractions_are_summed_exactly():
+    thirds = [grant(f"h{index}", {"a": 1}, {}, cpus=0.1) for index in range(10)]
+    assert granted_twice([node("a", 1), *thirds]) == []
+    assert granted_twice([node("a", 1), *thirds, grant("more", {"a": 1}, {}, cpus=0.0001)])
+
+
+def test_a_replica_that_serve_put_elsewhere_is_held_twice_only_if_both_run():
+    log = [node("a", 1), node("b", 1), grant("job", {"a": 1}, {}), grant("app", {"b": 1}, {})]
+    log += [grant("app", {"a": 1}, {"a": 1}, "placed_elsewhere")]
+    assert granted_twice(log) == []
+    (found,) = granted_twice([*log, grant("job", {"a": 1}, {"a": 1}, "held")])
+    assert "held on a" in found
+
+
+def test_another_node_of_the_same_name_has_nothing_of_the_one_before():
+    log = [node("a", 1), grant("x", {"a": 1}, {"a": 1}), {"cause": "node_gone", "node": "a"}]
+    assert granted_twice([*log, node("a", 1), grant("y", {"a": 1}, {})]) == []
+    assert granted_twice([*log, node("a", 1, "node_back"), grant("y", {"a": 1}, {})])
+
+
+def test_a_broker_that_starts_again_hears_everybody_anew():
+    log = [node("a", 1), grant("x", {"a": 1}, {}), {"cause": "broker_started"}, node("a", 1)]
+    assert granted_twice([*log, grant("y", {"a": 1}, {})]) == []
+    assert granted_twice([*log, grant("x", {"a": 1}, {"a": 1}, "found"), grant("y", {"a": 1}, {"a": 1})])
