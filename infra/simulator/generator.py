@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -58,17 +58,19 @@ class Recipe:
             some days can come to its end.
         daily: how much more than on average is submitted at the busiest hour, as a part.
         users: from whom the jobs come, evenly.
+        node_devices: of a node. A group that is not larger is on one node, a larger one on whole nodes.
     """
 
     seed: int = 0
-    days: float = 2.0
-    load: float = 0.9
+    days: float = 7.0
+    load: float = 0.8
     devices: int = 32
     cluster: int = 64
     elastic: float = 0.5
     longest_s: float = 2 * DAY_S
     daily: float = 0.5
     users: int = 20
+    node_devices: int = 8
 
     @property
     def larger(self) -> int:
@@ -87,19 +89,20 @@ def generate_philly(recipe: Recipe) -> Trace:
     largest = max(1, recipe.devices // 2)
     sizes: list[tuple[int, float]] = []
     while due > 0:
-        devices = min(largest, recipe.larger * int(_pick(chance, DEVICES)))
+        devices = min(largest, recipe.larger * _pick(chance, DEVICES))
         duration_s = min(recipe.longest_s, duration_at(chance.random()))
         duration_s = round(min(duration_s, max(1.0, due / devices)), 1)  # the last one makes the load exact
         due -= devices * duration_s
         if 0 < due < 1.0 * devices:
             due = 0.0
         sizes.append((devices, duration_s))
-    chance.shuffle(sizes)
     moments = _moments(chance, len(sizes), recipe)
     jobs = []
     for number, ((devices, duration_s), moment) in enumerate(zip(sizes, moments, strict=True), 1):
-        job = Job(f"job-{number:05d}", moment, duration_s, group=int(devices), user=_user(chance, recipe))
-        jobs.append(stretched(job) if chance.random() < recipe.elastic else job)
+        user = f"user-{int(chance.integers(recipe.users)) + 1:02d}"
+        job = Job(f"job-{number:05d}", moment, duration_s, group=devices, user=user)
+        job = stretched(job) if chance.random() < recipe.elastic else job
+        jobs.append(replace(job, tensor=math.gcd(job.group, recipe.node_devices)))
     return Trace(in_order(jobs), f"philly:{recipe.seed}")
 
 
@@ -131,7 +134,3 @@ def _moments(chance: np.random.Generator, count: int, recipe: Recipe) -> Iterato
         if chance.random() * (1 + recipe.daily) < 1 + recipe.daily * hour:
             accepted.append(round(moment, 1))
     return iter(sorted(accepted))
-
-
-def _user(chance: np.random.Generator, recipe: Recipe) -> str:
-    return f"user-{int(chance.integers(recipe.users)) + 1:02d}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cluster.sharing.allocate import allocate
@@ -18,6 +18,7 @@ class Moment:
 
     Attributes:
         since: when each holder asked first.
+        training: those that run and those that wait, each in the order of the queue.
         overdue: jobs that have waited so long that nothing may start in their way any more.
         settling: jobs that changed a moment ago.
     """
@@ -100,18 +101,41 @@ class ServingFirst(Policy):
     reclaims = True
 
 
+@dataclass(frozen=True)
 class Shoal(Policy):
-    """One cluster, in which elastic jobs take what is idle and give it back group by group."""
+    """One cluster, in which elastic jobs take what is idle and give it back group by group.
 
+    Attributes:
+        reserve: devices that the minimums of all jobs together leave alone, so that serving can have them
+            whenever it wants to. Without it jobs may start on all that serving does not want at the
+            moment, and no minimum is taken back.
+    """
+
+    reserve: int = 0
     name = "shoal"
     elastic = True
+
+    def decide(self, moment: Moment) -> dict[str, Grant]:
+        if not self.reserve:
+            return super().decide(moment)
+        left = sum(node.resources[DEVICE] for node in moment.nodes) - self.reserve
+        admitted = []
+        for demand in moment.training:
+            least = demand.min * demand.unit[DEVICE]
+            if demand.held or least <= left:
+                admitted.append(demand)
+                left -= least
+        grants = super().decide(replace(moment, training=admitted))
+        return {demand.holder: Grant(demand.holder) for demand in moment.training} | grants
 
 
 NAMES = (FixedSplit.name, ServingFirst.name, Shoal.name)
 
 
-def policy_of(name: str, nodes: Sequence[Node], serving_devices: int) -> Policy:
+def policy_of(name: str, nodes: Sequence[Node], serving_devices: int, reserve: int = 0) -> Policy:
     """The policy of this name; a fixed split gives serving the first nodes that have so many devices."""
+    if name == Shoal.name:
+        return Shoal(reserve)
     if name == FixedSplit.name:
         mine: set[str] = set()
         have = 0.0
@@ -121,4 +145,4 @@ def policy_of(name: str, nodes: Sequence[Node], serving_devices: int) -> Policy:
             mine.add(node.node_id)
             have += node.resources[DEVICE]
         return FixedSplit(frozenset(mine))
-    return {ServingFirst.name: ServingFirst, Shoal.name: Shoal}[name]()
+    return ServingFirst()

@@ -28,7 +28,9 @@ class Rules:
     """How the broker decides, and how far the simulation goes.
 
     Attributes:
-        overdue_s: seconds after which a job that waits is in nobody's way any more.
+        overdue_s: seconds after which nothing starts any more in the way of the job that is first in the
+            queue (a reservation for the first alone, as in EASY backfilling).
+        depth: jobs of the queue, from its head, that a decision looks at.
         settle_s: seconds after a change for which a job is left alone by its equals.
         node_mtbf_s: mean time between failures of one node; None: none fails.
         repair_s: until a node that failed is there again.
@@ -36,6 +38,7 @@ class Rules:
     """
 
     overdue_s: float = 3600.0
+    depth: int = 100
     settle_s: float = 30.0
     node_mtbf_s: float | None = None
     repair_s: float = 1800.0
@@ -153,29 +156,33 @@ class Simulation:
         self._decides_at, self._decided_at = None, self.now
         self.decisions += 1
         now, rules = self.now, self.rules
-        settling, overdue = [], []
+        running, waiting, settling = [], [], []
         for name, run in self._active.items():
-            if run.waits:
-                if now - run.job.submit_s >= rules.overdue_s:
-                    overdue.append(name)
-            elif self.policy.elastic and run.job.elastic and now - run.changed_at < rules.settle_s:
-                settling.append(name)
+            if run.gangs:
+                running.append(run)
+                if self.policy.elastic and run.job.elastic and now - run.changed_at < rules.settle_s:
+                    settling.append(name)
+            else:
+                waiting.append(run)
+        waiting.sort(key=lambda run: (-run.job.priority, run.job.submit_s))
+        head = waiting[0].job if waiting else None
+        asks = [*running, *waiting[: rules.depth]]
         grants = self.policy.decide(
             Moment(
                 self.occupancy.alive(),
-                [run.demand() for run in self._active.values()],
+                [run.demand() for run in asks],
                 [run.demand() for run in self._apps.values()],
                 self._since,
-                overdue,
+                [head.name] if head is not None and now - head.submit_s >= rules.overdue_s else [],
                 settling,
             )
         )
         for name, app in self._apps.items():
             if grants[name].nodes != app.demand().held:
                 self._resize_app(app, grants[name].nodes)
-        for name, run in self._active.items():
-            if grants[name].nodes != run.demand().held:
-                self._resize_job(run, grants[name].nodes)
+        for run in asks:
+            if grants[run.job.name].nodes != run.demand().held:
+                self._resize_job(run, grants[run.job.name].nodes)
         if settling and self.occupancy.free and self._settles_at <= now:
             # What they may take then is free already, so nothing else would ask for a decision.
             self._settles_at = min(self._active[name].changed_at for name in settling) + rules.settle_s
