@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,8 @@ from infra.cli.common import JsonOption, print_json, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from infra.simulator.costs import Costs
+    from infra.simulator.jobs import Trace
     from infra.simulator.report import Figures
 
 _TRACE = "The trace"
@@ -120,81 +121,33 @@ def sharing(
         raise RequestError(
             "shoal bench sharing needs --simulate TRACE: a file of jobs, or philly:SEED to make them up"
         )
-    from infra.simulator.costs import costs_of
-    from infra.simulator.generator import Recipe
-    from infra.simulator.load import apps_for
-    from infra.simulator.occupancy import cluster_of
-    from infra.simulator.policies import policy_of
-    from infra.simulator.report import document, figures
-    from infra.simulator.simulation import Rules, Simulation
+    from infra.simulator.comparison import Setup, compare
+    from infra.simulator.report import document
+    from infra.simulator.simulation import Rules
     from infra.simulator.source import trace_of
-    from infra.simulator.trace_csv import write_csv
 
-    names = _names(policies)
-    kinds = _kinds(devices)
-    total = sum(count for _, count in kinds)
-    serving = round(total * serving_share)
-    if serving and serving < apps * tensor:
-        raise RequestError(
-            f"--serving-share {serving_share:g} of {total} devices is {serving}, too few for {apps} apps with"
-            f" replicas of {tensor}"
-        )
-    if serving and tensor > node_devices:
-        raise RequestError(f"--tensor {tensor}: a replica is on one node, which has {node_devices} devices")
-    costs_text = None
-    if costs_file is not None:
-        try:
-            costs_text = costs_file.read_text()
-        except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{costs_file} cannot be read: {error}") from error
-    costs = costs_of(costs_text, str(costs_file), cost or ())
-    recipe = Recipe(
-        seed, days, load, total - serving, cluster=total, elastic=elastic, node_devices=node_devices
+    setup = Setup(
+        _kinds(devices),
+        node_devices,
+        serving_share,
+        apps,
+        tensor,
+        reserve,
+        _names(policies),
+        _costs(costs_file, cost or ()),
+        Rules(node_mtbf_s=None if mtbf is None else mtbf * 3600),
+        seed,
     )
-    trace = trace_of(simulate, recipe)
+    trace = trace_of(simulate, setup.recipe(days, load, elastic))
     for sentence in trace.left_out:
         say(f"{trace.source}: {sentence}")
     if write is not None:
-        try:
-            write.write_text(write_csv(trace.jobs))
-        except OSError as error:
-            raise RequestError(f"{write} cannot be written: {error.strerror or error}") from error
-    nodes = cluster_of(kinds, node_devices)
-    load_of = apps_for(serving, apps, tensor) if serving else []
-    rules = Rules(node_mtbf_s=None if mtbf is None else mtbf * 3600)
-    # All of them are checked before the first one starts.
-    simulations = [
-        Simulation(
-            trace, load_of, nodes, policy_of(name, nodes, serving, round(total * reserve)), costs, rules, seed
-        )
-        for name in names
-    ]
-    rows: list[Figures] = []
-    for simulation in simulations:
-        began = time.perf_counter()
-        rows.append(figures(simulation.run()))
-        say(f"{rows[-1].policy}: {rows[-1].decisions:,} decisions in {time.perf_counter() - began:.1f} s")
-    facts: dict[str, Any] = {
-        "trace": trace.source,
-        "jobs": len(trace.jobs),
-        "left_out": list(trace.left_out),
-        "span_s": trace.span_s,
-        "device_seconds": trace.device_seconds,
-        "devices": total,
-        "nodes": len(nodes),
-        "serving_devices": serving,
-        "apps": len(load_of),
-        "tensor": tensor,
-        "reserve": reserve,
-        "seed": seed,
-        "costs": costs.as_json(),
-        "costs_from": costs.sources(),
-        "rules": vars(rules),
-    }
+        _write(trace, write)
+    rows = compare(trace, setup, say)
     if as_json:
-        print_json(document(facts, rows))
+        print_json(document(setup.facts(trace), rows))
     else:
-        _print_table(facts, rows)
+        _print_table(setup.facts(trace), rows)
 
 
 def _names(text: str) -> list[str]:
@@ -223,6 +176,31 @@ def _kinds(text: str) -> list[tuple[str | None, int]]:
             )
         kinds.append((name or None, int(count)))
     return kinds
+
+
+def _costs(file: Path | None, settings: Sequence[str]) -> Costs:
+    from cluster.errors import RequestError
+    from infra.simulator.costs import costs_of
+
+    text = None
+    if file is not None:
+        try:
+            text = file.read_text()
+        except OSError as error:
+            raise RequestError(f"{file} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{file} is no text in UTF-8: byte {error.start + 1} is not") from error
+    return costs_of(text, str(file), settings)
+
+
+def _write(trace: Trace, target: Path) -> None:
+    from cluster.errors import RequestError
+    from infra.simulator.trace_csv import write_csv
+
+    try:
+        target.write_text(write_csv(trace.jobs))
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error.strerror or error}") from error
 
 
 def _print_table(facts: dict[str, Any], rows: Sequence[Figures]) -> None:

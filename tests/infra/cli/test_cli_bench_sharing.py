@@ -78,7 +78,7 @@ def test_a_generated_trace_can_be_kept_and_gives_the_same_again(
         (["--simulate", "philly", "--policy", "fixed,fixed"], "names one of them twice"),
         (["--simulate", "philly", "--devices", "many"], "--devices many: should be a whole number above 0"),
         (["--simulate", "philly", "--devices", "8", "--apps", "4"], "too few for 4 apps with replicas of 2"),
-        (["--simulate", "philly", "--tensor", "16"], "a replica is on one node, which has 8 devices"),
+        (["--simulate", "philly", "--tensor", "16"], "of 16 devices is on one node, and a node has 8"),
         (["--simulate", "philly", "--cost", "start_s=soon"], "--cost start_s=soon: should be seconds"),
         (["--simulate", "philly", "--costs", "nowhere.yaml"], "nowhere.yaml cannot be read"),
     ],
