@@ -25,7 +25,7 @@ from infra.simulator.training import Gang, JobRun, Spent, State
 
 @dataclass(frozen=True)
 class Rules:
-    """How the broker decides, and how far the simulation goes.
+    """How the broker decides, with the ledger's own values, and how far the simulation goes.
 
     Attributes:
         overdue_s: seconds after which nothing starts any more in the way of the job that is first in the
@@ -37,9 +37,9 @@ class Rules:
         patience_s: after the last submission; jobs that are not done by then are counted as unfinished.
     """
 
-    overdue_s: float = 3600.0
+    overdue_s: float = 60.0
     depth: int = 100
-    settle_s: float = 30.0
+    settle_s: float = 10.0
     node_mtbf_s: float | None = None
     repair_s: float = 1800.0
     patience_s: float = 30 * 86_400.0
