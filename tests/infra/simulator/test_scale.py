@@ -18,8 +18,8 @@ LIMIT_S = 600.0
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_two_days_of_ten_thousand_devices_are_simulated_in_time() -> None:
-    setup = Setup(((None, DEVICES),), apps=8, costs=Costs(decide_every_s=60), seed=1)
-    trace = trace_of("philly", setup.recipe(days=2, load=1.2, elastic=0.5))
+    setup = Setup(((None, DEVICES),), apps=8, tensor=4, costs=Costs(decide_every_s=60))
+    trace = trace_of("philly:1", setup.recipe(days=2, load=1.0, elastic=0.5))
     assert len(trace.jobs) > 5000
     started = time.process_time()
     rows = compare(trace, setup)
