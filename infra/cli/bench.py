@@ -1,4 +1,4 @@
-"""Benchmarks from the command line: `bench train`."""
+"""Benchmarks from the command line: `bench train`, and `bench sharing` (see `bench_sharing`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.wording import counted
+from infra.cli.bench_sharing import sharing
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
     bench = typer.Typer(help="Measure, side by side.", no_args_is_help=True)
     bench.command("train")(train)
-    bench.callback()(lambda: None)  # so that `train` stays a name of its own
+    bench.command("sharing")(sharing)
     app.add_typer(bench, name="bench")
 
 

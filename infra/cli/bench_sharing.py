@@ -1,0 +1,227 @@
+"""Benchmarks from the command line: `bench sharing`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from infra.cli.common import JsonOption, print_json, say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from infra.simulator.costs import Costs
+    from infra.simulator.jobs import Trace
+    from infra.simulator.report import Figures
+
+_TRACE = "The trace"
+_CLUSTER = "The cluster and its serving load"
+
+
+def sharing(
+    simulate: Annotated[
+        str | None,
+        typer.Option(
+            "--simulate",
+            metavar="TRACE",
+            help="A trace of jobs: Shoal's CSV, a job log of Philly, a list of pods of Alibaba (2023), or"
+            " philly:SEED, which is generated.",
+            show_default=False,
+        ),
+    ] = None,
+    policies: Annotated[
+        str, typer.Option("--policy", help="Policies, side by side; the first is compared with.")
+    ] = "fixed,serving-first,shoal",
+    seed: Annotated[int, typer.Option(min=0, help="Of the load, of failures, and of what is generated.")] = 0,
+    days: Annotated[
+        float, typer.Option(min=0.01, max=1000, help="Days of a generated trace.", rich_help_panel=_TRACE)
+    ] = 7.0,
+    load: Annotated[
+        float,
+        typer.Option(
+            min=0.01,
+            max=100,
+            help="What generated jobs compute, over what the devices outside serving's share can.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = 0.8,
+    elastic: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Part of the jobs that are elastic; not of Shoal's CSV.",
+            rich_help_panel=_TRACE,
+        ),
+    ] = 0.5,
+    write: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-trace",
+            metavar="CSV",
+            help="Write the jobs as Shoal's CSV.",
+            show_default=False,
+            rich_help_panel=_TRACE,
+        ),
+    ] = None,
+    devices: Annotated[
+        str, typer.Option(help="How many, or by kind: H100-SXM:64,A100-SXM:32.", rich_help_panel=_CLUSTER)
+    ] = "64",
+    node_devices: Annotated[
+        int, typer.Option(min=1, max=1024, help="Devices of a node.", rich_help_panel=_CLUSTER)
+    ] = 8,
+    serving_share: Annotated[
+        float,
+        typer.Option(
+            min=0, max=0.99, help="Part of the devices that serving's peak needs.", rich_help_panel=_CLUSTER
+        ),
+    ] = 0.5,
+    apps: Annotated[int, typer.Option(min=1, max=1000, help="Serving apps.", rich_help_panel=_CLUSTER)] = 2,
+    tensor: Annotated[int, typer.Option(min=1, help="Devices of a replica.", rich_help_panel=_CLUSTER)] = 2,
+    reserve: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Part of the devices that the minimums of jobs leave to serving, in the policy shoal.",
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = 0.0,
+    mtbf: Annotated[
+        float | None,
+        typer.Option(
+            "--node-mtbf-h",
+            min=0.01,
+            help="Hours between two failures of a node, on average. Default: none fails.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
+    costs_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--costs",
+            metavar="FILE",
+            help="YAML or JSON of what changes of devices cost.",
+            show_default=False,
+        ),
+    ] = None,
+    cost: Annotated[
+        list[str] | None,
+        typer.Option("--cost", metavar="NAME=VALUE", help="Change one of them.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare ways of sharing one cluster, in simulated time under the real allocation."""
+    from cluster.errors import RequestError
+
+    if simulate is None:
+        raise RequestError(
+            "shoal bench sharing needs --simulate TRACE: a file of jobs, or philly:SEED to make them up"
+        )
+    from infra.simulator.comparison import Setup, compare
+    from infra.simulator.report import document
+    from infra.simulator.simulation import Rules
+    from infra.simulator.source import trace_of
+
+    setup = Setup(
+        _kinds(devices),
+        node_devices,
+        serving_share,
+        apps,
+        tensor,
+        reserve,
+        _names(policies),
+        _costs(costs_file, cost or ()),
+        Rules(node_mtbf_s=None if mtbf is None else mtbf * 3600),
+        seed,
+    )
+    trace = trace_of(simulate, setup.recipe(days, load, elastic))
+    for sentence in trace.left_out:
+        say(f"{trace.source}: {sentence}")
+    if write is not None:
+        _write(trace, write)
+    rows = compare(trace, setup, say)
+    if as_json:
+        print_json(document(setup.facts(trace), rows))
+    else:
+        _print_table(setup.facts(trace), rows)
+
+
+def _names(text: str) -> list[str]:
+    from cluster.errors import RequestError
+    from infra.simulator.policies import NAMES
+
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in NAMES:
+            raise RequestError(f"--policy {text}: there is no policy {name!r}; there are {', '.join(NAMES)}")
+    if len(set(names)) < len(names):
+        raise RequestError(f"--policy {text}: names one of them twice")
+    return names
+
+
+def _kinds(text: str) -> list[tuple[str | None, int]]:
+    from cluster.errors import RequestError
+
+    kinds: list[tuple[str | None, int]] = []
+    for part in text.split(","):
+        name, _, count = part.strip().rpartition(":")
+        if not (count.isascii() and count.isdigit()) or not 0 < int(count) <= 1_000_000:
+            raise RequestError(
+                f"--devices {text}: should be a whole number above 0, or some by kind as"
+                " H100-SXM:64,A100-SXM:32"
+            )
+        kinds.append((name or None, int(count)))
+    return kinds
+
+
+def _costs(file: Path | None, settings: Sequence[str]) -> Costs:
+    from cluster.errors import RequestError
+    from infra.simulator.costs import costs_of
+
+    text = None
+    if file is not None:
+        try:
+            text = file.read_text()
+        except OSError as error:
+            raise RequestError(f"{file} cannot be read: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise RequestError(f"{file} is no text in UTF-8: byte {error.start + 1} is not") from error
+    return costs_of(text, str(file), settings)
+
+
+def _write(trace: Trace, target: Path) -> None:
+    from cluster.errors import RequestError
+    from infra.simulator.trace_csv import write_csv
+
+    try:
+        target.write_text(write_csv(trace.jobs))
+    except OSError as error:
+        raise RequestError(f"{target} cannot be written: {error.strerror or error}") from error
+
+
+def _print_table(facts: dict[str, Any], rows: Sequence[Figures]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from infra.simulator.report import table
+
+    console = Console()
+    console.print(
+        f"Simulated: {facts['jobs']:,} jobs of {facts['trace']} in {facts['span_s'] / 86_400:.1f} days on"
+        f" {facts['devices']:,} devices, serving's peak needs {facts['serving_devices']:,}",
+        highlight=False,
+    )
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    shown.add_column("", no_wrap=True)
+    for row in rows:
+        shown.add_column(row.policy, no_wrap=True, justify="right")
+    for line in table(rows):
+        shown.add_row(*line)
+    console.print(shown)
+    values = ", ".join(f"{name} {value:g}" for name, value in facts["costs"].items())
+    console.print(f"Assumed: {values}", highlight=False)
