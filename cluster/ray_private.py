@@ -14,6 +14,16 @@ def available_resources_by_node() -> dict[str, dict[str, float]]:
     return {node_id: dict(free) for node_id, free in available_resources_per_node().items()}
 
 
+def draining_nodes() -> set[str]:
+    """Ids of the nodes that are about to go: drained by somebody, or with a notice of preemption.
+
+    Ray tells a training run of its own nodes (`ray.train.get_preemption_info`), and nobody of all of them.
+    """
+    from ray._private.state import state
+
+    return set(state.get_draining_nodes())
+
+
 def forget_token() -> None:
     """Make Ray read the token again at the next connection of this process.
 

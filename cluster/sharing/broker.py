@@ -12,7 +12,7 @@ import ray
 from cluster.head_actor import start_on_head
 from cluster.health import silent
 from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
-from cluster.ray_private import available_resources_by_node
+from cluster.ray_private import available_resources_by_node, draining_nodes
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.events import Event
 from cluster.sharing.explain import explain
@@ -125,7 +125,9 @@ class Broker:
         if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
             nodes = alive_nodes()
             self._suspects &= {node.node_id for node in nodes}
-            present = [node for node in nodes if node.node_id not in self._suspects]
+            # Who runs on a node that is about to go leaves it in good order: nothing is granted there.
+            absent = self._suspects | draining_nodes()
+            present = [node for node in nodes if node.node_id not in absent]
             self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
             self._ledger.update_nodes(present, self._strangers)
             self._nodes_read = now

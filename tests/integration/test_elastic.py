@@ -142,3 +142,24 @@ def test_a_job_of_one_group_is_built_anew_within_ten_seconds_and_loses_no_step(j
     assert {"rebuilding", "checkpointed", "ended", "leased", "entered", "started"} <= {
         event["kind"] for event in events(run)
     }
+
+
+def test_groups_leave_a_node_that_is_drained_without_a_step_lost(jobs: JobFile, live: LiveCluster) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    (drained,) = [node for node in live.record.nodes if node.name == "worker-2"]
+    there = [event["group"] for event in events(run, "started") if event["ranks"][0]["node"] == "worker-2"]
+    drain = (
+        "import ray, subprocess, sys; ray.init(log_to_driver=False);"
+        f"[node] = [n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == '{drained.ip}'];"
+        "sys.exit(subprocess.call(['ray', 'drain-node', '--node-id', node, '--reason',"
+        " 'DRAIN_NODE_REASON_PREEMPTION', '--reason-message', 'a test',"
+        " '--deadline-remaining-seconds', '600']))"
+    )
+    done = live.python(drain)
+    assert done.returncode == 0, done.stderr
+    left = wait_until(lambda: events(run, "resized"), "groups that leave")[-1]
+    assert set(left["left"]) <= set(there)
+    wait_until(lambda: {g for e in events(run, "resized") for g in e["left"]} == set(there), "all of them")
+    stop(jobs, run)
+    assert events(run, "failed") == []

@@ -61,16 +61,16 @@ def test_a_holder_that_gave_way_says_to_whom_and_why():
     held = ledger.request(job("lm", 1, 4, held), now=2).nodes
     text = said(ledger, "job/lm", 14)
     assert text.startswith(
-        "lm has 2 of at most 4 workers; it gave way to chat (serving goes first) with 2 on worker-1 12 s ago;"
+        "lm has 2 of at most 4 workers; it gave way to chat (serving goes first) with 2 on worker-2 12 s ago;"
     )
-    assert "2 workers of it are still leaving worker-1" in text
+    assert "2 workers of it are still leaving worker-2" in text
     assert said(ledger, "app/chat", 14) == (
         "chat waits: 1 replica of 2 CPU needs a place on one node;"
-        " a place is kept for it on worker-1, until what is there has left"
+        " a place is kept for it on worker-2, until what is there has left"
     )
     ledger.request(job("lm", 1, 4, held), now=14)
     ledger.request(app("chat", 1, 1, cpus=2), now=14)
-    assert said(ledger, "app/chat", 14) == "chat has all it asked for: 1 replica on worker-1"
+    assert said(ledger, "app/chat", 14) == "chat has all it asked for: 1 replica on worker-2"
     assert "still leaving" not in said(ledger, "job/lm", 14)
 
 

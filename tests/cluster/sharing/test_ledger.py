@@ -393,17 +393,17 @@ def test_every_change_is_an_event_with_its_cause():
     fewer = ledger.request(job("job", 1, 4, held), now=3).nodes
     (event,) = ledger.take_events()
     assert (event.cause, event.by) == ("gave_way", ("app",))
-    assert event.reason == "job gave way to app: 2 workers leave n0; it has 2 of at most 4 workers"
-    assert (event.before, event.after, event.held) == ({"n0": 2, "n1": 2}, {"n1": 2}, {"n0": 2, "n1": 2})
+    assert event.reason == "job gave way to app: 2 workers leave n1; it has 2 of at most 4 workers"
+    assert (event.before, event.after, event.held) == ({"n0": 2, "n1": 2}, {"n0": 2}, {"n0": 2, "n1": 2})
     ledger.request(job("job", 1, 4, fewer), now=4)
     ledger.request(app("app", 2, 2), now=5)
     assert causes(ledger) == [("held", "job"), ("started", "app")]
-    ledger.request(app("app", 1, 1, ["n0"]), now=6)
+    ledger.request(app("app", 1, 1, ["n1"]), now=6)
     assert causes(ledger) == [("asked_less", "app")]
     ledger.request(job("job", 1, 4, fewer), now=14)
     assert causes(ledger) == [("grew", "job")]
     ledger.update_nodes(nodes(2, 2)[:1])
-    ledger.request(job("job", 1, 4, (*fewer, "n0")), now=15)
+    ledger.request(job("job", 1, 4, (*fewer, "n1")), now=15)
     assert causes(ledger) == [("node_gone", "n1"), ("node_gone", "job")]
     ledger.update_nodes(nodes(2, 2))
     ledger.release("app")
