@@ -149,13 +149,15 @@ def test_groups_leave_a_node_that_is_drained_without_a_step_lost(jobs: JobFile, 
     at_world_size(run, 3)
     (drained,) = [node for node in live.record.nodes if node.name == "worker-2"]
     there = [event["group"] for event in events(run, "started") if event["ranks"][0]["node"] == "worker-2"]
-    drain = (
-        "import ray, subprocess, sys; ray.init(log_to_driver=False);"
-        f"[node] = [n['NodeID'] for n in ray.nodes() if n['NodeManagerAddress'] == '{drained.ip}'];"
-        "sys.exit(subprocess.call(['ray', 'drain-node', '--node-id', node, '--reason',"
-        " 'DRAIN_NODE_REASON_PREEMPTION', '--reason-message', 'a test',"
-        " '--deadline-remaining-seconds', '600']))"
-    )
+    words = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    words += ["--deadline-remaining-seconds", "600"]
+    drain = f"""
+import ray, subprocess, sys
+ray.init(log_to_driver=False)
+[node] = [row["NodeID"] for row in ray.nodes() if row["NodeManagerAddress"] == "{drained.ip}"]
+ray_command = [sys.executable, "-m", "ray.scripts.scripts"]
+sys.exit(subprocess.call([*ray_command, "drain-node", "--node-id", node, *{words}]))
+"""
     done = live.python(drain)
     assert done.returncode == 0, done.stderr
     left = wait_until(lambda: events(run, "resized"), "groups that leave")[-1]
