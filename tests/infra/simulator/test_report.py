@@ -30,6 +30,14 @@ def test_figures_are_those_of_the_jobs_and_of_the_time_in_which_they_were_submit
     assert two.resizes == 1
 
 
+def test_devices_of_dead_nodes_are_nobodys() -> None:
+    jobs = [Job("a", 0, 500, group=1), Job("b", 2000, 500, group=1)]
+    row = figures(simulate(jobs, "fixed", devices=1, rules=Rules(node_mtbf_s=300, repair_s=60), seed=2))
+    assert row.use["down"] > 0
+    had = sum(part for name, part in row.use.items() if name not in ("idle", "down"))
+    assert row.allocated == pytest.approx(had)
+
+
 def test_policies_are_compared_with_the_first() -> None:
     fixed, shoal = (figures(simulate(JOBS, policy, devices=2)) for policy in ("fixed", "shoal"))
     told = ratios([fixed, shoal])

@@ -10,7 +10,9 @@ import pytest
 
 from cluster.errors import RequestError
 from infra.simulator.jobs import Job
+from infra.simulator.policies import Shoal
 from infra.simulator.simulation import Outcome, Rules
+from infra.simulator.training import JobRun
 from tests.infra.simulator.worlds import NOTHING, app, by_name, simulate
 
 
@@ -59,6 +61,19 @@ def test_an_elastic_job_takes_what_is_idle_and_gives_it_back() -> None:
     assert outcome.spent.training == 4 * 15
 
 
+def test_an_elastic_job_that_just_changed_takes_no_more_until_it_has_settled() -> None:
+    jobs = [Job("other", 0, 7, group=2), ELASTIC]
+    assert by_name(simulate(jobs, "shoal", 4, rules=Rules(settle_s=20)))["elastic"].finished_at == 20
+    # 14 of 40 are done when the other ends, the rest by 4 groups.
+    assert by_name(simulate(jobs, "shoal", 4, rules=Rules(settle_s=0)))["elastic"].finished_at == 13.5
+
+
+def test_the_greater_priority_is_looked_at_first_however_few_are() -> None:
+    jobs = [Job("now", 0, 10, group=1), Job("low", 1, 10, group=1), Job("high", 2, 10, group=1, priority=1)]
+    outcome = simulate(jobs, "fixed", devices=1, rules=Rules(depth=1))
+    assert times(outcome) == {"now": (0, 10), "high": (10, 20), "low": (20, 30)}
+
+
 def test_without_elasticity_the_same_job_keeps_the_size_that_was_asked_for() -> None:
     outcome = simulate([ELASTIC, Job("other", 5, 10, group=2)], "fixed", devices=4)
     assert times(outcome) == {"elastic": (0, 20), "other": (5, 15)}
@@ -94,13 +109,23 @@ LONG = Job("long", 0, 1000, group=1)
 
 
 def test_serving_takes_a_whole_job_back_to_its_checkpoint() -> None:
-    costs = replace(NOTHING, checkpoint_every_s=30, restart_s=12, kill_s=0.5, replica_drain_s=10)
+    costs = replace(NOTHING, checkpoint_every_s=30, restart_s=12, kill_s=0.5, leave_s=7, replica_drain_s=10)
     outcome = simulate([LONG], "serving-first", devices=2, apps=[RISE_AND_FALL], costs=costs)
     run = by_name(outcome)["long"]
     # Saved at 90, stopped at 101; devices again at 240, at work at 252 with 910 to go.
     assert (run.preemptions, run.lost, run.finished_at) == (1, 11, 252 + 910)
     assert outcome.spent.lost == 11
     assert outcome.spent.training == 1000
+    assert outcome.spent.leaving == 0.5 + 10  # the job, and the replica in the end
+
+
+def test_every_checkpoint_counts_whenever_progress_is_looked_at() -> None:
+    run = JobRun(LONG, replace(NOTHING, checkpoint_every_s=30), Shoal().template(LONG)[0], 1)
+    run.join(run.start(("node",), 0), 0)
+    for moment in (10, 65, 101):
+        run.sync(moment)
+    run.leave(run.gangs, 101)
+    assert (run.done, run.lost) == (90, 11)
 
 
 def test_serving_takes_from_an_elastic_job_without_any_loss() -> None:
@@ -125,6 +150,8 @@ def test_a_reserve_keeps_minimums_off_the_devices_that_serving_may_want() -> Non
     outcome = simulate(jobs, "shoal", devices=3, apps=[RISE_AND_FALL], reserve=2)
     assert sorted(run.granted_at or 0 for run in outcome.runs) == [0, 1000]
     assert simulate(jobs, "shoal", devices=3, apps=[RISE_AND_FALL]).end_s == 1000
+    pairs = [Job("first", 0, 10, group=2), Job("second", 0, 10, group=2)]
+    assert simulate(pairs, "shoal", devices=4, reserve=1).end_s == 20  # of three, two and not four
 
 
 def test_requests_are_missed_while_a_replica_starts() -> None:
