@@ -38,14 +38,17 @@ class Lease:
         """
         return self.broker.wait(self._demand(), timeout_s=None, stop=stop, on_wait=say)
 
-    def renew(self, held: Sequence[str]) -> Grant | None:
+    def renew(self, held: Sequence[str], starting: Sequence[str] = ()) -> Grant | None:
         """Renew the lease on units that run, those of a replica group side by side.
+
+        Args:
+            starting: those of them that do not step yet.
 
         Returns:
             what is granted now; None where the broker is away.
         """
         try:
-            return self.broker.request(self._demand(held))
+            return self.broker.request(self._demand(held, starting))
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
             return None
@@ -69,7 +72,7 @@ class Lease:
             print(f"whether the nodes are there is not known: {error}", flush=True)
             return alive
 
-    def _demand(self, held: Sequence[str] = ()) -> Demand:
+    def _demand(self, held: Sequence[str] = (), starting: Sequence[str] = ()) -> Demand:
         workers = self.config.workers
         unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
         least, most = workers.min // self.tensor, workers.most // self.tensor
@@ -85,6 +88,7 @@ class Lease:
             priority=self.config.priority,
             weight=self.config.weight,
             accelerator=self.config.accelerator,
+            starting=tuple(starting),
         )
 
 

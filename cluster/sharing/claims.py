@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cluster.sharing.demand import Demand, Grant
-from cluster.sharing.room import Room, Scale, Vector, fits
+from cluster.sharing.room import Room, Scale, Vector, fits, scaled, times
 
 
 @dataclass(eq=False)
@@ -214,10 +215,11 @@ def keep_running(room: Room, claims: Sequence[Claim], promised: Mapping[str, Col
 def _stay(room: Room, gang: Gang) -> None:
     """Occupy what a gang has; units on nodes that are gone, or overfull, are left out of it."""
     claim, here = gang.claim, []
-    for index in gang.places:
-        if index >= 0 and fits(claim.unit, room.free[index]):
-            room.take(index, claim.unit)
-            here.append(index)
+    for index, count in Counter(gang.places).items():
+        stays = min(count, times(room.free[index], claim.unit)) if index >= 0 else 0
+        if stays:
+            room.take(index, scaled(claim.unit, stays))
+            here += [index] * stays
     gang.places = here
     if gang.whole:
         claim.gangs.append(gang)

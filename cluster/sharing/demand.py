@@ -40,6 +40,7 @@ class Demand:
         priority: among the holders of one tenant, the greater goes first.
         weight: among holders of one priority, the share of what is contended for: 2 is due twice as much.
         accelerator: the only kind of node that will do; None for any.
+        starting: those of `held` that do not run yet: a holder is not left with such units only.
 
     Raises:
         ValueError: the numbers do not agree with one another.
@@ -55,6 +56,7 @@ class Demand:
     priority: int = 0
     weight: float = 1.0
     accelerator: str | None = None
+    starting: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.gang < 1 or any(units % self.gang for units in (self.min, self.max, len(self.held))):

@@ -18,7 +18,7 @@ class Standing:
 
     Attributes:
         demand: with `held` set to what is the holder's: gangs that run, then those it was promised.
-        promised: indexes in `held` of units that do not run yet.
+        promised: indexes in `held` of units that do not run yet, those that are being started among them.
         leaving: the node of every unit that still runs, but was told to go.
         origins: for each gang of `held`, the gang that runs in its stead; None where nothing runs of it.
     """
@@ -107,8 +107,11 @@ class Lease:
         room = max(0, self.demand.most // size - len(kept))
         kept += [(gang, None) for gang in awaited[:room]]
         promised = []
+        starting = _Pile(_gangs(self.demand.starting, size))
         for index, (gang, was) in enumerate(kept):
             running = Counter(was or ())
+            if was is not None and starting.take(was) is not None:
+                running.clear()
             for offset, node in enumerate(gang):
                 if running[node] > 0:
                     running[node] -= 1

@@ -26,6 +26,7 @@ class Scale:
         demands = list(demands)
         named = {name for demand in demands for name, amount in demand.unit.items() if amount > 0}
         self.names = sorted(named | {"GPU"})
+        self._nodes: dict[tuple[object, ...], Vector] = {}
         self.accelerators = sorted({demand.accelerator for demand in demands} - {None})  # type: ignore[type-var]
 
     def unit(self, demand: Demand) -> Vector:
@@ -35,8 +36,13 @@ class Scale:
 
     def node(self, node: Node) -> Vector:
         """What a node has, rounded down."""
-        amounts = tuple(int(steps // 1) for steps in self._steps(node.resources))
-        return amounts + tuple(_PLENTY * (node.accelerator == kind) for kind in self.accelerators)
+        # A cluster has few shapes of nodes.
+        shape = (node.accelerator, *(node.resources.get(name, 0.0) for name in self.names))
+        if shape not in self._nodes:
+            amounts = tuple(int(steps // 1) for steps in self._steps(node.resources))
+            kinds = tuple(_PLENTY * (node.accelerator == kind) for kind in self.accelerators)
+            self._nodes[shape] = amounts + kinds
+        return self._nodes[shape]
 
     def _steps(self, amounts: Mapping[str, float]) -> Iterable[float]:
         # Rounding takes away the noise of binary fractions (0.1 * 3) before steps are cut to whole ones.

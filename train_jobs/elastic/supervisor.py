@@ -126,7 +126,10 @@ class Supervisor:
     def _follow_grant(self) -> None:
         """Renew the lease, and let groups leave or start as the grant says."""
         held = [node for each in self.running.values() for node in each.gang]
-        grant = self.lease.renew(held)
+        view = self.lighthouse.view()
+        stepping = () if view is None else view.groups
+        starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
+        grant = self.lease.renew(held, starting)
         if grant is None or not grant.nodes:
             return  # nobody takes all that a job has: whoever keeps the leases is about to know better
         staying = {name: each.gang for name, each in self.running.items() if each.leave_by is None}

@@ -452,3 +452,20 @@ def test_a_gang_that_is_whole_again_needs_none_in_its_stead():
     ledger.update_nodes(nodes(1, 1, 1))
     assert sorted(ledger.request(group("job", 2, 2, ["n0", "n1"]), now=2).nodes) == ["n0", "n1"]
     assert ledger.request(app("app", 1, 1), now=3).nodes == ("n2",)
+
+
+def test_the_only_group_that_steps_is_not_taken_while_another_one_starts():
+    ledger = ledger_of(1, 1)
+    first = ledger.request(job("job", 1, 1), now=0).nodes
+    held = ledger.request(job("job", 1, 2, first), now=20).nodes
+    assert held == ("n0", "n1")
+    starting = replace(job("job", 1, 2, held), starting=("n1",))
+    ledger.request(starting, now=21)
+    ledger.request(app("app", 1, 1), now=22)
+    assert ledger.request(starting, now=23).nodes == ("n0",)
+    other = ledger_of(1, 1)
+    other.request(job("job", 1, 2, held), now=0)
+    starting = replace(job("job", 1, 2, held), starting=("n0",))
+    other.request(starting, now=1)
+    other.request(app("app", 1, 1), now=2)
+    assert other.request(starting, now=3).nodes == ("n1",), "whichever it is"
