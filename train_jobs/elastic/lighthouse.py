@@ -59,44 +59,46 @@ class Lighthouse:
 
     async def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
         """Wait at a step boundary for the next view; returns it with the address of its store."""
-        goodbye = self._membership.arrive(group, step, rank_count, time.monotonic())
-        if goodbye is not None:
-            return goodbye
-        before = self._membership.view
+        self._membership.arrive(group, step, rank_count, time.monotonic())
         async with self._decided:
-            self._decide()
-            while self._membership.view is before or group not in self._groups():
+            while True:
+                self._decide()
+                answer = self._membership.answer(group, step, time.monotonic())
+                if isinstance(answer, Goodbye):
+                    self._decide()  # the others need not wait for it
+                    return answer
+                if answer is not None:
+                    return answer, self._address
                 await self._decided.wait()
-        assert self._membership.view is not None, "it was decided on"
-        return self._membership.view, self._address
 
     async def leave(self, group: str) -> None:
         """Let a group go at its next step boundary."""
         self._membership.leave(group)
+        await self._look()
 
     async def ended(self, group: str) -> None:
         """A group is over."""
         self._membership.ended(group)
-        async with self._decided:
-            self._decide()
+        await self._look()
 
     async def view(self) -> View | None:
         return self._membership.view
-
-    def _groups(self) -> tuple[str, ...]:
-        return () if self._membership.view is None else self._membership.view.groups
 
     def _decide(self) -> None:
         now = time.monotonic()
         if now >= self._open_at and self._membership.decide(now) is not None:
             self._decided.notify_all()
 
+    async def _look(self) -> None:
+        """Let everybody who waits look whether there is an answer now."""
+        async with self._decided:
+            self._decided.notify_all()
+
     async def _look_again(self) -> None:
         """Silence is no call: it has to be looked for."""
         while True:
             await asyncio.sleep(self._membership.timeout_s / _LOOKS_PER_TIMEOUT)
-            async with self._decided:
-                self._decide()
+            await self._look()
 
 
 class LighthouseClient:

@@ -135,18 +135,29 @@ class Membership:
                 self._seniority += 1
                 member.since = self._seniority
 
-    def arrive(self, group: str, step: int, rank_count: int, now: float) -> Goodbye | None:
-        """A group stands at a step boundary and waits for the next view; the answer where it leaves.
+    def arrive(self, group: str, step: int, rank_count: int, now: float) -> None:
+        """A group stands at a step boundary and waits for an answer.
 
         Args:
             step: the steps it has done, or NO_STATE.
             rank_count: its ranks; all of them are there.
         """
         if group in self._ended or group in self._left:
-            return Goodbye(last=False)
+            return
         member = self._groups.setdefault(group, _Group())
         for rank in range(rank_count):
             member.ranks[rank] = now
+        member.arrived = step
+        if self._first_arrival is None:
+            self._first_arrival = now
+
+    def answer(self, group: str, step: int, now: float) -> View | Goodbye | None:
+        """What a group that has arrived with so many steps is told; None while it has to wait."""
+        if group in self._ended or group in self._left:
+            return Goodbye(last=False)
+        member = self._groups.get(group)
+        if member is None:
+            return None  # it was silent, and is thought lost until it is heard again
         if member.leaving:
             others = self.view is not None and any(
                 self._present(each, now) for each in self.view.groups if each != group
@@ -154,9 +165,10 @@ class Membership:
             del self._groups[group]
             self._left.add(group)
             return Goodbye(last=not others)
-        member.arrived = step
-        if self._first_arrival is None:
-            self._first_arrival = now
+        if member.arrived is None:
+            if self.view is not None and group in self.view.groups:
+                return self.view
+            member.arrived = step  # it was thought lost while it waited
         return None
 
     def leave(self, group: str) -> None:

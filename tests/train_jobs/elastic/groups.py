@@ -37,16 +37,15 @@ class LocalLighthouse:
 
     def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
         with self._decided:
-            goodbye = self._membership.arrive(group, step, rank_count, time.monotonic())
-            if goodbye is not None:
-                return goodbye
-            before = self._membership.view
+            self._membership.arrive(group, step, rank_count, time.monotonic())
             while True:
                 if self._membership.decide(time.monotonic()) is not None:
                     self._decided.notify_all()
-                view = self._membership.view
-                if view is not None and view is not before and group in view.groups:
-                    return view, self._address
+                answer = self._membership.answer(group, step, time.monotonic())
+                if isinstance(answer, Goodbye):
+                    return answer
+                if answer is not None:
+                    return answer, self._address
                 self._decided.wait(0.02)
 
     def leave(self, group: str) -> None:

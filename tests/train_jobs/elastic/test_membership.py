@@ -20,6 +20,12 @@ def agreed(*groups: str, step: int = 7, now: float = 0.0) -> Membership:
     return membership
 
 
+def told(membership: Membership, group: str, step: int, now: float) -> View | Goodbye | None:
+    """What a group hears that arrives."""
+    membership.arrive(group, step, 1, now)
+    return membership.answer(group, step, now)
+
+
 def test_the_first_view_waits_for_all_that_are_being_started() -> None:
     membership = Membership(["a", "b"], TIMEOUT_S)
     membership.arrive("b", NO_STATE, 2, 0)
@@ -105,7 +111,7 @@ def test_a_goodbye_costs_the_others_no_timeout() -> None:
     membership = agreed("a", "b")
     membership.leave("b")
     assert membership.heard("a", 0, 1, 0.1) == Word(change=True), "nothing is broken"
-    assert membership.arrive("b", 8, 1, 0.2) == Goodbye(last=False)
+    assert told(membership, "b", 8, 0.2) == Goodbye(last=False)
     assert membership.heard("a", 0, 1, 0.2) == Word(change=True)
     membership.arrive("a", 8, 1, 0.2)
     assert membership.decide(0.2) == View(2, ("a",), (8,), left=("b",))
@@ -123,8 +129,29 @@ def test_the_last_one_to_leave_hears_that_it_is() -> None:
     membership = agreed("a", "b")
     membership.leave("a")
     membership.leave("b")
-    assert membership.arrive("a", 8, 1, 0.1) == Goodbye(last=True)
-    assert membership.arrive("b", 8, 1, 0.1) == Goodbye(last=True)
+    assert told(membership, "a", 8, 0.1) == Goodbye(last=True)
+    assert told(membership, "b", 8, 0.1) == Goodbye(last=True)
+
+
+def test_one_that_has_to_go_while_it_waits_hears_it() -> None:
+    membership = agreed("a", "b")
+    assert told(membership, "b", 8, 0.1) is None
+    membership.leave("b")
+    assert membership.answer("b", 8, 0.2) == Goodbye(last=False)
+
+
+def test_one_that_is_thought_lost_while_it_waits_gets_its_answer_once_it_is_heard_again() -> None:
+    membership = agreed("a", "b")
+    assert told(membership, "b", 8, 0.1) is None
+    membership.arrive("a", 8, 1, 3)
+    assert membership.decide(3) == View(2, ("a",), (8,), lost=("b",))
+    assert membership.answer("b", 8, 3.1) is None
+    membership.heard("b", 0, 1, 3.2)
+    assert membership.answer("b", 8, 3.2) is None
+    assert membership.heard("a", 0, 2, 3.3).change
+    membership.arrive("a", 9, 1, 3.4)
+    assert membership.decide(3.4) == View(3, ("a", "b"), (9, 8))
+    assert membership.answer("b", 8, 3.4) == membership.view
 
 
 def test_one_that_ended_is_not_waited_for_and_may_not_return() -> None:
@@ -132,7 +159,7 @@ def test_one_that_ended_is_not_waited_for_and_may_not_return() -> None:
     membership.ended("b")
     membership.arrive("a", 7, 1, 0.1)
     assert membership.decide(0.1) == View(2, ("a",), (7,), lost=("b",))
-    assert membership.arrive("b", 7, 1, 0.2) == Goodbye(last=False)
+    assert told(membership, "b", 7, 0.2) == Goodbye(last=False)
     assert membership.heard("b", 0, 1, 0.2).broken
 
 
@@ -173,19 +200,24 @@ class Schools(RuleBasedStateMachine):
     def _decide(self) -> None:
         before = self.membership.view
         view = self.membership.decide(self.now)
-        if view is None:
-            return
-        assert view.number == (before.number if before else 0) + 1
-        assert set(view.groups) <= self.waiting - self.gone
-        assert view.steps == tuple(self.steps[group] for group in view.groups)
-        if before is not None:
-            stayed = [group for group in before.groups if group in view.groups]
-            assert list(view.groups[: len(stayed)]) == stayed, "those who stay keep their order"
-            assert set(view.lost) | set(view.left) == set(before.groups) - set(view.groups)
-        for group in view.groups:
-            self.in_view[group] = view.number
-            self.waiting.discard(group)
-            self.steps[group] = max(0, view.step)
+        if view is not None:
+            assert view.number == (before.number if before else 0) + 1
+            assert set(view.groups) <= self.waiting - self.gone
+            assert view.steps == tuple(self.steps[group] for group in view.groups)
+            if before is not None:
+                stayed = [group for group in before.groups if group in view.groups]
+                assert list(view.groups[: len(stayed)]) == stayed, "those who stay keep their order"
+                assert set(view.lost) | set(view.left) == set(before.groups) - set(view.groups)
+        for group in sorted(self.waiting - self.silent):
+            answer = self.membership.answer(group, self.steps[group], self.now)
+            if isinstance(answer, Goodbye):
+                self.gone.add(group)
+                self.waiting.discard(group)
+            elif answer is not None:
+                assert answer is view, "an answer is news"
+                self.in_view[group] = answer.number
+                self.waiting.discard(group)
+                self.steps[group] = max(0, answer.step)
 
     @rule()
     def start(self) -> None:
@@ -195,13 +227,12 @@ class Schools(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject) -> None:
         free = [group for group in self._running() if group not in self.waiting]
         if free:
-            group = data.draw(st.sampled_from(free))
-            answer = self.membership.arrive(group, self.steps[group], 1, self.now)
-            if answer is None:
-                self.waiting.add(group)
-            else:
-                self.gone.add(group)
+            self._arrive(data.draw(st.sampled_from(free)))
             self._decide()
+
+    def _arrive(self, group: str) -> None:
+        self.membership.arrive(group, self.steps[group], 1, self.now)
+        self.waiting.add(group)
 
     @rule(data=st.data(), what=st.sampled_from(["leave", "end", "fall silent"]))
     def trouble(self, data: st.DataObject, what: str) -> None:
@@ -235,14 +266,9 @@ class Schools(RuleBasedStateMachine):
         self._beat()
         for group in self._running():
             if group not in self.waiting:
-                if self.membership.arrive(group, self.steps[group], 1, self.now) is None:
-                    self.waiting.add(group)
-                else:
-                    self.gone.add(group)
+                self._arrive(group)
         self._decide()
-        leaving = {group for group in self.waiting if group in self._running()}
-        for group in leaving:
-            assert group in self.gone or self.membership.arrive(group, self.steps[group], 1, self.now)
+        assert not self.waiting - self.silent
 
     @invariant()
     def a_view_never_holds_a_group_twice(self) -> None:
