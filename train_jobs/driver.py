@@ -198,7 +198,7 @@ class Driver:
 
     def judge(self, spec: GroupSpec, outcome: GroupOutcome) -> float:
         """Log the failure of one of several groups; returns the seconds before it is started again."""
-        return self._judge(spec, outcome)[1]
+        return self._judge(spec, outcome, goes_on=True)[1]
 
     def event(self, kind: str, **facts: Any) -> None:
         """Log an event of this attempt."""
@@ -210,8 +210,13 @@ class Driver:
             self.control.stop.remote()
         return self.stop_asked.is_set()
 
-    def _judge(self, spec: GroupSpec, outcome: GroupOutcome) -> tuple[Failure, float]:
+    def _judge(
+        self, spec: GroupSpec, outcome: GroupOutcome, *, goes_on: bool = False
+    ) -> tuple[Failure, float]:
         """Log a failure; returns it with the seconds to wait before another attempt.
+
+        Args:
+            goes_on: other groups of the job do.
 
         Raises:
             ShoalError: the job may not go on.
@@ -222,6 +227,7 @@ class Driver:
             "failed",
             attempt=spec.attempt,
             group=None if self.config.group_size is None else spec.name,
+            goes_on=goes_on or None,
             failure_class=failure.failure_class,
             rank=failure.rank,
             node=failure.node,

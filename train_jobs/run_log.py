@@ -121,10 +121,19 @@ class RunSummary:
         self.status, self.workers = "starting", event["workers"]
 
     def _on_started(self, event: Mapping[str, Any]) -> None:
+        # Groups of one attempt start one by one; how many ranks step together they say themselves.
+        another = self.status == "running" and self.attempts == event["attempt"]
         self.status, self.attempts = "running", event["attempt"]
-        self.workers = event["world_size"]
-        self.world_sizes.append(event["world_size"])
-        self.step = event["step"]
+        self._take_workers(event.get("workers", event["world_size"]), anew=not another)
+        self.step = max(self.step, event["step"]) if another else event["step"]
+
+    def _on_resized(self, event: Mapping[str, Any]) -> None:
+        self._take_workers(event["world_size"], anew=False)
+
+    def _take_workers(self, workers: int, *, anew: bool) -> None:
+        if anew or not self.world_sizes or self.world_sizes[-1] != workers:
+            self.world_sizes.append(workers)
+        self.workers = workers
 
     def _on_checkpointed(self, event: Mapping[str, Any]) -> None:
         self.step = max(self.step, event["step"])
@@ -138,7 +147,8 @@ class RunSummary:
         self.totals = {key: value for key, value in event.items() if key not in ("time", "kind")}
 
     def _on_failed(self, event: Mapping[str, Any]) -> None:
-        self.status, self.workers = "recovering", 0
+        if not event.get("goes_on"):
+            self.status, self.workers = "recovering", 0
 
     def _on_published(self, event: Mapping[str, Any]) -> None:
         self.model = event["model"]

@@ -100,7 +100,8 @@ class _TaskRun:
         self.assembly = assembly
         step = assembly.begin()
         mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
-        _say_started(spec, self.reporter, step=step, mesh=mesh, notes=notes)
+        workers = assembly.quorum.world_size
+        _say_started(spec, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
         outcome = assembly.loop.run()
         if outcome == "finished" and assembly.quorum.leads:
             assembly.export()

@@ -100,8 +100,21 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"leased {counted(event['workers'], 'worker')} on {', '.join(event['nodes'])}; starting"
     if kind == "started":
         workers = counted(event["world_size"], "worker")
-        first = f"attempt {event['attempt']}: {workers} from step {event['step']} on"
+        whose = f"group {event['group']}" if "group" in event else f"attempt {event['attempt']}"
+        all_of_them = f", {event['workers']} in all" if event.get("workers", 0) > event["world_size"] else ""
+        first = f"{whose}: {workers} from step {event['step']} on{all_of_them}"
         return "\n".join([first, *event.get("notes", [])])
+    if kind == "resized":
+        changes = [("joined", "joined"), ("left", "left"), ("lost", "is lost")]
+        what = [f"group {name} {word}" for key, word in changes for name in event[key]]
+        return f"{counted(event['world_size'], 'worker')} from step {event['step']} on: {', '.join(what)}"
+    if kind == "leaving":
+        for_whom = f", for {', '.join(event['for_whom'])}" if event["for_whom"] else ""
+        return f"group {event['group']} has to leave{for_whom}"
+    if kind == "reclaimed":
+        return f"group {event['group']} did not leave within {event['after_s']:g} s, and is taken down"
+    if kind == "rebuilding":
+        return f"saving, to go on with {counted(event['to'], 'worker')} instead of {event['workers']}"
     if kind == "checkpointed":
         return f"checkpoint at step {event['step']}"
     if kind == "evaluated":
@@ -119,7 +132,8 @@ def sentence(event: dict[str, Any]) -> str | None:
     if kind == "failed":
         where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
         reason = event["reason"].splitlines()[0]
-        return f"attempt {event['attempt']} failed: {event['failure_class']}{where}: {reason}"
+        whose = f"group {event['group']}" if event.get("goes_on") else f"attempt {event['attempt']}"
+        return f"{whose} failed: {event['failure_class']}{where}: {reason}"
     if kind == "recovered":
         return f"going on with {counted(event['workers'], 'worker')} after a {event['after']} failure"
     if kind == "published":

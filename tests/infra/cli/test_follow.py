@@ -37,6 +37,38 @@ from train_jobs.run_log import EVENTS, METRICS, RunSummary
         ({"kind": "recovered", "workers": 1, "after": "node"}, "going on with 1 worker after a node failure"),
         ({"kind": "submitted"}, None),
         (
+            {"kind": "started", "attempt": 1, "world_size": 1, "step": 7, "group": "1-3", "workers": 3},
+            "group 1-3: 1 worker from step 7 on, 3 in all",
+        ),
+        (
+            {"kind": "resized", "step": 9, "world_size": 2, "joined": ["1-4"], "left": [], "lost": ["1-0"]},
+            "2 workers from step 9 on: group 1-4 joined, group 1-0 is lost",
+        ),
+        (
+            {"kind": "leaving", "group": "1-2", "for_whom": ["app/chat/1"]},
+            "group 1-2 has to leave, for app/chat/1",
+        ),
+        (
+            {"kind": "reclaimed", "group": "1-2", "after_s": 30.0},
+            "group 1-2 did not leave within 30 s, and is taken down",
+        ),
+        (
+            {"kind": "rebuilding", "workers": 3, "to": 2},
+            "saving, to go on with 2 workers instead of 3",
+        ),
+        (
+            {
+                "kind": "failed",
+                "attempt": 1,
+                "group": "1-2",
+                "goes_on": True,
+                "failure_class": "worker",
+                "node": None,
+                "reason": "it ended",
+            },
+            "group 1-2 failed: worker: it ended",
+        ),
+        (
             {"kind": "started", "attempt": 1, "world_size": 1, "step": 0, "notes": ["no GPU"]},
             "attempt 1: 1 worker from step 0 on\nno GPU",
         ),
