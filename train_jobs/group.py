@@ -20,7 +20,12 @@ from train_jobs.spec import GroupSpec
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """How a group ended: "finished", "stopped", "left" or "failed", with what its ranks reported."""
+    """How a group ended, with what its ranks reported.
+
+    Attributes:
+        status: "finished" (the model is exported), "followed" (another group exports it), "stopped", "left"
+            or "failed".
+    """
 
     status: str
     failures: list[RankFailure] = field(default_factory=list)

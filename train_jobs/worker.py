@@ -103,9 +103,12 @@ class _TaskRun:
         workers = assembly.quorum.world_size
         _say_started(spec, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
         outcome = assembly.loop.run()
-        if outcome == "finished" and assembly.quorum.leads:
-            assembly.export()
-        return outcome
+        if outcome != "finished":
+            return outcome
+        if not assembly.quorum.leads:
+            return "followed"  # the job has finished when the leading group has exported the model
+        assembly.export()
+        return "finished"
 
 
 class _ScriptRun:

@@ -20,7 +20,9 @@ from train_jobs.spec import GroupSpec
 RENEW_S = 0.5
 """How often the lease is renewed: so long may pass before a change of the grant is seen."""
 _LAST_S = 60.0
-"""How long the other groups may take to end once one of them has finished."""
+"""How long the other groups may take to end once one of them has saved or exported what there is."""
+_RANKING = ("finished", "stopped", "failed", "followed", "left")
+"""Whose end is that of all groups."""
 
 
 class Job(Protocol):
@@ -80,8 +82,10 @@ class Supervisor:
         self.running: dict[str, _Running] = {}
         self._started = 0
         self._not_before: dict[Gang, float] = {}
-        self._finished: float | None = None
-        """When the first group had done all that was to do."""
+        self._ending = False
+        """The last step is done, or the job is stopped: nobody starts any more."""
+        self._done: float | None = None
+        """When a group had saved or exported what there is."""
 
     def run(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
         """Run groups until the job is done, is stopped, or has none left; returns the last to end."""
@@ -99,37 +103,36 @@ class Supervisor:
             ray.kill(lighthouse)
 
     def _supervise(self) -> tuple[GroupSpec, GroupOutcome]:
-        best: tuple[GroupSpec, GroupOutcome] | None = None
+        last: list[tuple[GroupSpec, GroupOutcome]] = []  # the last to end; all of them once the job ends
         while True:
             ended = first_ended([each.group for each in self.running.values()], RENEW_S)
             if ended is not None:
-                outcome = self._end(ended)
-                if best is None or outcome.status in ("finished", "stopped"):
-                    best = ended.spec, outcome
-                if outcome.status in ("finished", "stopped"):
-                    self._end_newcomers()
-                    self._finished = self._finished or time.monotonic()
-                elif not self.running and self._finished is None:
-                    return ended.spec, outcome
-                elif outcome.status == "failed" and self._finished is None:
-                    wait = self.job.judge(ended.spec, outcome)
-                    self._not_before[_gang(ended.spec, self.units)] = time.monotonic() + wait
-            if self._finished is not None:
-                if not self.running or time.monotonic() - self._finished > _LAST_S:
-                    assert best is not None, "a group has ended"
-                    return best
-                continue
-            if not self.job.ask_to_stop():
+                end = ended.spec, self._end(ended)
+                last = [*last, end] if self._ending else [end]
+                self._look_at(*end)
+            if not self.running or (self._done is not None and time.monotonic() - self._done > _LAST_S):
+                # The job has finished when the group that exports the model has, whoever else has failed.
+                return min(last, key=lambda end: _RANKING.index(end[1].status))
+            if self._ending:
+                self._renew()  # what they have must not be given away while they save and export
+            elif not self.job.ask_to_stop():
                 self._follow_grant()
             self._take_down()
 
+    def _look_at(self, spec: GroupSpec, outcome: GroupOutcome) -> None:
+        """Take in how a group ended."""
+        if outcome.status in ("finished", "stopped"):
+            self._done = self._done or time.monotonic()
+        if outcome.status in ("finished", "stopped", "followed") and not self._ending:
+            self._ending = True
+            self._end_newcomers()
+        if outcome.status == "failed" and self.running and not self._ending:
+            wait = self.job.judge(spec, outcome)
+            self._not_before[_gang(spec, self.units)] = time.monotonic() + wait
+
     def _follow_grant(self) -> None:
         """Renew the lease, and let groups leave or start as the grant says."""
-        held = [node for each in self.running.values() for node in each.gang]
-        view = self.lighthouse.view()
-        stepping = () if view is None else view.groups
-        starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
-        grant = self.lease.renew(held, starting)
+        grant = self._renew()
         if grant is None or not grant.nodes:
             return  # nobody takes all that a job has: whoever keeps the leases is about to know better
         staying = {name: each.gang for name, each in self.running.items() if each.leave_by is None}
@@ -141,6 +144,13 @@ class Supervisor:
         for gang in more:
             if time.monotonic() >= self._not_before.get(gang, 0.0):
                 self._start(self._spec(gang))
+
+    def _renew(self) -> Grant | None:
+        held = [node for each in self.running.values() for node in each.gang]
+        view = self.lighthouse.view()
+        stepping = () if view is None else view.groups
+        starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
+        return self.lease.renew(held, starting)
 
     def _take_down(self) -> None:
         """End groups that do not leave in time, and those whose nodes are gone."""
