@@ -283,7 +283,7 @@ def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served)
     changes = {"replicas": ReplicasConfig(min=3), "update": UpdateConfig(ready_timeout_s=1)}
     config = served.spec.config.model_copy(update=changes)
     big = replace(served.spec, name="big", config=config)
-    with pytest.raises(ShoalError, match=r"3 replicas.*2 CPU.*app/chat has 1.*free.*2 CPU"):
+    with pytest.raises(ShoalError, match=r"3 replicas of 2 CPU.*has 2 CPU free.*chat holds 1"):
         served.deploy(big)
     assert list(served.call(driver.leases)) == ["app/chat"]
 

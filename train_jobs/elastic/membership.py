@@ -190,7 +190,8 @@ class Membership:
         }
         if self.view is None:
             patient = self._first_arrival is not None and now - self._first_arrival <= self.patience_s
-            needed = set(self._expected) if patient else set()
+            going = {name for name in self._expected if name in self._left or self._leaves(name)}
+            needed = self._expected - going if patient else set()
         else:
             needed = {name for name in self.view.groups if self._present(name, now)}
         if not waiting or not needed <= waiting.keys():

@@ -43,6 +43,13 @@ def test_the_first_view_does_not_wait_for_one_that_ended_while_it_started() -> N
     assert view.groups == ("a",)
 
 
+def test_the_first_view_does_not_wait_for_one_that_has_to_leave_before() -> None:
+    membership = Membership(["a", "b"], TIMEOUT_S)
+    membership.leave("b")
+    membership.arrive("a", NO_STATE, 1, 0)
+    assert membership.decide(0) == View(1, ("a",), (NO_STATE,))
+
+
 def test_the_first_view_does_not_wait_for_ever_for_one_that_cannot_start() -> None:
     membership = Membership(["a", "b"], TIMEOUT_S, patience_s=10)
     membership.arrive("a", NO_STATE, 1, 0)
