@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import ray
@@ -47,3 +48,11 @@ def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: 
         ray.get(getattr(actor, first_call).remote(), timeout=START_TIMEOUT_S)
     except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
         raise ShoalError(f"{what} did not start within {START_TIMEOUT_S:.0f} s: {error}") from error
+
+
+def was_restarted() -> bool:
+    """Whether the actor that asks in its constructor has been there before, and died."""
+    with warnings.catch_warnings():
+        # Inside, Ray reads a property of its own that it has deprecated.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return bool(ray.get_runtime_context().was_current_actor_reconstructed)

@@ -103,7 +103,7 @@ class Driver:
     def _train(self) -> None:
         failed: Failure | None = None
         while True:
-            grant = self._lease()
+            grant = self._wait_for_lease()
             self.attempt += 1
             if failed is not None:
                 after = failed.failure_class
@@ -118,7 +118,7 @@ class Driver:
                 if self.stop_asked.wait(backoff_s):
                     raise Stopped
 
-    def _lease(self) -> Grant:
+    def _wait_for_lease(self) -> Grant:
         """Wait for a grant between min and max workers."""
         workers = self.config.workers
 

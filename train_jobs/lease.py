@@ -8,6 +8,7 @@ import ray
 
 from cluster.config.train_section import TrainJobConfig
 from cluster.errors import ShoalError
+from cluster.nodes import NODE_LABEL
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand, Grant
 
@@ -100,6 +101,5 @@ def alive_nodes() -> set[str]:
 def node_names() -> dict[str, str]:
     """Names of all nodes by node id, of dead ones too."""
     return {
-        node["NodeID"]: node["Labels"].get("shoal.io/node", node["NodeManagerAddress"])
-        for node in ray.nodes()
+        node["NodeID"]: node["Labels"].get(NODE_LABEL, node["NodeManagerAddress"]) for node in ray.nodes()
     }

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import ray
 
-from cluster.head_actor import start_on_head
+from cluster.head_actor import start_on_head, was_restarted
 from cluster.health import silent
 from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.ray_private import available_resources_by_node, draining_nodes
@@ -46,10 +45,7 @@ class Broker:
         self._info = dict(info)
         now = time.monotonic()
         # A first start knows that there is nobody; a restart does not know who runs.
-        with warnings.catch_warnings():
-            # Inside, Ray reads a property of its own that it has deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = was_restarted()
         self._ledger = Ledger(
             self._info.get("priority", "serving"),
             patience_s=self._info.get("patience_s", PATIENCE_S),

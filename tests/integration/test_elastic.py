@@ -26,7 +26,6 @@ from tests.train_jobs.ranks import merged, write_corpus
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-REBUILD_LIMIT_S = 10.0
 GRACE_S = 5.0
 
 
@@ -83,13 +82,19 @@ def stop(jobs: JobFile, run: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def test_a_job_shrinks_for_another_ones_minimum_and_grows_again(jobs: JobFile) -> None:
-    run = jobs.submit("groups")
+def shrink_and_grow(jobs: JobFile, name: str) -> tuple[Path, Path]:
+    """Run a job that gives a worker to another one, and takes it back; the directories of both."""
+    run = jobs.submit(name)
     at_world_size(run, 3)
     short = jobs.submit("short")
     assert finished(short)["status"] == "succeeded"
     shrunk = at_world_size(run, 2)
     grown_beyond(run, shrunk["step"], 3)
+    return run, short
+
+
+def test_a_job_shrinks_for_another_ones_minimum_and_grows_again(jobs: JobFile) -> None:
+    run, short = shrink_and_grow(jobs, "groups")
     lines = stop(jobs, run)
     assert {line["attempt"] for line in lines} == {1}
     left, joined = events(run, "resized")
@@ -130,13 +135,8 @@ def test_a_group_that_does_not_leave_in_time_is_taken_down(jobs: JobFile) -> Non
     stop(jobs, run)
 
 
-def test_a_job_of_one_group_is_built_anew_within_ten_seconds_and_loses_no_step(jobs: JobFile) -> None:
-    run = jobs.submit("whole")
-    at_world_size(run, 3)
-    short = jobs.submit("short")
-    assert finished(short)["status"] == "succeeded"
-    shrunk = at_world_size(run, 2)
-    grown_beyond(run, shrunk["step"], 3)
+def test_a_job_of_one_group_is_built_anew_with_every_grant_and_loses_no_step(jobs: JobFile) -> None:
+    run, _ = shrink_and_grow(jobs, "whole")
     lines = stop(jobs, run)
     assert [line["world_size"] for line in lines[:1] + lines[-1:]] == [3, 3]
     assert {"rebuilding", "checkpointed", "ended", "leased", "entered", "started"} <= {

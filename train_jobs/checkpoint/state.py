@@ -17,11 +17,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.errors import CheckpointError
+from train_jobs.optimization.gradients import local_part
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
 
@@ -137,8 +137,8 @@ class TrainingState:
         model, optimizer = self.parallel.state(self.optimizer)
         buffers = {name for name, _ in self.parallel.stepped.named_buffers()}
         tensors = {
-            **{f"model.{name}": _own_part(value) for name, value in model.items()},
-            **{f"optimizer.{name}": _own_part(value) for name, value in optimizer.items()},
+            **{f"model.{name}": local_part(value) for name, value in model.items()},
+            **{f"optimizer.{name}": local_part(value) for name, value in optimizer.items()},
         }
         for name in buffers & model.keys():
             tensors[f"model.{name}"] = tensors[f"model.{name}"].clone()
@@ -152,7 +152,7 @@ class TrainingState:
             for name in values:
                 value = handed["tensors"][prefix + name]
                 if isinstance(values[name], Tensor):
-                    _own_part(values[name]).copy_(value)
+                    local_part(values[name]).copy_(value)
                 else:
                     values[name] = value
         self.parallel.load_state(self.optimizer, model, optimizer)
@@ -235,11 +235,6 @@ def _copy_of(value: object) -> object:
     if isinstance(value, dict):
         return {name: _copy_of(each) for name, each in value.items()}
     return copy.deepcopy(value)
-
-
-def _own_part(value: Any) -> Any:
-    """What this rank holds of a tensor that is spread over a mesh."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def _own_key() -> str:

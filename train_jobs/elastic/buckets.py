@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from train_jobs.elastic.exchange import Exchange
+from train_jobs.optimization.gradients import local_part
 
 
 class GradientBuckets:
@@ -92,7 +92,7 @@ class _Bucket:
     @torch.no_grad()
     def pack(self, dtype: torch.dtype | None) -> Tensor:
         """The gradients, one after the other."""
-        locals_ = [_local(each) for each in self.parameters]
+        locals_ = [local_part(each) for each in self.parameters]
         if self.buffer is None:
             size = sum(each.numel() for each in locals_)
             self.buffer = torch.empty(size, dtype=dtype or locals_[0].dtype, device=locals_[0].device)
@@ -100,7 +100,7 @@ class _Bucket:
             if parameter.grad is None:
                 view.zero_()
             else:
-                view.copy_(_local(parameter.grad))
+                view.copy_(local_part(parameter.grad))
         return self.buffer
 
     @torch.no_grad()
@@ -108,7 +108,7 @@ class _Bucket:
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [_local(each.grad) for each in self.parameters if each.grad is not None]
+        gradients = [local_part(each.grad) for each in self.parameters if each.grad is not None]
         torch._foreach_copy_(gradients, self._views(gradients))
 
     def _views(self, like: Sequence[Tensor]) -> list[Tensor]:
@@ -124,14 +124,10 @@ def _cut(parameters: Sequence[nn.Parameter], capacity_bytes: float) -> list[_Buc
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)
         bucket, filled = filling.get(kind, (None, 0))
-        size = _local(parameter).numel() * parameter.element_size()
+        size = local_part(parameter).numel() * parameter.element_size()
         if bucket is None or filled + size > capacity_bytes:
             bucket, filled = _Bucket(), 0
             buckets.append(bucket)
         bucket.parameters.append(parameter)
         filling[kind] = (bucket, filled + size)
     return buckets
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

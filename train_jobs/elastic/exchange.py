@@ -115,11 +115,7 @@ class Exchange:
         group, self._group = self._group, None
         if group is not None and self.failure is not None:
             # Its end waits for operations that hang; nobody waits for that.
-            threading.Thread(target=_end, args=(group,), daemon=True).start()
-
-
-def _end(group: ProcessGroup) -> None:
-    group.abort()
+            threading.Thread(target=group.abort, daemon=True).start()
 
 
 def _nothing() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-import warnings
 from collections.abc import Collection
 from datetime import timedelta
 
@@ -14,6 +13,7 @@ import torch.distributed as dist
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from cluster.head_actor import was_restarted
 from train_jobs.control import NAMESPACE
 from train_jobs.elastic.membership import Goodbye, Membership, View, Word
 
@@ -38,10 +38,7 @@ class Lighthouse:
     """
 
     def __init__(self, expected: Collection[str], timeout_s: float) -> None:
-        with warnings.catch_warnings():
-            # Inside, Ray reads a property of its own that it has deprecated.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = was_restarted()
         self._membership = Membership([] if restarted else expected, timeout_s)
         # After a restart everybody has to be heard before anybody is thought lost.
         self._open_at = time.monotonic() + timeout_s if restarted else 0.0

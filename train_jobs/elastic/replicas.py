@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +23,8 @@ from train_jobs.elastic.transfer import State, Transfer
 from train_jobs.quorum import Left
 
 _BEATS_PER_TIMEOUT = 4
+_LOOK_S = 0.05
+"""How soon who waits for a state sees that a group is gone."""
 
 
 class Lighthouse(Protocol):
@@ -161,8 +163,7 @@ class ReplicaQuorum:
         if self._sending is None:
             return
         sending, self._sending = self._sending, None
-        while not sending.done() and self._exchange.failure is None:
-            time.sleep(0.001)
+        self._wait_for(sending)
         if sending.done() and sending.exception() is not None:
             assert self._view is not None, "something was sent"
             self._noticed = self._view.number  # whoever waited for it is gone, or asks again
@@ -270,13 +271,17 @@ class ReplicaQuorum:
         if self._receiving is None:
             return
         receiving, self._receiving = self._receiving, None
-        while not receiving.done() and self._exchange.failure is None:
-            time.sleep(0.001)
+        self._wait_for(receiving)
         if not receiving.done() or receiving.exception() is not None:
             self._exchange.give_up("the state did not come through")
             return
         self.state.take(receiving.result())
         self._has_state = True
+
+    def _wait_for(self, transfer: Future[Any]) -> None:
+        """Wait for the end of a transfer, or until there is no use in it."""
+        while self._exchange.failure is None and not wait([transfer], timeout=_LOOK_S).done:
+            pass
 
     # -- heartbeats ---------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ def scale_gradients(parameters: Iterable[nn.Parameter], factor: float) -> None:
     """Multiply all gradients, in place; a factor of 1 costs nothing."""
     if factor == 1.0:
         return
-    local = [_local(parameter.grad) for parameter in parameters if parameter.grad is not None]
+    local = [local_part(parameter.grad) for parameter in parameters if parameter.grad is not None]
     torch._foreach_mul_(local, factor)
 
 
@@ -50,5 +50,6 @@ def by_placement(parameters: Iterable[nn.Parameter]) -> dict[object, list[Tensor
     return groups
 
 
-def _local(gradient: Tensor) -> Tensor:
-    return gradient.to_local() if isinstance(gradient, DTensor) else gradient
+def local_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor, which may be spread over a mesh."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

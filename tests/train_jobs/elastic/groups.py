@@ -61,7 +61,6 @@ class _Manager(BaseManager):
     pass
 
 
-_Manager.register("Lighthouse", LocalLighthouse)
 _Manager.register("reach")
 
 

@@ -39,8 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def alone(config: TrainJobConfig, run: Path) -> list[dict[str, Any]]:
     """The undisturbed run of one process."""
-    one = {**config.model_dump(), "workers": {"min": 1}}
-    one["parallel"]["strategy"] = "ddp"
+    one = {**config.model_dump(), "workers": {"min": 1}, "parallel": {"strategy": "ddp"}}
     return run_ranks(TrainJobConfig.model_validate(one), run, world_size=1)
 
 
