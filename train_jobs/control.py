@@ -39,7 +39,7 @@ class JobControl:
     def metric(self, line: dict[str, Any]) -> dict[str, bool]:
         """Log one step; the answer says what is asked of all ranks."""
         if (line["step"], line["loss"]) != self._last:  # another group may have said it already
-            self.log.metric(line)
+            self.log.metric({"time": now(), **line})
         self.step, self._last = line["step"], (line["step"], line["loss"])
         self._flush_now_and_then()
         return {"stop": self.stopping}
