@@ -6,7 +6,6 @@ import hashlib
 import os
 import signal
 import threading
-import time
 from collections.abc import Sequence
 from types import FrameType
 from typing import Any
@@ -23,11 +22,13 @@ from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
-from train_jobs.elastic.supervisor import RENEW_S, Supervisor
+from train_jobs.elastic.supervisor import Supervisor
 from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
-from train_jobs.group import Group, GroupOutcome, first_ended
-from train_jobs.lease import Lease, alive_nodes, node_names
+from train_jobs.forks import ForkServers
+from train_jobs.group import GroupOutcome
+from train_jobs.lease import Lease, node_names
 from train_jobs.run_log import summarize
+from train_jobs.single_group import SingleGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
 from train_jobs.workspace import Workspace
 
@@ -60,7 +61,14 @@ class Driver:
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self.run_storage.location)
-        self.group = Group()
+        self.forks = ForkServers()
+        self.single = SingleGroup(
+            self,
+            self.lease,
+            self.run_storage.child(RAY_TRAIN),
+            self.forks,
+            grace_s=self.broker.info()["reclaim_grace_s"],
+        )
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
         self.budget = FailureBudget(config.recovery.worker_failures)
@@ -75,7 +83,7 @@ class Driver:
             try:
                 self._train()
             finally:
-                self.group.kill()
+                self.single.kill()
                 self.lease.release()  # publishing needs no devices
             model = self._publish()
         except Stopped:
@@ -108,7 +116,10 @@ class Driver:
             if failed is not None:
                 after = failed.failure_class
                 self._event("recovered", attempt=self.attempt, after=after, workers=self.lease.workers(grant))
-            spec, outcome = self._run_replicas(grant) if self.lease.units else self._run_one(grant)
+            if self.lease.units is None:
+                spec, outcome = self.single.run(grant, self.attempt)
+            else:
+                spec, outcome = self._run_replicas(grant)
             if outcome.status == "finished":
                 return
             if outcome.status == "stopped" or self.stop_asked.is_set():
@@ -129,52 +140,13 @@ class Driver:
         grant = self.lease.wait(self.stop_asked.is_set, say)
         if self.stop_asked.is_set():
             raise Stopped
+        self.forks.only(grant.nodes)
+        self.forks.start(grant.nodes)
         names = node_names()
         self._event(
             "leased", workers=self.lease.workers(grant), nodes=[names.get(node, node) for node in grant.nodes]
         )
         return grant
-
-    def _run_one(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
-        """Run all workers of a grant as one group, to its end or until the grant is another one.
-
-        Then the group saves at a step boundary and stops, and is built anew with what is granted.
-        """
-        spec = self._one_group(grant)
-        self.group.start(spec, self.run_storage.child(RAY_TRAIN))
-        rebuild_by: float | None = None
-        while first_ended([self.group], RENEW_S) is None:
-            grant_now = self.lease.renew(spec.nodes[:: self.lease.tensor])
-            if not self.ask_to_stop() and rebuild_by is None and self._is_other(spec, grant_now):
-                assert grant_now is not None, "it is another one"
-                rebuild_by = time.monotonic() + self.broker.info()["reclaim_grace_s"]
-                workers = self.lease.workers(grant_now)
-                for_whom = list(grant_now.gave_way_to) or None
-                self.event("rebuilding", workers=spec.world_size, to=workers, for_whom=for_whom)
-                self.control.stop.remote()
-            late = rebuild_by is not None and time.monotonic() > rebuild_by
-            if late or not alive_nodes() >= set(spec.nodes):
-                # Of a node that is gone Ray Train would hear too, but later; nothing is left to save there.
-                self.group.kill()
-                self.control.go_on.remote()
-                return spec, GroupOutcome("left" if late else "failed")
-        outcome = self.group.outcome()
-        if rebuild_by is not None and not self.stop_asked.is_set():
-            self.control.go_on.remote()
-            self.event("ended", workers=spec.world_size)
-            if outcome.status == "stopped":
-                outcome = GroupOutcome("left")
-        return spec, outcome
-
-    def _one_group(self, grant: Grant) -> GroupSpec:
-        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, self.attempt, grant.nodes)
-        return spec
-
-    def _is_other(self, spec: GroupSpec, grant: Grant | None) -> bool:
-        """Whether a grant pays for other workers than those that run."""
-        if grant is None or grant.units < self.config.workers.min // self.lease.tensor:
-            return False  # whoever keeps the leases is about to know better
-        return self._one_group(grant).nodes != spec.nodes
 
     def _run_replicas(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
         """Run replica groups, as many as the grant pays for at any time, until the last one ends."""
@@ -184,12 +156,18 @@ class Driver:
             self.lease,
             self.job,
             own=self.run_storage.child(RAY_TRAIN),
+            forks=self.forks,
             grace_s=self.broker.info()["reclaim_grace_s"],
             heartbeat_timeout_s=self.config.recovery.heartbeat_timeout_s,
         )
         return supervisor.run(grant)
 
-    # -- what the supervisor of replica groups asks for ---------------------------------------------------
+    # -- what is asked by those who run the groups ---------------------------------------------------------
+
+    def spec_for(self, grant: Grant, attempt: int) -> GroupSpec:
+        """All workers that a grant pays for, as one group."""
+        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, attempt, grant.nodes)
+        return spec
 
     def group_at(self, index: int, units: Sequence[str]) -> GroupSpec:
         """One more group of this attempt, on these nodes."""

@@ -30,21 +30,32 @@ class RankError(Exception):
 
     Attributes:
         rank: global rank.
-        step: steps done when it happened.
+        step: steps done when it happened, where it is known.
         kind: name of the exception's class.
         message: its text.
         trace: its traceback, as Python prints it.
         collective: it came out of torch.distributed, most likely because another rank went away.
+        died: its process ended without a word; `message` says how.
     """
 
-    def __init__(self, rank: int, step: int, kind: str, message: str, trace: str, collective: bool) -> None:
-        super().__init__(rank, step, kind, message, trace, collective)
+    def __init__(
+        self,
+        rank: int,
+        step: int | None,
+        kind: str,
+        message: str,
+        trace: str,
+        collective: bool = False,
+        died: bool = False,
+    ) -> None:
+        super().__init__(rank, step, kind, message, trace, collective, died)
         self.rank = rank
         self.step = step
         self.kind = kind
         self.message = message
         self.trace = trace
         self.collective = collective
+        self.died = died
 
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.step}: {self.kind}: {self.message}"

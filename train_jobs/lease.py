@@ -12,6 +12,9 @@ from cluster.nodes import NODE_LABEL
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand, Grant
 
+RENEW_S = 0.5
+"""How often the lease is renewed: so long may pass before a change of the grant is seen."""
+
 
 class Lease:
     """What one job asks the broker for, by whole tensor-parallel groups.
@@ -21,6 +24,7 @@ class Lease:
     Attributes:
         units: those of one replica group; None where all workers of the job are one group.
         elastic: the job takes more and fewer workers.
+        least: how many units the job needs.
     """
 
     def __init__(self, job: str, config: TrainJobConfig, broker: BrokerClient) -> None:
@@ -28,6 +32,7 @@ class Lease:
         self.config = config
         self.broker = broker
         self.tensor = config.parallel.tensor
+        self.least = config.workers.min // self.tensor
         self.elastic = config.workers.min < config.workers.most
         self.units = None if config.group_size is None else config.group_size // self.tensor
 
@@ -76,7 +81,7 @@ class Lease:
     def _demand(self, held: Sequence[str] = (), starting: Sequence[str] = ()) -> Demand:
         workers = self.config.workers
         unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
-        least, most = workers.min // self.tensor, workers.most // self.tensor
+        least, most = self.least, workers.most // self.tensor
         return Demand(
             holder=self.holder,
             kind="training",

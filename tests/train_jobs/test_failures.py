@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from train_jobs.errors import ScriptError
 from train_jobs.failures import Failure, FailureBudget, FailureClass, RankFailure, classify
-from train_jobs.worker import is_collective
+from train_jobs.rank import is_collective
 
 NODES = ["n1", "n2"]
 NAMES = {"n1": "worker-1", "n2": "worker-2"}

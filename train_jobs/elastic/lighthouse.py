@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Collection
-from datetime import timedelta
 
 import ray
-import torch.distributed as dist
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -43,6 +40,8 @@ class Lighthouse:
         # After a restart everybody has to be heard before anybody is thought lost.
         self._open_at = time.monotonic() + timeout_s if restarted else 0.0
         self._decided = asyncio.Condition()
+        from train_jobs.rendezvous import open_store  # drivers and workers need no torch
+
         self._store, self._address = open_store(ray.util.get_node_ip_address())
         self._watch = asyncio.get_running_loop().create_task(self._look_again())
 
@@ -139,18 +138,3 @@ def start_lighthouse(job: str, attempt: int, expected: Collection[str], timeout_
             ray.get_runtime_context().get_node_id(), soft=False
         ),
     ).remote(list(expected), timeout_s)
-
-
-def open_store(host: str) -> tuple[dist.TCPStore, str]:
-    """A store that listens on one address only; torch's own would listen on all of them."""
-    listener = socket.create_server((host, 0), backlog=1024)
-    port = listener.getsockname()[1]
-    store = dist.TCPStore(
-        host,
-        port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timedelta(seconds=_CALL_TIMEOUT_S),
-        master_listen_fd=listener.detach(),
-    )
-    return store, f"{host}:{port}"

@@ -13,12 +13,11 @@ from cluster.sharing.demand import Grant
 from cluster.storage import Storage
 from train_jobs.elastic.lighthouse import LighthouseClient, start_lighthouse
 from train_jobs.elastic.roster import Gang, compare, gangs_of
+from train_jobs.forks import ForkServers
 from train_jobs.group import Group, GroupOutcome, first_ended
-from train_jobs.lease import Lease, alive_nodes
+from train_jobs.lease import RENEW_S, Lease, alive_nodes
 from train_jobs.spec import GroupSpec
 
-RENEW_S = 0.5
-"""How often the lease is renewed: so long may pass before a change of the grant is seen."""
 _LAST_S = 60.0
 """How long the other groups may take to end once one of them has saved or exported what there is."""
 _RANKING = ("finished", "stopped", "failed", "followed", "left")
@@ -68,6 +67,7 @@ class Supervisor:
         name: str,
         *,
         own: Storage,
+        forks: ForkServers,
         grace_s: float,
         heartbeat_timeout_s: float,
     ) -> None:
@@ -77,6 +77,7 @@ class Supervisor:
         self.name = name
         self.units = lease.units
         self.own = own
+        self.forks = forks
         self.grace_s = grace_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.running: dict[str, _Running] = {}
@@ -177,7 +178,7 @@ class Supervisor:
         return spec
 
     def _start(self, spec: GroupSpec) -> None:
-        group = Group()
+        group = Group(self.forks)
         group.start(spec, self.own)
         self.running[spec.name] = _Running(group, _gang(spec, self.units))
 
@@ -192,6 +193,8 @@ class Supervisor:
         except Exception as error:  # noqa: BLE001  (its silence says the same, later)
             print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
         ended.kill()
+        if each.leave_by is not None:
+            self.forks.only({node for other in self.running.values() for node in other.gang})
         return outcome
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
-from train_jobs.elastic.lighthouse import open_store
 from train_jobs.elastic.membership import Goodbye, Membership, View, Word
+from train_jobs.rendezvous import open_store
 from train_jobs.spec import DATA
 
 

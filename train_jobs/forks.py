@@ -1,0 +1,144 @@
+"""The fork servers of a job, one on each of its nodes, as its driver and its Ray Train workers reach them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+PRELOADED = ("train_jobs.rank", "transformers.models.llama.modeling_llama")
+"""What ranks import, whatever they train."""
+_END_TIMEOUT_S = 10.0
+
+
+@dataclass
+class _Rank:
+    """A process that was asked for."""
+
+    group: str
+    ended: asyncio.Future[int]
+    pid: int | None = None
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class NodeForks:
+    """Starts the ranks' processes of one job on one node, and sees to their end.
+
+    It ends with the job's driver, the fork server with it, and the processes with that.
+    """
+
+    def __init__(self) -> None:
+        self._writer: asyncio.StreamWriter | None = None
+        self._ranks: dict[int, _Rank] = {}
+        self._next = 0
+        self._starting = asyncio.Lock()
+        self._ready = asyncio.Event()
+
+    async def start(self) -> None:
+        """Wait until everything that the ranks need is imported."""
+        await self._server()
+        await self._ready.wait()
+
+    async def run(self, group: str, address: str, authkey: bytes) -> int:
+        """Run the process of one rank; returns its exit code, or minus the number of a signal.
+
+        Args:
+            address: of the Ray Train worker that answers for it.
+
+        Raises:
+            ConnectionError: the fork server has ended, and the process with it.
+        """
+        server = await self._server()
+        self._next += 1
+        number = self._next
+        self._ranks[number] = _Rank(group, asyncio.get_running_loop().create_future())
+        request = {"id": number, "address": address, "authkey": authkey.hex()}
+        server.write(json.dumps(request).encode() + b"\n")
+        return await self._ranks[number].ended
+
+    async def end(self, group: str) -> None:
+        """Kill what is left of a group, even what is stopped."""
+        left = [rank for rank in self._ranks.values() if rank.group == group and rank.pid is not None]
+        for rank in left:
+            assert rank.pid is not None, "it was looked at"
+            os.kill(rank.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
+        await asyncio.gather(*(rank.ended for rank in left), return_exceptions=True)
+
+    async def _server(self) -> asyncio.StreamWriter:
+        async with self._starting:
+            if self._writer is None:
+                ours, theirs = socket.socketpair()
+                program = [sys.executable, "-m", "train_jobs.fork_server", str(theirs.fileno())]
+                subprocess.Popen(
+                    [*program, json.dumps(sys.path), *PRELOADED],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    # Asking the driver whether there are GPUs would make CUDA unusable after a fork.
+                    env={**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
+                )
+                theirs.close()
+                reader, self._writer = await asyncio.open_connection(sock=ours)
+                self._listening = asyncio.create_task(self._listen(reader))
+            return self._writer
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            answer = json.loads(line)
+            if not answer:
+                self._ready.set()
+            elif "pid" in answer:
+                self._ranks[answer["id"]].pid = answer["pid"]
+            else:
+                self._ranks.pop(answer["id"]).ended.set_result(answer["code"])
+        self._writer = None  # whoever asks next starts another one
+        lost, self._ranks = self._ranks, {}
+        for rank in lost.values():
+            rank.ended.set_exception(ConnectionError("the fork server of the node has ended"))
+
+
+class ForkServers:
+    """Those of one job, as its driver keeps them."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, ActorHandle] = {}
+        self._started: dict[str, ray.ObjectRef] = {}
+
+    def start(self, nodes: Iterable[str]) -> None:
+        """Have one on each of these nodes; what it imports is there when the first rank starts."""
+        for node in set(nodes) - self._by_node.keys():
+            # Held to a node: Ray would put an actor without resources anywhere.
+            strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+            self._by_node[node] = NodeForks.options(scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
+            self._started[node] = self._by_node[node].start.remote()
+
+    def ready(self, nodes: Collection[str]) -> bool:
+        """Whether those of these nodes have imported everything."""
+        started = [self._started[node] for node in set(nodes)]
+        return len(ray.wait(started, num_returns=len(started), timeout=0)[0]) == len(started)
+
+    def on(self, nodes: Collection[str]) -> dict[str, ActorHandle]:
+        """By node id."""
+        self.start(nodes)
+        return {node: self._by_node[node] for node in set(nodes)}
+
+    def only(self, nodes: Collection[str]) -> None:
+        """End those of all other nodes: they hold memory."""
+        for node in self._by_node.keys() - set(nodes):
+            ray.kill(self._by_node.pop(node))
+            del self._started[node]
+
+    def end(self, group: str, nodes: Collection[str]) -> None:
+        """Kill what is left of a group; its devices are free when this returns, or the node is gone."""
+        ends = [self._by_node[node].end.remote(group) for node in set(nodes) & self._by_node.keys()]
+        if ends:
+            ray.wait(ends, num_returns=len(ends), timeout=_END_TIMEOUT_S)

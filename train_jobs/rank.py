@@ -1,0 +1,200 @@
+"""The process of one rank, from its first line to its last; needs torch, and no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import traceback
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.storage import Storage
+from train_jobs.assembly import RankAssembly
+from train_jobs.errors import RankError, ScriptError
+from train_jobs.loop import Reporter
+from train_jobs.rank_link import RankOrder, Worker, reach_worker
+from train_jobs.rendezvous import open_store, reach_store
+from train_jobs.script import ScriptProcess, free_port, torchrun_environment
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
+from train_jobs.workspace import Workspace
+
+
+def run_rank_process(address: str, authkey: bytes) -> None:
+    """Do what the worker at this address orders."""
+    worker = reach_worker(address, authkey)
+    threading.Thread(target=_go_with, args=(worker,), name="worker's end", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
+    order = worker.order()
+    os.environ.update(order.environment)
+    run = _ScriptRun(order, worker) if order.spec.config.task == "script" else _TaskRun(order, worker)
+    try:
+        _meet(order, worker)
+        status = run.run()
+    except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
+        trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
+        kind, collective = type(error).__name__, is_collective(error)
+        worker.fail(RankError(order.place.rank, run.step, kind, str(error), trace, collective=collective))
+    else:
+        worker.finish(status)
+
+
+def _go_with(worker: Worker) -> None:
+    """End this process when its worker is gone: its devices belong to somebody else then."""
+    try:
+        worker.stay()
+    finally:
+        os._exit(1)
+
+
+def _meet(order: RankOrder, worker: Worker) -> None:
+    """Make the group's default process group, and the environment that torchrun would have made."""
+    config, place = order.spec.config, order.place
+    torch.set_num_threads(max(1, config.workers.cpus))
+    if order.device is not None:
+        torch.cuda.set_device(order.device)
+    timeout = timedelta(seconds=max(1.0, config.recovery.hang_timeout_s))
+    if place.rank == 0:
+        store, address = open_store(order.host)
+        worker.rendezvous(address)
+    else:
+        address = worker.rendezvous(None)
+        store = reach_store(address)
+    host, _, port = address.rpartition(":")
+    os.environ.update(
+        torchrun_environment(
+            place, (host, int(port)), order.spec.job, order.spec.attempt, config.workers.cpus
+        )
+    )
+    # Offloaded gradients lie on the CPU, and their norm is summed there.
+    backend = "gloo" if order.device is None else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
+    )
+
+
+class _WorkerReporter:
+    """Rank 0's line to the job's logs."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        return self.worker.metric(line)
+
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        self.worker.missed_metric(line)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self.worker.event(kind, facts)
+
+
+class _Silent:
+    """What the other ranks would say is what rank 0 says."""
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        return False
+
+    def missed_metric(self, line: dict[str, Any]) -> None: ...
+
+    def event(self, kind: str, **facts: Any) -> None: ...
+
+
+def _reporter(order: RankOrder, worker: Worker) -> Reporter:
+    return _WorkerReporter(worker) if order.place.rank == 0 else _Silent()
+
+
+class _TaskRun:
+    """A rank of one of our own step loops."""
+
+    def __init__(self, order: RankOrder, worker: Worker) -> None:
+        self.order = order
+        self.worker = worker
+        self.reporter = _reporter(order, worker)
+        self.assembly: RankAssembly | None = None
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return 0 if self.assembly is None else self.assembly.state.step
+
+    def run(self) -> str:
+        order, spec = self.order, self.order.spec
+        device = torch.device("cpu") if order.device is None else torch.device("cuda", order.device)
+        self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
+        workspace = Workspace(Storage(spec.run))
+        workspace.fetch(DATA)
+        replica = None if spec.config.group_size is None else (spec.name, self.worker)
+        assembly = RankAssembly(
+            spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device, replica
+        )
+        self.assembly = assembly
+        step = assembly.begin()
+        mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
+        workers = assembly.quorum.world_size
+        _say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
+        outcome = assembly.loop.run()
+        if outcome != "finished":
+            return outcome
+        if not assembly.quorum.leads:
+            return "followed"  # the job has finished when the leading group has exported the model
+        assembly.export()
+        return "finished"
+
+
+class _ScriptRun:
+    """A rank of a script of the user's, in a process of its own."""
+
+    step = 0
+
+    def __init__(self, order: RankOrder, worker: Worker) -> None:
+        self.order = order
+        self.worker = worker
+        self.reporter = _reporter(order, worker)
+
+    def run(self) -> str:
+        spec, place, host = self.order.spec, self.order.place, self.order.host
+        # A port of its own: the script makes its own process group beside this one.
+        master: list[Any] = [(host, free_port(host)) if place.rank == 0 else None]
+        dist.broadcast_object_list(master)
+        run = Workspace(Storage(spec.run)).directory
+        environment = torchrun_environment(
+            place, master[0], spec.job, spec.attempt, spec.config.workers.cpus
+        ) | {
+            "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
+            "SHOAL_EXPORT_DIR": str(run / EXPORT),
+        }
+        _say_started(self.order, self.reporter, step=0)
+        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
+        process = ScriptProcess(spec.config, environment, log)
+        try:
+            return process.wait(self.worker.is_stopping)
+        finally:
+            process.kill()
+
+
+_LOST_PEER = ("gloo/", "Connection closed by peer", "Connection reset by peer", "DistBackendError")
+"""What a traceback says of a rank whose peer went away."""
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether an exception came out of torch.distributed: this rank lost a peer and made no mistake."""
+    if isinstance(error, dist.DistError):
+        return True
+    if isinstance(error, ScriptError):
+        return any(words in error.output for words in _LOST_PEER)
+    # Gloo raises plain RuntimeErrors that name its own source files.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
+
+
+def _say_started(order: RankOrder, reporter: Reporter, **facts: Any) -> None:
+    mine = {"rank": order.place.rank, "node": order.node, "pid": os.getpid()}
+    ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, mine)
+    if order.spec.config.group_size is not None:
+        facts["group"] = order.spec.name
+    reporter.event("started", attempt=order.spec.attempt, world_size=len(ranks), **facts, ranks=ranks)

@@ -1,0 +1,108 @@
+"""The line between a rank's process and the Ray Train worker that answers for it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.managers import BaseManager
+from typing import Any, Protocol
+
+from train_jobs.elastic.membership import Goodbye, View, Word
+from train_jobs.errors import RankError
+from train_jobs.script import RankPlace
+from train_jobs.spec import GroupSpec
+
+
+@dataclass(frozen=True)
+class RankOrder:
+    """What a rank's process is told at its start.
+
+    Attributes:
+        host: address of its node.
+        node: name of its node.
+        device: index of its GPU among those it can see; None where it has none.
+        environment: what it has to have in its environment, besides what torchrun would set.
+    """
+
+    spec: GroupSpec
+    place: RankPlace
+    host: str
+    node: str
+    device: int | None
+    environment: Mapping[str, str]
+
+
+class Worker(Protocol):
+    """What a rank's process asks of its worker; every call goes there and back."""
+
+    def order(self) -> RankOrder: ...
+
+    def rendezvous(self, address: str | None) -> str:
+        """Address of the group's store, as rank 0 names it; waits for that."""
+
+    def metric(self, line: dict[str, Any]) -> bool: ...
+
+    def missed_metric(self, line: dict[str, Any]) -> None: ...
+
+    def event(self, kind: str, facts: dict[str, Any]) -> None: ...
+
+    def is_stopping(self) -> bool:
+        """Whether the job is to stop."""
+
+    def leave(self) -> None:
+        """Let the rank's group leave at its next step boundary."""
+
+    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word: ...
+
+    def remind(self, view: View) -> None: ...
+
+    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye: ...
+
+    def finish(self, status: str) -> None:
+        """The rank has come to its end."""
+
+    def fail(self, error: RankError) -> None:
+        """An exception ended the rank."""
+
+    def stay(self) -> None:
+        """Never returns; the connection breaks when the worker is gone."""
+
+
+class RankLink:
+    """A worker's end: answers its rank's process, for as long as this process lives.
+
+    Args:
+        worker: whose methods are called, by several threads at once.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        class Answering(BaseManager):
+            pass
+
+        Answering.register("worker", callable=lambda: worker)
+        # Of Linux's abstract namespace: it leaves no file behind, however this process ends.
+        self.address = f"\0shoal-rank-{os.getpid()}-{secrets.token_hex(8)}"
+        self.authkey = secrets.token_bytes(32)
+        server = Answering(self.address, self.authkey).get_server()
+        threading.Thread(target=server.serve_forever, name="rank link", daemon=True).start()
+
+
+class _Calling(BaseManager):
+    pass
+
+
+_Calling.register("worker")
+
+
+def reach_worker(address: str, authkey: bytes) -> Worker:
+    """The rank's end; each of its threads has a connection of its own.
+
+    Raises:
+        OSError: the worker is gone.
+    """
+    manager = _Calling(address, authkey)
+    manager.connect()
+    return manager.worker()  # type: ignore[attr-defined]

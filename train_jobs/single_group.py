@@ -1,0 +1,114 @@
+"""A job whose workers are all one group, built anew when its grant is another one."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any, Protocol
+
+from ray.actor import ActorHandle
+
+from cluster.sharing.demand import Grant
+from cluster.storage import Storage
+from train_jobs.forks import ForkServers
+from train_jobs.group import Group, GroupOutcome, first_ended
+from train_jobs.lease import RENEW_S, Lease, alive_nodes
+from train_jobs.spec import GroupSpec
+
+
+class Job(Protocol):
+    """What is needed of the driver."""
+
+    control: ActorHandle
+
+    def spec_for(self, grant: Grant, attempt: int) -> GroupSpec:
+        """All workers that a grant pays for, as one group."""
+
+    def event(self, kind: str, **facts: Any) -> None: ...
+
+    def ask_to_stop(self) -> bool:
+        """Whether the job is to stop; if so, its ranks are told."""
+
+
+class SingleGroup:
+    """The one group of a job, over all of its attempts.
+
+    When the grant is another one, the group saves at a step boundary and ends. Meanwhile the next one starts
+    as far as it can without devices, which are its own as soon as the group before is gone.
+
+    Args:
+        own: where Ray Train keeps what is its own.
+        grace_s: how long a group that has to make way may take.
+    """
+
+    def __init__(self, job: Job, lease: Lease, own: Storage, forks: ForkServers, *, grace_s: float) -> None:
+        self.job = job
+        self.lease = lease
+        self.own = own
+        self.forks = forks
+        self.grace_s = grace_s
+        self.group = Group(forks)
+        self._next: Group | None = None
+
+    def run(self, grant: Grant, attempt: int) -> tuple[GroupSpec, GroupOutcome]:
+        """Run what a grant pays for, to its end or until the grant is another one ("left")."""
+        spec = self.job.spec_for(grant, attempt)
+        self._start(spec)
+        leave_by: float | None = None
+        while first_ended([self.group], RENEW_S) is None:
+            grant_now = self.lease.renew(spec.nodes[:: self.lease.tensor])
+            if not self.job.ask_to_stop() and leave_by is None and self._prepare(spec, grant_now):
+                somebody_waits = grant_now is not None and grant_now.gave_way_to
+                leave_by = time.monotonic() + self.grace_s if somebody_waits else math.inf
+                self.job.control.stop.remote()
+            late = leave_by is not None and time.monotonic() > leave_by
+            if late or not alive_nodes() >= set(spec.nodes):
+                # Of a node that is gone Ray Train would hear too, but later; nothing is left to save there.
+                self.group.kill()
+                outcome = GroupOutcome("left" if late else "failed")
+                break
+        else:
+            outcome = self.group.outcome()
+        if not self.job.ask_to_stop():
+            self.job.control.go_on.remote()  # whoever was asked to stop has done so
+            if outcome.status == "stopped":
+                self.job.event("ended", workers=spec.world_size)
+                outcome = GroupOutcome("left")
+        return spec, outcome
+
+    def kill(self) -> None:
+        self.group.kill()
+        self._drop_next()
+
+    def _start(self, spec: GroupSpec) -> None:
+        """Start a group, unless the next one is this one."""
+        if self._next is not None and self._next.spec == spec:
+            self.group.kill()
+            self.group, self._next = self._next, None
+            return
+        self._drop_next()
+        self.group.start(spec, self.own)
+
+    def _prepare(self, spec: GroupSpec, grant: Grant | None) -> bool:
+        """Have the next group started, where the grant is for other workers; whether to make way for it."""
+        if grant is None or grant.units < self.lease.least:
+            return False  # whoever keeps the leases is about to know better
+        following = self.job.spec_for(grant, spec.attempt + 1)
+        if following.nodes == spec.nodes:
+            self._drop_next()
+            return False
+        if self._next is None or self._next.spec != following:
+            self._drop_next()
+            self._next = Group(self.forks)
+            self._next.start(following, self.own, wait_s=self.grace_s)
+        # Who only grows has time to wait until nothing is left to import on its new nodes.
+        if not grant.gave_way_to and not self.forks.ready(following.nodes):
+            return False
+        for_whom = list(grant.gave_way_to) or None
+        self.job.event("rebuilding", workers=spec.world_size, to=following.world_size, for_whom=for_whom)
+        return True
+
+    def _drop_next(self) -> None:
+        if self._next is not None:
+            self._next.kill()
+            self._next = None
