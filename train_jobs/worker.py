@@ -103,7 +103,8 @@ class RankWorker:
         return ray.get(self._reach_control().is_stopping.remote(), timeout=_CALL_TIMEOUT_S)
 
     def leave(self) -> None:
-        self.event("leaving", {"attempt": self.spec.attempt, "group": self.spec.name, "reason": "SIGTERM"})
+        facts = {"attempt": self.spec.attempt, "group": self.spec.name}
+        self.event("leaving", {**facts, "reason": f"a SIGTERM to rank {self.rank}"})
         if self.spec.config.group_size is None:
             ray.get(self._reach_control().stop.remote(), timeout=_CALL_TIMEOUT_S)
         else:

@@ -109,8 +109,8 @@ def sentence(event: dict[str, Any]) -> str | None:
         what = [f"group {name} {word}" for key, word in changes for name in event[key]]
         return f"{counted(event['world_size'], 'worker')} from step {event['step']} on: {', '.join(what)}"
     if kind == "leaving":
-        for_whom = f", for {', '.join(event['for_whom'])}" if event["for_whom"] else ""
-        return f"group {event['group']} has to leave{for_whom}"
+        why = event.get("reason") or ", ".join(event["for_whom"])
+        return f"group {event['group']} has to leave{f', for {why}' if why else ''}"
     if kind == "reclaimed":
         return f"group {event['group']} did not leave within {event['after_s']:g} s, and is taken down"
     if kind == "rebuilding":

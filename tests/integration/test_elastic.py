@@ -144,6 +144,28 @@ def test_a_job_of_one_group_is_built_anew_with_every_grant_and_loses_no_step(job
     }
 
 
+def test_a_sigterm_costs_no_step(jobs: JobFile) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    started = events(run, "started")[-1]
+    psutil.Process(started["ranks"][0]["pid"]).terminate()
+    left = wait_until(lambda: events(run, "resized"), "a group that leaves")[0]
+    assert (left["left"], left["lost"]) == ([started["group"]], [])
+    grown_beyond(run, left["step"], 3)
+    stop(jobs, run)
+    assert events(run, "failed") == []
+
+
+def test_a_sigterm_to_a_rank_of_one_group_costs_no_step(jobs: JobFile) -> None:
+    run = jobs.submit("whole")
+    at_world_size(run, 3)
+    psutil.Process(events(run, "started")[-1]["ranks"][1]["pid"]).terminate()
+    wait_until(lambda: len(events(run, "started")) == 2, "the group built anew")
+    lines = stop(jobs, run)
+    assert {line["attempt"] for line in lines} <= {1, 2}
+    assert events(run, "failed") == []
+
+
 def test_groups_leave_a_node_that_is_drained_without_a_step_lost(jobs: JobFile, live: LiveCluster) -> None:
     run = jobs.submit("groups")
     at_world_size(run, 3)
