@@ -1,14 +1,12 @@
-"""The whole way through Shoal on one machine: start, train, lose a worker, publish, serve, scale out."""
+"""The whole way through Shoal on one machine: start, train, lose a worker, publish, serve, share devices."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -28,12 +26,12 @@ from train_jobs.run_log import RunSummary
 from train_jobs.submission import Submissions, new_job_id
 
 JOB = "stdlib-lm"
+ELASTIC_JOB = "elastic-lm"
 APP = "chat"
 PROMPT = "import os\n\n\ndef "
-SCALE_OUT_TIMEOUT_S = 150.0
 REQUEST_TIMEOUT_S = 60.0
-CLIENTS = 24
-"""Requests that the load keeps in flight: more than two replicas should carry by the config's target."""
+CLIENTS = 8
+"""Requests that the load keeps in flight: more than one replica should carry by the config's target."""
 
 
 @dataclass
@@ -70,8 +68,9 @@ def require(condition: bool, otherwise: str) -> None:
 def adapt(text: str, cluster_name: str) -> str:
     """The config that `shoal init` writes, changed for the tour; comments stay.
 
-    Three workers' nodes and two replicas at least, so that there are data-parallel replicas from the start
-    and room for a third; short training with more checkpoints than usual, so that little is lost.
+    Two workers' nodes, one for a replica and one for the second one under load; short training with more
+    checkpoints than usual, so that little is lost. An elastic job takes two of the second node's three CPUs,
+    of which the second replica needs one.
     """
     import io
 
@@ -80,15 +79,26 @@ def adapt(text: str, cluster_name: str) -> str:
     yaml = YAML()
     document = yaml.load(text)
     document["cluster"]["name"] = cluster_name
-    document["cluster"]["nodes"][1]["count"] = 3
+    document["cluster"]["nodes"][1:] = [{"name": "worker-1", "cpus": 2}, {"name": "worker-2", "cpus": 3}]
+    document["cluster"]["sharing"]["settle_s"] = 1
     job = document["train_jobs"][JOB]
-    job["steps"] = 120
+    job["steps"] = 80
     job["checkpoint"]["every_steps"] = 20
-    job["evaluate"]["every_steps"] = 60
+    job["evaluate"]["every_steps"] = 40
     job["data"]["held_out_every"] = 50
     app = document["serve_apps"][APP]
-    app["replicas"] = {"min": 2, "max": 3}
+    app["replicas"] = {"min": 1, "max": 2}
     app["autoscale"]["target_ongoing_requests"] = 6
+    app["autoscale"]["downscale_delay_s"] = 3
+    document["train_jobs"][ELASTIC_JOB] = {
+        "model": {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048},
+        "data": {"source": "python-stdlib", "sequence_length": 64, "held_out_every": 50},
+        "workers": {"min": 1, "max": 2},
+        "batch": {"global": 8, "micro": 4},
+        "steps": 1_000_000,
+        "evaluate": {"every_steps": None},
+        "checkpoint": {"every_steps": 1000},
+    }
     out = io.StringIO()
     yaml.dump(document, out)
     return out.getvalue()
@@ -118,7 +128,7 @@ class Killer(View):
         if line["attempt"] > 1 and self.killed_at is not None and self.first_step_again_s is None:
             self.first_step_again_s = time.monotonic() - self.killed_time
         # Not just after a checkpoint: some steps should have to be run again.
-        if self.killed_at is None and line["step"] >= self.steps // 2 + 10:
+        if self.killed_at is None and line["step"] >= self.steps // 2 + 5:
             self.killed_at, self.killed_time = line["step"], time.monotonic()
             self.say(f"killing rank 1 (process {self.pids[1]}) with SIGKILL at step {line['step']}")
             os.kill(self.pids[1], signal.SIGKILL)
@@ -174,12 +184,13 @@ class Quickstart:
             self._check_model(run, step)
         connect(record)
         try:
+            job = self._submit_elastic(loaded, record, run)  # it starts up meanwhile
             with self._step("serve") as step:
                 base_url = self._serve(loaded, step)
             with self._step("ask") as step:
                 self._ask(base_url, step)
-            with self._step("scale out under load") as step:
-                self._scale_out(base_url, step)
+            with self._step("share devices under load") as step:
+                self._share(record, job, base_url, step)
         finally:
             disconnect()
 
@@ -331,43 +342,41 @@ class Quickstart:
             self.say(f"   | {line}")
         step.detail = f"{version} answered in {chunks} chunks, the first after {first_s * 1000:.0f} ms"
 
-    def _scale_out(self, base_url: str, step: Step) -> None:
-        """Keep many requests in flight until there is a replica more."""
+    def _submit_elastic(self, loaded: LoadedConfig, record: ClusterRecord, trained: dict[str, Any]) -> str:
+        """Submit the job that takes what is idle; returns its id."""
+        from cluster.registry import Registry
+
+        storage, config = Storage(record.storage), loaded.resolved.train_jobs[ELASTIC_JOB]
+        tokenizer = Registry(storage).resolve(trained["model"]).path  # saves the time to train another
+        config = config.model_copy(update={"data": config.data.model_copy(update={"tokenizer": tokenizer})})
+        job = new_job_id(ELASTIC_JOB)
+        Submissions(record).submit(storage, job, ELASTIC_JOB, config, job, loaded.base)
+        return job
+
+    def _share(self, record: ClusterRecord, job: str, base_url: str, step: Step) -> None:
+        """An elastic job takes what is idle, gives a device to the app under load, and takes it back."""
+        from cluster.sharing.client import BrokerClient
+        from infra.bench.give_and_take import GiveAndTake, Load
         from serve_apps.status import app_statuses
 
-        before = _replicas(app_statuses())
-        stop = threading.Event()
-        replicas: set[str] = set()
-        tokens: list[int] = []
-
-        def client(index: int) -> None:
-            body = {"model": APP, "prompt": PROMPT, "max_tokens": 64, "seed": index}
-            with httpx.Client(timeout=REQUEST_TIMEOUT_S) as http:
-                while not stop.is_set():
-                    answer = http.post(f"{base_url}/completions", json=body)
-                    require(answer.status_code == 200, f"a request got {answer.status_code}: {answer.text}")
-                    replicas.add(answer.headers["x-shoal-replica"])
-                    tokens.append(answer.json()["usage"]["completion_tokens"])
-
-        began = time.monotonic()
-        with ThreadPoolExecutor(CLIENTS) as pool:
-            running = [pool.submit(client, index) for index in range(CLIENTS)]
-            try:
-                pause = threading.Event()
-                while len(replicas) <= before and time.monotonic() - began < SCALE_OUT_TIMEOUT_S:
-                    failed = [one.exception() for one in running if one.done()]
-                    require(not failed, f"a client failed: {failed[0] if failed else ''}")
-                    pause.wait(0.25)
-                seconds = time.monotonic() - began
-            finally:
-                stop.set()
-        failed = [error for one in running if (error := one.exception()) is not None]
-        require(not failed, f"a request failed: {failed[0] if failed else ''}")
-        require(len(replicas) > before, f"{len(replicas)} replicas answered after {seconds:.0f} s of load")
+        broker = BrokerClient()
+        holders = [row["holder"] for row in broker.leases() if row["kind"] == "serving"]
+        run = run_of(Storage(record.storage), job)
+        sharing = GiveAndTake(run, f"job/{job}", holders[0], broker.events)
+        load = Load(base_url, APP, CLIENTS, PROMPT)
+        try:
+            found = sharing.round(load, _replicas(app_statuses()), workers=2)
+        finally:
+            Submissions(record).stop(job)
+        require(found.failed == 0, f"{found.failed} requests failed: {', '.join(found.failures)}")
+        require(found.workers_under_load < found.workers_before, "training gave nothing up")
+        lost, again = found.steps_lost, found.steps_repeated
+        require(lost == again == 0, f"{lost} steps of {found.steps} were lost, {again} done twice")
         step.detail = (
-            f"{CLIENTS} clients: from {before} to {len(replicas)} replicas, the new one answering after "
-            f"{seconds:.1f} s; {len(tokens)} requests, {sum(tokens) / (time.monotonic() - began):.0f} "
-            "tokens/s, none failed"
+            f"{CLIENTS} clients: training gave up {found.workers_before - found.workers_under_load} of"
+            f" {found.workers_before} workers after {found.left_s or 0:.1f} s, a replica more answered after"
+            f" {found.answered_s or 0:.1f} s, and {found.back_s or 0:.1f} s after the load training had its"
+            f" workers back; none of {found.steps} steps lost, none of {found.requests} requests"
         )
 
 
