@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,7 @@ def quickstart(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster and the files there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a cluster, train, kill a worker, publish, serve, scale out, stop: and say what was measured."""
+    """Start a cluster, train, kill a worker, publish, serve, share devices, stop: and say what was measured."""
     from cluster.errors import RequestError
     from infra.quickstart import Quickstart
 
@@ -47,7 +48,9 @@ def quickstart(
             directory = kept
         directory.mkdir(parents=True, exist_ok=True)
         signal.signal(signal.SIGTERM, _interrupt)
-        report = Quickstart(directory.resolve(), say, keep=keep).run()
+        # Ray tells whoever has deployed an app, on standard output, of every process that is ended later.
+        with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
+            report = Quickstart(directory.resolve(), say, keep=keep).run()
         if as_json:
             print_json(report.as_json())
         else:
