@@ -34,7 +34,7 @@ def quickstart(
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster and the files there.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a cluster, train, kill a worker, publish, serve, share devices, stop: and say what was measured."""
+    """Start a cluster, train, kill a worker, publish, serve, share devices, and say what was measured."""
     from cluster.errors import RequestError
     from infra.quickstart import Quickstart
 
