@@ -29,6 +29,7 @@ from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import DTYPES
 from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
+from train_jobs.progress import Progress
 from train_jobs.quorum import Quorum, WholeGroup
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import make_task
@@ -43,6 +44,7 @@ class RankAssembly:
         attempt: counts from 1 over the life of the job.
         rank_nodes: the node of every rank, in rank order.
         replica: this group's name and the job's lighthouse, where the job consists of replica groups.
+        progress: what the rank has done, for whoever watches it.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class RankAssembly:
         reporter: Reporter,
         device: torch.device,
         replica: tuple[str, Lighthouse] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self.config = config
         self.workspace = workspace
+        self.progress = progress or Progress()
         self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
         self.task = make_task(config, workspace.directory / DATA)
         on_meta = self.task.builds_on_meta and config.parallel.shards and dist.get_world_size() > 1
@@ -101,6 +105,7 @@ class RankAssembly:
             ),
             quorum=quorum,
             reporter=reporter,
+            progress=self.progress,
         )
 
     def _build(self) -> nn.Module:
@@ -119,7 +124,7 @@ class RankAssembly:
             bucket_bytes=config.parallel.ddp.bucket_cap_mb * 2**20,
             dtype=DTYPES[compression] if compression in ("fp16", "bf16") else None,
         )
-        return ReplicaQuorum(settings, lighthouse, self.state, self._restore, self.event)
+        return ReplicaQuorum(settings, lighthouse, self.state, self._restore, self.event, self.progress)
 
     def begin(self) -> int:
         """Go on from the newest good checkpoint, or with the other groups; returns the steps done."""

@@ -212,6 +212,8 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
+        if failure.failure_class is FailureClass.HANG and failure.trace:
+            print(f"where rank {failure.rank} stood:\n{failure.trace}", flush=True)
         decision = self.budget.decide(failure, step)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)

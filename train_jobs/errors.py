@@ -36,6 +36,7 @@ class RankError(Exception):
         trace: its traceback, as Python prints it.
         collective: it came out of torch.distributed, most likely because another rank went away.
         died: its process ended without a word; `message` says how.
+        hung: it did not get on, and was killed; `message` says for how long, `trace` where it was.
     """
 
     def __init__(
@@ -47,8 +48,9 @@ class RankError(Exception):
         trace: str,
         collective: bool = False,
         died: bool = False,
+        hung: bool = False,
     ) -> None:
-        super().__init__(rank, step, kind, message, trace, collective, died)
+        super().__init__(rank, step, kind, message, trace, collective, died, hung)
         self.rank = rank
         self.step = step
         self.kind = kind
@@ -56,6 +58,7 @@ class RankError(Exception):
         self.trace = trace
         self.collective = collective
         self.died = died
+        self.hung = hung
 
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.step}: {self.kind}: {self.message}"

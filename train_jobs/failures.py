@@ -20,7 +20,7 @@ class FailureClass(StrEnum):
     NODE = "node"
     """A node went away, with its workers."""
     HANG = "hang"
-    """A collective did not return within the hang timeout."""
+    """A rank did not get on, or a collective did not return, within the hang timeout."""
     CODE = "code"
     """An exception in the code that is trained with."""
     REQUEST = "request"
@@ -33,7 +33,7 @@ class FailureClass(StrEnum):
 class RankFailure:
     """How one rank ended; `kind`, `message` and `trace` as in train_jobs.errors.RankError.
 
-    `died` means that the process went away without a word.
+    `died` means that the process went away without a word, `hung` that it did not get on and was killed.
     """
 
     rank: int | None
@@ -43,6 +43,7 @@ class RankFailure:
     trace: str
     died: bool = False
     collective: bool = False
+    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,9 @@ def classify(
             trace=failure.trace,
         )
 
+    hung = sorted((each for each in failures if each.hung), key=lambda each: "stopped" not in each.message)
+    if hung:  # those that wait for the one that hangs do not get on either
+        return found(hung[0], FailureClass.HANG, f"rank {hung[0].rank} {hung[0].message}")
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
             if failure.kind == RequestError.__name__:

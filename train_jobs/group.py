@@ -107,7 +107,14 @@ def _train_loop(config: dict[str, Any]) -> str:
 def _rank_failure(rank: int, error: BaseException) -> RankFailure:
     if isinstance(error, RankError):
         return RankFailure(
-            error.rank, error.step, error.kind, error.message, error.trace, error.died, error.collective
+            error.rank,
+            error.step,
+            error.kind,
+            error.message,
+            error.trace,
+            died=error.died,
+            collective=error.collective,
+            hung=error.hung,
         )
     if type(error).__module__.partition(".")[0] == "ray":
         # Ray's own word for a worker that ended or does not answer; what happens in a rank is a RankError.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Literal, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from train_jobs.metering.meter import Meter
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
 from train_jobs.parallel.model import ParallelModel
+from train_jobs.progress import Progress
 from train_jobs.quorum import Left, Quorum
 from train_jobs.tasks.task import Sums, Task
 
@@ -57,6 +59,7 @@ class StepLoop:
         quorum: Quorum,
         meter: Meter,
         reporter: Reporter,
+        progress: Progress,
     ) -> None:
         self.config = config
         self.attempt = attempt
@@ -67,6 +70,7 @@ class StepLoop:
         self.quorum = quorum
         self.meter = meter
         self.reporter = reporter
+        self.progress = progress
         self.mesh = parallel.mesh
         self.loader = state.loader
         self.held_out = as_samples(task.samples(held_out=True))
@@ -77,16 +81,18 @@ class StepLoop:
         try:
             self._run()
         except Left as goodbye:
-            if goodbye.last and self.saver.last != self.state.step:
-                self.saver.save()
-            self.saver.finish()
+            with self.progress.waiting():
+                if goodbye.last and self.saver.last != self.state.step:
+                    self.saver.save()
+                self.saver.finish()
             return "left"
         finished = self.state.step == self.config.steps
         if finished:
             self.evaluate()
         if self.saver.last != self.state.step and self.state.step:
             self._save()
-        self.saver.finish()
+        with self.progress.waiting():
+            self.saver.finish()
         totals = self.meter.totals()
         if totals is not None and self.quorum.leads:
             self.reporter.event("measured", attempt=self.attempt, **totals)
@@ -125,8 +131,13 @@ class StepLoop:
 
     def step(self) -> bool:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
-        with self.meter.step(may_profile=self.quorum.leads):
+        # Kernels are compiled in the first step, for as long as that takes.
+        with (
+            nullcontext() if self._has_stepped else self.progress.waiting(),
+            self.meter.step(may_profile=self.quorum.leads),
+        ):
             line, stop = self._step()
+        self._has_stepped = True
         figures = self.meter.line(line["samples"], line["tokens"])
         if self.quorum.leads:
             if self._unsaid is not None:  # the group that led before may not have lived to say it
@@ -135,6 +146,7 @@ class StepLoop:
         self._unsaid = None if self.quorum.leads else {**line, **figures}
         return stop
 
+    _has_stepped = False  # in this attempt
     _unsaid: dict[str, Any] | None = None  # the figures of the last step, where another group says them
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
@@ -186,8 +198,9 @@ class StepLoop:
 
     def _hold(self) -> None:
         """Wait until whoever copies or sends the state has done so."""
-        self.saver.hold()
-        self.quorum.hold()
+        with self.progress.waiting():
+            self.saver.hold()
+            self.quorum.hold()
 
     def _gradients(self, batches: list[Batch], factor: float) -> Tensor:
         """Forward and backward of this rank's samples; returns its summed loss and what counted."""
@@ -203,6 +216,7 @@ class StepLoop:
                     result = self.task.loss(module, mine)
                 self.parallel.backward(result.loss * factor)
             sums += _detached(result)[:2]
+            self.progress.tick()
         return sums
 
     def _totals(self, mine: Tensor) -> tuple[float, float, float] | None:
@@ -251,6 +265,7 @@ class StepLoop:
             sums = _detached(result) if counts else torch.zeros_like(_detached(result))
             names = list(result.others)
             totals = sums if totals is None else totals + sums
+            self.progress.tick()
         if totals is None:
             raise RequestError("the task gives no held-out sample to evaluate on")
         return self._once(totals), names
@@ -259,7 +274,8 @@ class StepLoop:
         """Save this step, with its evaluation where there was one."""
         known = self.evaluation is not None and self.evaluation["step"] == self.state.step
         if self.quorum.leads:
-            self.saver.save(self.evaluation if known else None)
+            with self.progress.waiting():
+                self.saver.save(self.evaluation if known else None)
         else:
             self.saver.last = self.state.step  # another group saves it
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import threading
+import time
 import traceback
 from dataclasses import asdict
 from datetime import timedelta
@@ -17,11 +19,16 @@ from cluster.storage import Storage
 from train_jobs.assembly import RankAssembly
 from train_jobs.errors import RankError, ScriptError
 from train_jobs.loop import Reporter
+from train_jobs.progress import Progress
 from train_jobs.rank_link import RankOrder, Worker, reach_worker
 from train_jobs.rendezvous import open_store, reach_store
 from train_jobs.script import ScriptProcess, free_port, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
 from train_jobs.workspace import Workspace
+
+_HEARTBEAT_S = 1.0
+_HEARTBEATS_PER_TIMEOUT = 10
+_AFTER_HANG_S = 30.0
 
 
 def run_rank_process(address: str, authkey: bytes) -> None:
@@ -31,9 +38,13 @@ def run_rank_process(address: str, authkey: bytes) -> None:
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
     order = worker.order()
     os.environ.update(order.environment)
-    run = _ScriptRun(order, worker) if order.spec.config.task == "script" else _TaskRun(order, worker)
+    progress = Progress()
+    _be_watched(worker, progress, order.spec.config.recovery.hang_timeout_s)
+    scripted = order.spec.config.task == "script"
+    run = _ScriptRun(order, worker, progress) if scripted else _TaskRun(order, worker, progress)
     try:
-        _meet(order, worker)
+        with progress.waiting():
+            _meet(order, worker)
         status = run.run()
     except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
         trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
@@ -51,13 +62,29 @@ def _go_with(worker: Worker) -> None:
         os._exit(1)
 
 
+def _be_watched(worker: Worker, progress: Progress, hang_timeout_s: float) -> None:
+    """Let the worker see whether this process still gets on, and where it is when it does not."""
+    stacks = os.memfd_create("stacks")  # a file that is gone with the process
+    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+    worker.watch(os.getpid(), stacks)
+    period = min(_HEARTBEAT_S, hang_timeout_s / _HEARTBEATS_PER_TIMEOUT)
+
+    def beat() -> None:
+        while True:
+            worker.progress(progress.heartbeat)
+            time.sleep(period)
+
+    threading.Thread(target=beat, name="heartbeat to the worker", daemon=True).start()
+
+
 def _meet(order: RankOrder, worker: Worker) -> None:
     """Make the group's default process group, and the environment that torchrun would have made."""
     config, place = order.spec.config, order.place
     torch.set_num_threads(max(1, config.workers.cpus))
     if order.device is not None:
         torch.cuda.set_device(order.device)
-    timeout = timedelta(seconds=max(1.0, config.recovery.hang_timeout_s))
+    # The worker sees a hang first, and where it is; this is for what it cannot see.
+    timeout = timedelta(seconds=config.recovery.hang_timeout_s + _AFTER_HANG_S)
     if place.rank == 0:
         store, address = open_store(order.host)
         worker.rendezvous(address)
@@ -111,9 +138,10 @@ def _reporter(order: RankOrder, worker: Worker) -> Reporter:
 class _TaskRun:
     """A rank of one of our own step loops."""
 
-    def __init__(self, order: RankOrder, worker: Worker) -> None:
+    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
         self.order = order
         self.worker = worker
+        self.progress = progress
         self.reporter = _reporter(order, worker)
         self.assembly: RankAssembly | None = None
 
@@ -123,6 +151,18 @@ class _TaskRun:
         return 0 if self.assembly is None else self.assembly.state.step
 
     def run(self) -> str:
+        with self.progress.waiting():
+            assembly = self._begin()
+        outcome = assembly.loop.run()
+        if outcome != "finished":
+            return outcome
+        if not assembly.quorum.leads:
+            return "followed"  # the job has finished when the leading group has exported the model
+        with self.progress.waiting():
+            assembly.export()
+        return "finished"
+
+    def _begin(self) -> RankAssembly:
         order, spec = self.order, self.order.spec
         device = torch.device("cpu") if order.device is None else torch.device("cuda", order.device)
         self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
@@ -130,20 +170,21 @@ class _TaskRun:
         workspace.fetch(DATA)
         replica = None if spec.config.group_size is None else (spec.name, self.worker)
         assembly = RankAssembly(
-            spec.config, workspace, spec.attempt, spec.nodes, self.reporter, device, replica
+            spec.config,
+            workspace,
+            spec.attempt,
+            spec.nodes,
+            self.reporter,
+            device,
+            replica,
+            self.progress,
         )
         self.assembly = assembly
         step = assembly.begin()
         mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
         workers = assembly.quorum.world_size
         _say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
-        outcome = assembly.loop.run()
-        if outcome != "finished":
-            return outcome
-        if not assembly.quorum.leads:
-            return "followed"  # the job has finished when the leading group has exported the model
-        assembly.export()
-        return "finished"
+        return assembly
 
 
 class _ScriptRun:
@@ -151,9 +192,10 @@ class _ScriptRun:
 
     step = 0
 
-    def __init__(self, order: RankOrder, worker: Worker) -> None:
+    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
         self.order = order
         self.worker = worker
+        self.progress = progress
         self.reporter = _reporter(order, worker)
 
     def run(self) -> str:
@@ -172,7 +214,8 @@ class _ScriptRun:
         log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
         process = ScriptProcess(spec.config, environment, log)
         try:
-            return process.wait(self.worker.is_stopping)
+            with self.progress.waiting():  # what a script does only itself knows
+                return process.wait(self.worker.is_stopping)
         finally:
             process.kill()
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from train_jobs.elastic.membership import Goodbye, View, Word
 from train_jobs.errors import RankError
+from train_jobs.progress import Heartbeat
 from train_jobs.script import RankPlace
 from train_jobs.spec import GroupSpec
 
@@ -60,6 +61,15 @@ class Worker(Protocol):
     def remind(self, view: View) -> None: ...
 
     def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye: ...
+
+    def watch(self, pid: int, stacks: int) -> None:
+        """Watch this process from now on.
+
+        Args:
+            stacks: the file descriptor to which it writes the stacks of its threads at a SIGUSR1.
+        """
+
+    def progress(self, heartbeat: Heartbeat) -> None: ...
 
     def finish(self, status: str) -> None:
         """The rank has come to its end."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from typing import Any
 
 import ray
@@ -17,15 +18,19 @@ import ray.train.collective
 from ray.actor import ActorHandle
 
 from cluster.nodes import NODE_LABEL
+from cluster.storage import Storage, StorageError
 from train_jobs.control import find_control
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, View, Word
 from train_jobs.errors import RankError
+from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
+from train_jobs.rank_stacks import RankStacks
 from train_jobs.script import RankPlace
-from train_jobs.spec import GroupSpec
+from train_jobs.spec import LOGS, GroupSpec
 
 _CALL_TIMEOUT_S = 60.0
+_LOOK_S = 0.25
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -42,6 +47,8 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
     link = RankLink(worker)
     here = forks[ray.get_runtime_context().get_node_id()]
     ended = here.run.remote(spec.name, link.address, link.authkey)
+    while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        worker.end_if_it_hangs()
     try:
         return worker.outcome(_how_it_ended(ray.get(ended)))
     except (ConnectionError, ray.exceptions.RayError) as error:
@@ -66,6 +73,8 @@ class RankWorker:
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
+        self._watch = HangWatch(spec.config.recovery.hang_timeout_s)
+        self._process: RankStacks | None = None
         self._status: str | None = None
         self._error: RankError | None = None
 
@@ -119,6 +128,12 @@ class RankWorker:
     def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
         return self._reach_lighthouse().arrive(group, step, rank_count)
 
+    def watch(self, pid: int, stacks: int) -> None:
+        self._process = RankStacks(pid, stacks)
+
+    def progress(self, heartbeat: Heartbeat) -> None:
+        self._watch.heard(heartbeat, time.monotonic())
+
     def finish(self, status: str) -> None:
         self._status = status
 
@@ -127,6 +142,25 @@ class RankWorker:
 
     def stay(self) -> None:
         threading.Event().wait()
+
+    def end_if_it_hangs(self) -> None:
+        """Kill a rank that does not get on, once it is known where it stands.
+
+        Raises:
+            RankError: it did not.
+        """
+        wrong = self._watch.hang(time.monotonic())
+        if wrong is None or self._process is None:
+            return
+        state = self._process.state()
+        trace = self._process.dump()
+        self._process.kill()
+        name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
+        try:
+            Storage(self.spec.run).child(LOGS).write_bytes(name, trace.encode())
+        except StorageError as error:  # the driver prints it as well
+            print(f"{name} could not be written: {error}", flush=True)
+        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True)
 
     def outcome(self, how_it_ended: str) -> str:
         """What the rank said at its end.

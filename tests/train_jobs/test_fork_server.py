@@ -21,7 +21,9 @@ from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
 from train_jobs.errors import RankError
 from train_jobs.forks import PRELOADED
+from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
+from train_jobs.rank_stacks import RankStacks
 from train_jobs.script import RankPlace
 from train_jobs.spec import DATA, group_spec
 
@@ -76,6 +78,7 @@ class LocalWorker:
         self.leaving = threading.Event()
         self.called = threading.Event()
         self.on_metric: Callable[[], bool] = lambda: False
+        self.hangs = HangWatch(order.spec.config.recovery.hang_timeout_s)
 
     def order(self) -> RankOrder:
         self.called.set()
@@ -102,6 +105,12 @@ class LocalWorker:
 
     def leave(self) -> None:
         self.leaving.set()
+
+    def watch(self, pid: int, stacks: int) -> None:
+        self.stacks = RankStacks(pid, stacks)
+
+    def progress(self, heartbeat: Heartbeat) -> None:
+        self.hangs.heard(heartbeat, time.monotonic())
 
     def finish(self, status: str) -> None:
         self.status = status
@@ -178,6 +187,33 @@ def test_sigterm_asks_the_group_to_leave_and_the_rank_goes_on(server: Server, tm
     assert {server.answer()["code"], server.answer()["code"]} == {0}
     assert [rank.status for rank in ranks] == ["stopped", "stopped"]
     assert not ranks[0].leaving.is_set()
+
+
+def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_nothing_done(
+    server: Server, tmp_path: Path
+) -> None:
+    ranks = workers(tmp_path, steps=100_000, recovery={"hang_timeout_s": 1.0})
+    pids = start(server, ranks)
+    stepped = threading.Event()
+    ranks[0].on_metric = lambda: bool(stepped.set())
+    assert stepped.wait(60)
+    os.kill(pids[1], signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    found: dict[int, str] = {}
+    while len(found) < 2:
+        assert time.monotonic() - stopped_at < 3.0, found
+        for rank, worker in enumerate(ranks):
+            if (wrong := worker.hangs.hang(time.monotonic())) is not None:
+                found.setdefault(rank, wrong)
+        time.sleep(0.02)
+    assert found[0].startswith("has done nothing")
+    assert found[1].startswith("has said nothing")
+    assert ranks[1].stacks.state() == "stopped by a signal"
+    assert "in _step" in ranks[0].stacks.dump()
+    assert "in _step" in ranks[1].stacks.dump()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    assert {server.answer()["code"], server.answer()["code"]} == {-signal.SIGKILL}
 
 
 def test_ranks_are_gone_with_the_server_even_those_that_are_stopped(tmp_path: Path) -> None:

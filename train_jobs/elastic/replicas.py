@@ -20,6 +20,7 @@ from train_jobs.elastic.buckets import GradientBuckets
 from train_jobs.elastic.exchange import Exchange
 from train_jobs.elastic.membership import NO_STATE, Goodbye, View, Word
 from train_jobs.elastic.transfer import State, Transfer
+from train_jobs.progress import Progress
 from train_jobs.quorum import Left
 
 _BEATS_PER_TIMEOUT = 4
@@ -70,6 +71,7 @@ class ReplicaQuorum:
 
     Args:
         state: the rank's training state; `restore` fills it from the newest good checkpoint.
+        progress: told when the rank only waits.
         restore: called by all groups where none has a state yet, with whether this is the leading one.
     """
 
@@ -80,6 +82,7 @@ class ReplicaQuorum:
         state: TrainingState,
         restore: Callable[[bool], None],
         event: Changes,
+        progress: Progress | None = None,
     ) -> None:
         self.settings = settings
         self.state = state
@@ -87,6 +90,7 @@ class ReplicaQuorum:
         self._lighthouse = lighthouse
         self._restore = restore
         self._event = event
+        self._progress = progress or Progress()
         module = state.parallel.module
         self._exchange = Exchange(self.mesh.device, settings.hang_timeout_s)
         self._buckets = GradientBuckets(
@@ -203,7 +207,8 @@ class ReplicaQuorum:
     def _agree(self) -> None:
         """Meet the other groups, and learn who goes on from which state."""
         began = time.perf_counter()
-        answer = self._arrive()
+        with self._progress.waiting():
+            answer = self._arrive()
         if isinstance(answer, Goodbye):
             self.close()
             raise Left(answer.last)
@@ -280,8 +285,9 @@ class ReplicaQuorum:
 
     def _wait_for(self, transfer: Future[Any]) -> None:
         """Wait for the end of a transfer, or until there is no use in it."""
-        while self._exchange.failure is None and not wait([transfer], timeout=_LOOK_S).done:
-            pass
+        with self._progress.waiting():
+            while self._exchange.failure is None and not wait([transfer], timeout=_LOOK_S).done:
+                pass
 
     # -- heartbeats ---------------------------------------------------------------------------------------
 

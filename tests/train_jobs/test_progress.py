@@ -1,0 +1,102 @@
+"""Hangs, as a watcher sees them: silence, and heartbeats that say nothing new."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from train_jobs.progress import HangWatch, Heartbeat, Progress
+from train_jobs.rank_stacks import RankStacks
+
+TIMEOUT_S = 10.0
+
+
+def watch_of(*heartbeats: tuple[float, int, bool]) -> HangWatch:
+    """One that heard (when, count, waits)."""
+    watch = HangWatch(TIMEOUT_S)
+    for when, count, waits in heartbeats:
+        watch.heard(Heartbeat(count, waits), when)
+    return watch
+
+
+def test_nothing_hangs_before_it_was_heard_of() -> None:
+    assert HangWatch(TIMEOUT_S).hang(1e9) is None
+
+
+def test_silence_is_a_hang_after_the_timeout_even_of_who_waits() -> None:
+    watch = watch_of((100.0, 1, True))
+    assert watch.hang(110.0) is None
+    assert watch.hang(110.5) == "has said nothing for 10.5 s"
+
+
+def test_heartbeats_without_progress_are_a_hang_after_the_timeout() -> None:
+    watch = watch_of(*((100.0 + second, 7, False) for second in range(11)))
+    assert watch.hang(110.0) is None
+    assert watch.hang(110.5) == "has done nothing for 10.5 s"
+    watch.heard(Heartbeat(8, False), 110.6)
+    assert watch.hang(120.0) is None
+
+
+def test_who_waits_has_all_the_time_and_the_timeout_begins_when_it_goes_on() -> None:
+    watch = watch_of(*((100.0 + second, 7, True) for second in range(60)))
+    assert watch.hang(160.0) is None
+    watch.heard(Heartbeat(7, False), 160.0)
+    watch.heard(Heartbeat(7, False), 169.0)
+    assert watch.hang(169.9) is None
+    watch.heard(Heartbeat(7, False), 170.0)
+    assert watch.hang(170.5) is not None
+
+
+def test_progress_counts_and_waits_as_deep_as_it_is_told() -> None:
+    progress = Progress()
+    progress.tick()
+    assert progress.heartbeat == Heartbeat(1, False)
+    with progress.waiting():
+        with progress.waiting():
+            pass
+        assert progress.heartbeat.waits
+    assert not progress.heartbeat.waits
+    assert progress.heartbeat.count > 1
+
+
+SLEEPER = """
+import faulthandler, os, signal, sys, time
+stacks = os.memfd_create("stacks")
+faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+print(stacks, flush=True)
+def where_it_hangs():
+    time.sleep(600)
+where_it_hangs()
+"""
+
+
+@pytest.fixture
+def sleeper() -> Iterator[tuple[subprocess.Popen[str], RankStacks]]:
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process, RankStacks(process.pid, int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
+    sleeper: tuple[subprocess.Popen[str], RankStacks], stopped: bool
+) -> None:
+    process, stacks = sleeper
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    wanted = "stopped by a signal" if stopped else "sleeping"
+    while stacks.state() != wanted:
+        assert time.monotonic() < deadline, stacks.state()
+    assert "where_it_hangs" in stacks.dump()
+    stacks.kill()
+    assert process.wait(5) == -signal.SIGKILL
+    assert stacks.state() == "gone"
+    assert stacks.dump().startswith("no stack could be had")
