@@ -31,6 +31,7 @@ from train_jobs.spec import LOGS, GroupSpec
 
 _CALL_TIMEOUT_S = 60.0
 _LOOK_S = 0.25
+_OF_HANG_TIMEOUT = 0.9
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -73,7 +74,8 @@ class RankWorker:
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
-        self._watch = HangWatch(spec.config.recovery.hang_timeout_s)
+        # Earlier than asked for: keeping the stacks and ending the group takes time too.
+        self._watch = HangWatch(_OF_HANG_TIMEOUT * spec.config.recovery.hang_timeout_s)
         self._process: RankStacks | None = None
         self._status: str | None = None
         self._error: RankError | None = None

@@ -107,8 +107,8 @@ class RecoveryConfig(Section):
     heartbeat_timeout_s: float = Field(default=2.0, ge=0.2)
     """Seconds of silence after which a replica group counts as lost, and the others go on without it."""
     hang_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that a rank may go without a micro-batch done, or a collective may take, before its group
-    counts as hung and is started again; the start, the first step and waits for the storage excepted."""
+    """Seconds within which a rank that gets no micro-batch done is found and its group ended, to be started
+    again; the start, the first step and waits for the storage excepted."""
 
 
 TASKS = ("causal_lm", "image_classification", "script")

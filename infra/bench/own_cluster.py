@@ -1,0 +1,159 @@
+"""A cluster that a measurement starts for itself, in a directory of its own, and ends whatever happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from cluster.config.loader import LoadedConfig, load_config
+from cluster.connection import ClusterRecord, connect, disconnect
+from cluster.errors import ShoalError
+from cluster.providers import PROVIDERS
+from cluster.providers.processes import CLUSTER_ID, marked
+from cluster.storage import Storage
+from train_jobs.listing import run_of
+from train_jobs.run_log import read_events
+from train_jobs.submission import Submissions, new_job_id
+
+_LOOK_S = 0.05
+
+
+class OwnCluster:
+    """Up from the start to the end of a `with`; this process is connected to it meanwhile.
+
+    Args:
+        config: the sections of a `shoal.yaml`; the cluster's name and storage are chosen here.
+        say: takes each sentence about what happens.
+        directory: where config and storage go; a temporary one by default, which is removed.
+    """
+
+    record: ClusterRecord
+    loaded: LoadedConfig
+
+    def __init__(
+        self, config: Mapping[str, Any], say: Callable[[str], None], directory: Path | None = None
+    ) -> None:
+        self.config = dict(config)
+        self.say = say
+        self.directory = directory
+        self._ends = ExitStack()
+
+    def __enter__(self) -> OwnCluster:
+        with ExitStack() as ends:
+            if self.directory is None:
+                self.directory = Path(ends.enter_context(tempfile.TemporaryDirectory(prefix="shoal-bench-")))
+            name = f"bench-{os.getpid()}-{secrets.token_hex(2)}"
+            cluster = {"storage": "./storage", **self.config["cluster"], "name": name}
+            path = self.directory / "shoal.yaml"
+            path.write_text(json.dumps({**self.config, "cluster": cluster}, indent=2))  # which is YAML too
+            self.loaded = load_config(path)
+            resolved = self.loaded.resolved.cluster
+            provider = PROVIDERS[resolved.provider]()
+            ends.callback(provider.down, name, self.say, path)
+            self.record = provider.up(resolved, path, self.say).record
+            connect(self.record)
+            ends.callback(disconnect)
+            self._ends = ends.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
+        try:
+            self._ends.close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    # -- jobs -------------------------------------------------------------------------------------------
+
+    def submit(self, name: str, changes: Mapping[str, Any] | None = None) -> OwnJob:
+        """Submit a job of the config, with other values for some of its keys."""
+        config = self.loaded.resolved.train_jobs[name]
+        if changes:
+            config = type(config).model_validate({**config.model_dump(), **changes})
+        job = new_job_id(name)
+        storage = Storage(self.record.storage)
+        Submissions(self.record).submit(storage, job, name, config, job, self.loaded.base)
+        return OwnJob(self, job, run_of(storage, job))
+
+    def serve(self, names: Sequence[str]) -> str:
+        """Have these apps served; returns their base URL."""
+        from serve_apps.app import deploy
+
+        return str(deploy(self.loaded.resolved, list(names), say=self.say)["base_url"])
+
+    # -- processes --------------------------------------------------------------------------------------
+
+    def processes(self, words: str) -> list[psutil.Process]:
+        """Those of the cluster that run and have these words in their command line."""
+        found = []
+        for process in marked(CLUSTER_ID, self.record.cluster_id):
+            with suppress(psutil.Error):  # it has ended
+                if words in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def raylet(self, node: str) -> psutil.Process:
+        """The raylet of the node of this name."""
+        (ip,) = [each.ip for each in self.record.nodes if each.name == node]
+        (raylet,) = [each for each in self.processes(f"--node_ip_address={ip}") if each.name() == "raylet"]
+        return raylet
+
+
+class OwnJob:
+    """A job of such a cluster, as its files tell it."""
+
+    def __init__(self, cluster: OwnCluster, job: str, run: Storage) -> None:
+        self.cluster = cluster
+        self.job = job
+        self.run = run
+
+    def events(self, *kinds: str) -> list[dict[str, Any]]:
+        """Its events, of these kinds or all, oldest first."""
+        return [event for event in read_events(self.run) if not kinds or event["kind"] in kinds]
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Every line as it was logged; a step that was done again stands there again."""
+        if not self.run.exists("metrics.jsonl"):
+            return []
+        lines = self.run.read_bytes("metrics.jsonl").decode().split("\n")
+        return [json.loads(line) for line in lines[:-1]]
+
+    def until(self, condition: Callable[[], Any], otherwise: str, timeout_s: float = 150.0) -> Any:
+        """Wait until a condition holds; returns what it returned.
+
+        Raises:
+            ShoalError: it did not in time, or the job has ended; `otherwise` says what is missing.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (value := condition()):
+            ended = self.events("finished")
+            if ended and not condition():
+                raise ShoalError(f"{otherwise}: the job has {ended[-1]['status']} ({ended[-1]['error']})")
+            if time.monotonic() > deadline:
+                raise ShoalError(f"{otherwise} within {timeout_s:.0f} s")
+            time.sleep(_LOOK_S)
+        return value
+
+    def until_steps(self, count: int, timeout_s: float = 150.0) -> None:
+        """Wait for so many more steps."""
+        first = len(self.metrics())
+        self.until(lambda: len(self.metrics()) >= first + count, f"{count} steps were not done", timeout_s)
+
+    def stop(self) -> None:
+        """Ask it to stop, and wait until it has."""
+        Submissions(self.cluster.record).stop(self.job)
+        deadline = time.monotonic() + 150.0
+        while not self.events("finished"):
+            if time.monotonic() > deadline:
+                raise ShoalError(f"{self.job} does not stop")
+            time.sleep(_LOOK_S)
