@@ -24,7 +24,8 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
 from train_jobs.elastic.supervisor import RENEW_S, Supervisor
-from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
+from train_jobs.failure_budget import FailureBudget
+from train_jobs.failures import Failure, FailureClass, classify
 from train_jobs.group import Group, GroupOutcome, first_ended
 from train_jobs.lease import Lease, alive_nodes, node_names
 from train_jobs.run_log import summarize
@@ -63,7 +64,7 @@ class Driver:
         self.group = Group()
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
-        self.budget = FailureBudget(config.recovery.worker_failures)
+        self.budget = FailureBudget(config.recovery, seed=job)
 
     def run(self) -> int:
         """The exit code: 0 when the job succeeded, 2 when what it asked for was wrong."""

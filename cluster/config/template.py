@@ -69,7 +69,8 @@ train_jobs:
       keep: 3                     # how many of the newest are kept
       asynchronous: true          # written in the background while training goes on
     recovery:
-      worker_failures: 10         # lost workers or nodes in a row, without a step further, that it survives
+      worker_failures: 10         # lost workers in a row, without a step further, that it survives
+      node_failures: 100          # the same for lost nodes
     publish: stdlib-lm            # the trained model's name in the registry
 
 serve_apps:
