@@ -235,6 +235,7 @@ class Driver:
             step=failure.step if failure.step is not None else step,
             reason=failure.reason,
         )
+        self.lease.blame(failure, step, elsewhere=goes_on or len(set(spec.nodes)) > 1)
         decision = self.budget.decide(failure, step)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)

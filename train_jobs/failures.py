@@ -39,6 +39,9 @@ class FailureClass(StrEnum):
     """The group could not be started, or Ray Train's controller failed."""
 
 
+_MAY_BE_THE_NODES = (FailureClass.WORKER, FailureClass.NODE, FailureClass.TRANSIENT)
+
+
 @dataclass(frozen=True)
 class RankFailure:
     """How one rank ended; `kind`, `message` and `trace` as in train_jobs.errors.RankError.
@@ -61,6 +64,8 @@ class Failure:
 
     Attributes:
         node, node_id: name and id of the node that it happened on, where that is known.
+        by_node: it speaks against that node: the node is gone or its accelerator broken, or ranks there ended
+            or met an error that may pass, and no rank on another node did.
     """
 
     failure_class: FailureClass
@@ -70,6 +75,7 @@ class Failure:
     node_id: str | None = None
     step: int | None = None
     trace: str = ""
+    by_node: bool = False
 
 
 def classify(
@@ -91,7 +97,8 @@ def classify(
     if gone:
         node = rank_nodes[gone[0]]
         name = names.get(node, node)
-        return Failure(FailureClass.NODE, f"node {name} went away", rank=gone[0], node=name, node_id=node)
+        reason = f"node {name} went away"
+        return Failure(FailureClass.NODE, reason, rank=gone[0], node=name, node_id=node, by_node=True)
 
     def found(failure: RankFailure, failure_class: FailureClass, reason: str) -> Failure:
         node = rank_nodes[failure.rank] if failure.rank is not None else None
@@ -99,9 +106,16 @@ def classify(
         if failure_class is FailureClass.MEMORY:
             where = "the group" if failure.rank is None else f"rank {failure.rank} on {name}"
             reason = f"{where} ran out of memory ({first_line(failure.message)}): {MEMORY_ADVICE}"
-        return Failure(failure_class, reason, failure.rank, name, node, failure.step, failure.trace)
+        by_node = node is not None and failure_class in _MAY_BE_THE_NODES and places == {node}
+        return Failure(failure_class, reason, failure.rank, name, node, failure.step, failure.trace, by_node)
 
     failures = [_as_it_is(failure) for failure in failures]
+    # Where anything happened; a rank that lost its peer only tells of it.
+    places = {
+        None if failure.rank is None else rank_nodes[failure.rank]
+        for failure in failures
+        if not failure.collective
+    }
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
             failure_class = class_of(failure.kind, failure.message)

@@ -30,6 +30,7 @@ cluster:
     reclaim_grace_s: 30           # seconds a tenant has to leave a device that is taken back
     patience_s: 60                # seconds a minimum waits before nodes are kept clear for it
     settle_s: 10                  # least seconds between changes of a job's workers for wants
+    avoid_after: 3                # failures within an hour after which a node gets nothing new for a while
 
 train_jobs:
   stdlib-lm:                      # `shoal train stdlib-lm`

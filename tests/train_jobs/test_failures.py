@@ -152,6 +152,30 @@ def test_a_rank_without_memory_is_named_with_its_node_and_what_takes_less() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("failures", "by_node"),
+    [
+        ([peer_lost(0), RankFailure(1, None, "ActorDiedError", "killed", "", died=True)], True),
+        ([peer_lost(0), RankFailure(1, 3, "OSError", "Input/output error", "")], True),
+        ([peer_lost(0), RankFailure(1, 3, "RuntimeError", "CUDA error: uncorrectable ECC error", "")], True),
+        ([RankFailure(rank, 3, "OSError", "Input/output error", "") for rank in (0, 1)], False),
+        ([RankFailure(rank, None, "ActorDiedError", "", "", died=True) for rank in (0, 1)], False),
+        ([peer_lost(0), RankFailure(1, 3, "KeyError", "'x'", "")], False),
+        ([peer_lost(0), RankFailure(1, 3, "OutOfMemoryError", "CUDA out of memory", "")], False),
+        ([peer_lost(0), peer_lost(1)], False),
+        ([RankFailure(None, None, "ActorDiedError", "killed", "", died=True)], False),
+    ],
+)
+def test_only_what_hits_one_node_and_is_no_mistake_of_the_program_speaks_against_the_node(
+    failures: list[RankFailure], by_node: bool
+) -> None:
+    assert classify(failures, NODES, NAMES.keys(), NAMES).by_node is by_node
+
+
+def test_the_loss_of_a_node_speaks_against_it() -> None:
+    assert classify([peer_lost(0)], NODES, {"n1"}, NAMES).by_node
+
+
 RAY_MONITOR = (
     "A worker health check failed.\n1 worker(s) were killed due to the node running low on memory. Memory on"
     " the node was 30.1GB used / 31.0GB limit"
