@@ -146,7 +146,7 @@ class _Account:
             self._resizes = False
         elif kind == "rebuilding":
             self._resizes = True
-        elif kind == "ended" and self._resizes:
+        elif kind == "ended":
             self._book_until(time_s, RESIZING)
             self._doing = RESIZING
         elif kind == "finished":

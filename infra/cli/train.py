@@ -66,7 +66,7 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("job", no_wrap=True)  # what people copy; it holds the time of the submission
     for heading in ("status", "step", "workers", "attempts", "goodput"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("status", "step"))
