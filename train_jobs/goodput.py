@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -205,8 +205,8 @@ class _Account:
 
 def _in_order(events: Sequence[Line], metrics: Sequence[Line]) -> Iterator[tuple[float, int | None, Line]]:
     """Events, and steps with the number of their line, by time; within each log in the order of its lines."""
-    times = list(_never_back(_seconds(event["time"]) for event in events))
-    steps = list(_never_back(_ends(events, metrics)))
+    times = [_seconds(event["time"]) for event in events]
+    steps = list(_ends(events, metrics))
     at = 0
     for number, line in enumerate(metrics):
         while at < len(events) and times[at] < steps[number]:
@@ -220,14 +220,6 @@ def _in_order(events: Sequence[Line], metrics: Sequence[Line]) -> Iterator[tuple
 def _same(line: Line, before: Line) -> bool:
     """A line that was on its way when its writer died is there twice."""
     return all(line.get(key) == before.get(key) for key in ("attempt", "step", "loss", "step_s"))
-
-
-def _never_back(times: Iterable[float]) -> Iterator[float]:
-    """A clock that was set back stands still until it is where it was."""
-    latest = 0.0
-    for time_s in times:
-        latest = max(latest, time_s)
-        yield latest
 
 
 def _ends(events: Sequence[Line], metrics: Sequence[Line]) -> Iterator[float]:

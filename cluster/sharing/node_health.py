@@ -127,8 +127,8 @@ class NodeHealth:
         """Take in a failure; returns the event that says so."""
         self._reports = [*self._reports, report][-_MOST_REPORTS:]
         self._verdicts = None
-        what = {"node": "lost it or its accelerator", "worker": "lost a worker there"}
-        words = what.get(report.against, "met an error there that others did not")
+        what = {"node": "lost {} or an accelerator of it", "worker": "lost a worker on {}"}
+        words = what.get(report.against, "met an error on {} that may pass").format(report.node)
         reason = f"{report.holder} {words}, at step {report.step}"
         return Event("node_blamed", reason, node=report.node, facts=asdict(report))
 

@@ -60,7 +60,8 @@ class Room:
     """
 
     def __init__(self, nodes: Sequence[Node], scale: Scale) -> None:
-        # By name, so that equally good nodes fill in an order that people expect; what is avoided, last.
+        # By name, so that equally good nodes fill in an order that people expect. What is avoided comes last:
+        # a search that takes the first of its kind need not pass over it.
         ordered = sorted(nodes, key=lambda node: (node.avoided, node.name, node.node_id))
         self.ids = [node.node_id for node in ordered]
         self.index = {node_id: index for index, node_id in enumerate(self.ids)}

@@ -157,6 +157,18 @@ def test_the_time_between_an_end_and_a_resubmission_is_nobodys() -> None:
     assert_true(story.account(), story)
 
 
+def test_a_group_that_was_taken_down_because_it_did_not_make_way_is_resized_all_the_same() -> None:
+    story = Story()
+    story.steps(10)
+    story.saves(0.5)
+    story.says("rebuilding", workers=2, to=1)
+    story.passes(30, "resizing")
+    story.lease(0.5, 5, "resizing")
+    story.steps(10)
+    story.ends()
+    assert_true(story.account(), story)
+
+
 def test_a_job_that_runs_is_accounted_for_until_now_and_one_whose_driver_is_gone_until_its_last_word() -> (
     None
 ):

@@ -156,6 +156,14 @@ def test_a_group_that_failed_there_starts_again_elsewhere_while_the_others_go_on
     assert ledger.request(job("lm", 1, 2, ("id2",)), now=2).nodes == ("id2", "id3")
 
 
+def test_what_a_job_was_told_and_has_yet_to_start_is_not_taken_back() -> None:
+    ledger = Ledger("serving")
+    ledger.update_nodes(nodes(2, 2))
+    assert ledger.request(job("lm", 2, 2), now=0).nodes == ("id1", "id1")
+    ledger.update_nodes(nodes(2, 2, avoided=[1]))
+    assert ledger.request(job("lm", 2, 2), now=1).nodes == ("id1", "id1")
+
+
 def test_a_job_that_has_no_other_place_is_promised_it_until_it_runs() -> None:
     ledger = Ledger("serving")
     ledger.update_nodes(nodes(2))

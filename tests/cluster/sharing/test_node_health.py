@@ -106,6 +106,18 @@ def test_the_time_doubles_with_each_further_time_to_a_bound_and_starts_anew_afte
     assert (verdict.times, verdict.until - verdict.since) == (1, FIRST_S)
 
 
+def test_a_long_time_is_not_cut_short_by_what_is_said_of_others() -> None:
+    health, minute = NodeHealth(), 0.0
+    for _ in range(3 * FAILURES):
+        minute += 1
+        health.report(fault(minute))
+    (verdict,) = health.avoided(1000.0 + minute * A_MINUTE).values()
+    assert verdict.until - verdict.since == 4 * FIRST_S
+    almost = (verdict.until - 1000.0) / A_MINUTE - 1
+    health.report(fault(almost, node="worker-2", job="other"))
+    assert avoided(health, almost) == {"worker-1"}
+
+
 def test_a_node_that_is_forgiven_starts_anew() -> None:
     health = told(fault(0), fault(4), fault(9))
     health.changes(1000.0 + 9 * A_MINUTE)
