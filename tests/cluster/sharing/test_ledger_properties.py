@@ -175,10 +175,15 @@ class Tenants(RuleBasedStateMachine):
 
     @rule(name=holders, data=st.data())
     def a_gang_fails(self, name, data):
-        """It is gone at once; its holder says so with its next word."""
-        running = self.tenants[name].running
-        if running:
-            del running[data.draw(st.integers(0, len(running) - 1))]
+        """It is gone at once, its nodes are avoided for it, and its holder says so with its next word."""
+        tenant = self.tenants[name]
+        tenant.start(1)
+        tenant.beat(self.ledger, self.now)
+        if tenant.running:
+            gang = tenant.running.pop(data.draw(st.integers(0, len(tenant.running) - 1)))
+            self.avoided |= set(gang)
+            self.say_nodes()
+            tenant.beat(self.ledger, self.now)
 
     @invariant()
     def what_runs_fits_the_nodes(self):
