@@ -263,7 +263,8 @@ class _Case:
         if self.grant.coming:
             where = places(Counter(self.names.get(node, node) for node in self.grant.coming))
             return [f"a place is kept for it on {where}, until what is there has left"]
-        if sum(each.units for each in self.nodes if not each.avoided) >= missing:
+        waits = self.told < demand.min  # a minimum may have what is avoided
+        if sum(each.units for each in self.nodes if waits or not each.avoided) >= missing:
             return [self._kept_from_it()]
         return [self._node_words()]
 

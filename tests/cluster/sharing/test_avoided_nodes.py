@@ -189,6 +189,19 @@ def test_it_is_said_of_a_job_that_waits_beside_a_node_that_is_avoided() -> None:
     )
 
 
+def test_a_minimum_that_is_kept_off_a_node_that_is_avoided_is_told_the_reason_for_that() -> None:
+    ledger = Ledger("serving", patience_s=5)
+    ledger.update_nodes(nodes(2, avoided=[1]))
+    held = ledger.request(job("small", 1, 1), now=0).nodes
+    ledger.request(job("small", 1, 1, held), now=1)
+    for now in (1, 7):
+        ledger.request(job("large", 2, 2), now=now)
+    assert ledger.request(job("late", 1, 1), now=8).nodes == ()
+    assert explain(ledger.snapshot(8), "job/late").text.startswith(
+        "late waits: 1 worker of 1 CPU needs a place on one node; what is free is kept clear for large, which"
+    )
+
+
 def test_it_is_said_of_a_job_that_has_no_other_place() -> None:
     ledger = Ledger("serving")
     ledger.update_nodes(nodes(1, 2, avoided=[2]))
