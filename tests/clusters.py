@@ -24,6 +24,7 @@ COMMAND_TIMEOUT_S = 120.0
 HEAD_AND_TWO = (
     "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
     "storage: ./storage",
+    "sharing: {avoid_after: 0}",  # tests kill what they like, and others go on with what is left
 )
 
 

@@ -23,7 +23,8 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.control import NAMESPACE, JobControl, control_name
 from train_jobs.data.preparation import prepare_data
 from train_jobs.elastic.supervisor import Supervisor
-from train_jobs.failures import Failure, FailureBudget, FailureClass, classify
+from train_jobs.failure_budget import FailureBudget
+from train_jobs.failures import Failure, FailureClass, classify
 from train_jobs.forks import ForkServers
 from train_jobs.group import GroupOutcome
 from train_jobs.lease import Lease, node_names
@@ -71,7 +72,7 @@ class Driver:
         )
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
-        self.budget = FailureBudget(config.recovery.worker_failures)
+        self.budget = FailureBudget(config.recovery, seed=job)
 
     def run(self) -> int:
         """The exit code: 0 when the job succeeded, 2 when what it asked for was wrong."""
@@ -214,6 +215,7 @@ class Driver:
         )
         if failure.failure_class is FailureClass.HANG and failure.trace:
             print(f"where rank {failure.rank} stood:\n{failure.trace}", flush=True)
+        self.lease.blame(failure, step, elsewhere=goes_on or len(set(spec.nodes)) > 1)
         decision = self.budget.decide(failure, step)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)

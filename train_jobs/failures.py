@@ -1,15 +1,19 @@
-"""What went wrong with a group, and whether the job may be tried again: pure logic."""
+"""What went wrong with a group: the cause among what its ranks say, and its class. Pure logic."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cluster.errors import RequestError
+from train_jobs.errors import LossError, ScriptError
 
-_BACKOFF_START_S = 1.0
-_BACKOFF_MOST_S = 30.0
+MEMORY_ADVICE = (
+    "a smaller batch.micro, parallel.activation_checkpointing: full, or a sharding strategy on more workers"
+    " takes less"
+)
 
 
 class FailureClass(StrEnum):
@@ -18,15 +22,24 @@ class FailureClass(StrEnum):
     WORKER = "worker"
     """A worker process ended."""
     NODE = "node"
-    """A node went away, with its workers."""
+    """A node went away, with its workers, or an accelerator of it failed."""
     HANG = "hang"
     """A rank did not get on, or a collective did not return, within the hang timeout."""
+    MEMORY = "memory"
+    """A rank ran out of memory."""
+    TRANSIENT = "transient"
+    """An exception that may pass: a file system, a connection or a service did not answer."""
     CODE = "code"
-    """An exception in the code that is trained with."""
+    """Any other exception in the code that is trained with."""
+    LOSS = "loss"
+    """The loss or its gradient is not a number."""
     REQUEST = "request"
     """What the job asks for cannot be done, as a rank saw."""
     START = "start"
     """The group could not be started, or Ray Train's controller failed."""
+
+
+_MAY_BE_THE_NODES = (FailureClass.WORKER, FailureClass.NODE, FailureClass.TRANSIENT)
 
 
 @dataclass(frozen=True)
@@ -48,19 +61,22 @@ class RankFailure:
 
 @dataclass(frozen=True)
 class Failure:
-    """The failure of a group, as it is logged and judged."""
+    """The failure of a group, as it is logged and judged.
+
+    Attributes:
+        node, node_id: name and id of the node that it happened on, where that is known.
+        by_node: it speaks against that node: the node is gone or its accelerator broken, or ranks there ended
+            or met an error that may pass, and no rank on another node did.
+    """
 
     failure_class: FailureClass
     reason: str
     rank: int | None = None
     node: str | None = None
+    node_id: str | None = None
     step: int | None = None
     trace: str = ""
-
-    @property
-    def signature(self) -> tuple[str, int | None]:
-        """Two failures of the same signature are the same mistake coming back."""
-        return self.reason, self.step
+    by_node: bool = False
 
 
 def classify(
@@ -82,31 +98,43 @@ def classify(
     if gone:
         node = rank_nodes[gone[0]]
         name = names.get(node, node)
-        return Failure(FailureClass.NODE, f"node {name} went away", rank=gone[0], node=name)
+        reason = f"node {name} went away"
+        return Failure(FailureClass.NODE, reason, rank=gone[0], node=name, node_id=node, by_node=True)
 
     def found(failure: RankFailure, failure_class: FailureClass, reason: str) -> Failure:
         node = rank_nodes[failure.rank] if failure.rank is not None else None
-        return Failure(
-            failure_class,
-            reason,
-            rank=failure.rank,
-            node=names.get(node, node) if node else None,
-            step=failure.step,
-            trace=failure.trace,
-        )
+        name = None if node is None else names.get(node, node)
+        if failure_class is FailureClass.MEMORY:
+            where = "the group" if failure.rank is None else f"rank {failure.rank} on {name}"
+            reason = f"{where} ran out of memory ({first_line(failure.message)}): {MEMORY_ADVICE}"
+        by_node = node is not None and failure_class in _MAY_BE_THE_NODES and places == {node}
+        return Failure(failure_class, reason, failure.rank, name, node, failure.step, failure.trace, by_node)
 
+    failures = [_as_it_is(failure) for failure in failures]
+    # Where anything happened; a rank that lost its peer only tells of it.
+    places = {
+        None if failure.rank is None else rank_nodes[failure.rank]
+        for failure in failures
+        if not failure.collective
+    }
     hung = sorted((each for each in failures if each.hung), key=lambda each: "stopped" not in each.message)
     if hung:  # those that wait for the one that hangs do not get on either
         return found(hung[0], FailureClass.HANG, f"rank {hung[0].rank} {hung[0].message}")
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
-            if failure.kind == RequestError.__name__:
-                return found(failure, FailureClass.REQUEST, failure.message)
-            return found(failure, FailureClass.CODE, f"{failure.kind}: {failure.message}")
+            failure_class = class_of(failure.kind, failure.message)
+            plain = failure_class in (FailureClass.REQUEST, FailureClass.LOSS)
+            return found(
+                failure, failure_class, failure.message if plain else f"{failure.kind}: {failure.message}"
+            )
     for failure in failures:
         if failure.died:
             whose = "the group" if failure.rank is None else f"rank {failure.rank}"
-            return found(failure, FailureClass.WORKER, f"the process of {whose} ended: {failure.message}")
+            reason = f"the process of {whose} ended: {failure.message}"
+            words = f"{failure.message}\n{failure.trace}"
+            if any(sign in words for sign in _MEMORY_MONITOR) or failure.kind in _MEMORY_KINDS:
+                return found(failure, FailureClass.MEMORY, reason)
+            return found(failure, FailureClass.WORKER, reason)
     for failure in failures:
         if failure.collective:
             if "timed out" in failure.message.lower() or "timeout" in failure.message.lower():
@@ -119,50 +147,120 @@ def classify(
         if failures
         else RankFailure(None, None, "Unknown", "the group ended without a reason", "")
     )
-    return Failure(FailureClass.START, f"{first.kind}: {first.message}", trace=first.trace)
+    preempted = first.kind == "PreemptionError"  # Ray Train's word for a node that is taken back
+    failure_class = FailureClass.NODE if preempted else FailureClass.START
+    return Failure(failure_class, f"{first.kind}: {first.message}", trace=first.trace)
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Try again after `backoff_s` seconds, or give up for `reason`."""
+# -- exceptions ---------------------------------------------------------------------------------------------
 
-    again: bool
-    backoff_s: float = 0.0
-    reason: str = ""
+_MEMORY_KINDS = ("MemoryError", "OutOfMemoryError")
+"""Python's, and torch's and Ray's."""
+_MEMORY_WORDS = (
+    "out of memory",  # CUDA's driver and its allocator, cuDNN, NCCL
+    "DefaultCPUAllocator: can't allocate memory",
+    "Cannot allocate memory",  # ENOMEM
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+_MEMORY_MONITOR = ("running low on memory", "NODE_OUT_OF_MEMORY")
+"""What Ray says of a process that its own memory monitor has killed. What it says of any other SIGKILL names
+"OOM" too, as one of several guesses, and tells nothing."""
+
+_DEVICE_WORDS = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "no CUDA-capable device is detected",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "hardware stack error",
+    "GPU has fallen off the bus",
+    "GPU is lost",
+)
+"""CUDA's words for a device that is broken; an illegal address or an assertion is mostly the program's."""
+
+_LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
+_LOST_PEER_WORDS = ("Socket Timeout", "Broken pipe", "Timed out waiting", "NCCL communicator was aborted")
+"""What torch.distributed raises, beside what a rank itself knows for it, where another rank went away."""
+
+_TRANSIENT_KINDS = """
+    OSError BlockingIOError InterruptedError TimeoutError ConnectionError ConnectionResetError
+    ConnectionAbortedError ConnectionRefusedError BrokenPipeError gaierror herror timeout
+    RemoteDisconnected IncompleteRead URLError HTTPError SSLError SSLEOFError
+
+    ConnectTimeout ReadTimeout ChunkedEncodingError ProxyError ProtocolError NewConnectionError
+    MaxRetryError ConnectTimeoutError ReadTimeoutError ConnectError ReadError RemoteProtocolError
+    ClientConnectionError ClientConnectorError ServerDisconnectedError ServerTimeoutError
+    EndpointConnectionError ConnectionClosedError HTTPClientError HfHubHTTPError
+
+    GetTimeoutError RayActorError ActorDiedError ActorUnavailableError RaySystemError RpcError
+    NodeDiedError WorkerCrashedError LocalRayletDiedError OwnerDiedError ObjectLostError
+    ObjectFetchTimedOutError ObjectStoreFullError OutOfDiskError
+
+    StorageError
+"""
+"""Names of exceptions of Python; of requests, urllib3, httpx, aiohttp, botocore and huggingface_hub; of Ray,
+in a rank that asked an actor or for an object; ours. FileNotFoundError and its like are not among them: the
+answer was clear, and will be the same again."""
 
 
-class FailureBudget:
-    """Counts the failures of one job and decides about the next attempt.
+def class_of(kind: str, message: str) -> FailureClass:
+    """The class of an exception that a rank raised.
 
-    Workers, nodes, hangs and starts share `worker_failures`, counted anew whenever the job got further.
-    The user's code gets a second chance, not a third: an exception that comes back at the same step, or
-    before the first step, is a mistake that another attempt cannot mend.
+    What the user's code raises ends the job at once: the same program on the same samples raises it again.
+    Some exceptions do not come from the program but from what is around it, and may pass:
+
+    - the operating system, the network or a service did not answer (OSError and its kin, the time-outs and
+      connection errors of the usual clients, our StorageError, Ray's own): transient. What was not found,
+      is not allowed or is in the way is none of these;
+    - memory ran out: a class of its own;
+    - an accelerator is broken, in CUDA's words: the node's.
+
+    An exception travels by the name of its class, so a class of the user's counts by its own name, whatever
+    it derives from.
+
+    Args:
+        kind: name of the exception's class, without its module.
     """
+    if kind == RequestError.__name__:
+        return FailureClass.REQUEST
+    if kind == LossError.__name__:
+        return FailureClass.LOSS
+    if kind in _MEMORY_KINDS or (
+        kind in ("RuntimeError", "AcceleratorError", "OSError")
+        and any(words in message for words in _MEMORY_WORDS)
+    ):
+        return FailureClass.MEMORY
+    if kind in ("RuntimeError", "AcceleratorError") and any(words in message for words in _DEVICE_WORDS):
+        return FailureClass.NODE
+    return FailureClass.TRANSIENT if kind in _TRANSIENT_KINDS.split() else FailureClass.CODE
 
-    def __init__(self, worker_failures: int) -> None:
-        self.worker_failures = worker_failures
-        self._spent = 0
-        self._furthest = -1
-        self._seen: set[tuple[str, int | None]] = set()
 
-    def decide(self, failure: Failure, step: int) -> Decision:
-        """Judge a failure that came when the job had done `step` steps."""
-        if failure.failure_class is FailureClass.REQUEST and step == 0:
-            return Decision(False, reason="another attempt cannot mend it")
-        # Of a job that has stepped a request was right: some file could not be read for a moment.
-        if failure.failure_class in (FailureClass.CODE, FailureClass.REQUEST):
-            if failure.signature in self._seen:
-                return Decision(False, reason=f"the same exception came back at step {failure.step}")
-            self._seen.add(failure.signature)
-        if step > self._furthest:
-            self._furthest, self._spent = step, 0
-        self._spent += 1
-        if self._spent > self.worker_failures:
-            return Decision(
-                False,
-                reason=f"{self._spent} failures in a row at step {step}; recovery.worker_failures "
-                f"allows {self.worker_failures}",
-            )
-        # The first failure is most likely a lost process: nothing is gained by waiting.
-        backoff = 0.0 if self._spent == 1 else min(_BACKOFF_MOST_S, _BACKOFF_START_S * 2 ** (self._spent - 2))
-        return Decision(True, backoff)
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.DOTALL)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)
+"""What torch writes in front of every line of a traceback."""
+
+
+def _as_it_is(failure: RankFailure) -> RankFailure:
+    """A failure as its words tell it: of a script, its end, or the exception that its output ends with."""
+    if failure.kind == ScriptError.__name__ and not failure.collective:
+        if failure.message.startswith("the script was ended by "):
+            return replace(failure, died=True)
+        found = last_exception(failure.trace)
+        if found is not None:
+            failure = replace(failure, kind=found[0], message=found[1])
+    lost = failure.kind in _LOST_PEER_KINDS or (
+        failure.kind == "RuntimeError" and any(words in failure.message for words in _LOST_PEER_WORDS)
+    )
+    return replace(failure, collective=True) if lost else failure
+
+
+def last_exception(output: str) -> tuple[str, str] | None:
+    """Class name and message of the exception whose traceback is the last in a program's output."""
+    _, traceback, rest = _RANK_PREFIX.sub("", output).rpartition("Traceback (most recent call last):\n")
+    lines = rest.splitlines() if traceback else []
+    # Frames are indented; the exception is the first line that is not.
+    found = next((_EXCEPTION.match(line) for line in lines if line and not line[0].isspace()), None)
+    return None if found is None else (found[1], found[2] or "")
+
+
+def first_line(text: str) -> str:
+    return next(iter(text.splitlines()), "")

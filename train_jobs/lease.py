@@ -11,6 +11,8 @@ from cluster.errors import ShoalError
 from cluster.nodes import NODE_LABEL
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand, Grant
+from cluster.sharing.node_health import Against
+from train_jobs.failures import Failure
 
 RENEW_S = 0.5
 """How often the lease is renewed: so long may pass before a change of the grant is seen."""
@@ -77,6 +79,21 @@ class Lease:
         except ShoalError as error:
             print(f"whether the nodes are there is not known: {error}", flush=True)
             return alive
+
+    def blame(self, failure: Failure, step: int, *, elsewhere: bool) -> None:
+        """Tell the broker of a failure that speaks against a node.
+
+        Args:
+            step: steps that the job had done.
+            elsewhere: it had ranks on other nodes, too.
+        """
+        if not failure.by_node or failure.node_id is None:
+            return
+        against: Against = failure.failure_class.value  # type: ignore[assignment]
+        try:
+            self.broker.blame(failure.node_id, self.holder, against, step, elsewhere=elsewhere)
+        except ShoalError as error:
+            print(f"the failure of {failure.node} could not be reported: {error}", flush=True)
 
     def _demand(self, held: Sequence[str] = (), starting: Sequence[str] = ()) -> Demand:
         workers = self.config.workers

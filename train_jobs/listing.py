@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from cluster.errors import RequestError
 from cluster.storage import Storage
-from train_jobs.run_log import RunSummary, summarize
+from train_jobs.goodput import Goodput, goodput_of
+from train_jobs.run_log import RunSummary, read_all_metrics, read_events, summarize, summary_of
 
 RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
 """Ray's statuses of a submission that has ended."""
@@ -49,7 +51,11 @@ def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None
     """
     rows = []
     for job in job_ids(storage):
-        summary = summarize(job, run_of(storage, job))
+        run = run_of(storage, job)
+        events, metrics = read_events(run), read_all_metrics(run)
+        summary = summary_of(job, events, metrics)
+        runs = is_running(summary, driver_statuses)
+        account = goodput_of(events, metrics, time.time() if runs else None)
         rows.append(
             {
                 "job": job,
@@ -57,13 +63,24 @@ def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None
                 "status": status_of(summary, driver_statuses),
                 "step": summary.step,
                 "steps": summary.steps,
-                "workers": 0 if not is_running(summary, driver_statuses) else summary.workers,
+                "workers": summary.workers if runs else 0,
                 "attempts": summary.attempts,
                 "submitted_at": summary.submitted_at,
-                "path": run_of(storage, job).location,
+                "path": run.location,
+                **account.as_json(),
             }
         )
     return sorted(rows, key=lambda row: row["submitted_at"])
+
+
+def account_of(storage: Storage, job: str, *, runs: bool) -> Goodput:
+    """Where a job's time went.
+
+    Args:
+        runs: its driver is there, so that the time until now counts.
+    """
+    run = run_of(storage, job)
+    return goodput_of(read_events(run), read_all_metrics(run), time.time() if runs else None)
 
 
 def is_running(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> bool:
@@ -88,7 +105,8 @@ def result_of(
         status, error: what is known beside the files, where the driver died without a word.
     """
     run = run_of(storage, job)
-    summary = summarize(job, run)
+    events, metrics = read_events(run), read_all_metrics(run)
+    summary = summary_of(job, events, metrics)
     return {
         "job": job,
         "name": summary.name,
@@ -99,6 +117,7 @@ def result_of(
         "metrics": summary.metrics,
         "evaluation": summary.evaluation,
         "totals": summary.totals,
+        **goodput_of(events, metrics).as_json(),
         "model": summary.model,
         "path": run.location,
         "error": summary.error if summary.ended else error,

@@ -67,9 +67,14 @@ def read_events(storage: Storage) -> list[dict[str, Any]]:
     return [json.loads(line) for line in _lines(storage, EVENTS) if line]
 
 
+def read_all_metrics(storage: Storage) -> list[dict[str, Any]]:
+    """Every line of metrics, in the order of writing: a step that ran again is there again."""
+    return [json.loads(line) for line in _lines(storage, METRICS) if line]
+
+
 def read_metrics(storage: Storage) -> list[dict[str, Any]]:
     """The metrics of every step, in order of the steps: of a step that ran again, the last line counts."""
-    by_step = {line["step"]: line for line in map(json.loads, filter(None, _lines(storage, METRICS)))}
+    by_step = {line["step"]: line for line in read_all_metrics(storage)}
     return [by_step[step] for step in sorted(by_step)]
 
 
@@ -161,12 +166,17 @@ class RunSummary:
 
 def summarize(job: str, storage: Storage) -> RunSummary:
     """The state of a run, from its two logs."""
+    return summary_of(job, read_events(storage), read_all_metrics(storage))
+
+
+def summary_of(job: str, events: Iterable[Mapping[str, Any]], metrics: list[dict[str, Any]]) -> RunSummary:
+    """The state of a run, from all lines of its two logs in their order."""
     summary = RunSummary(job)
-    for event in read_events(storage):
+    for event in events:
         summary.apply(event)
-    metrics = read_metrics(storage)
     if metrics:
-        summary.metrics = metrics[-1]
+        furthest = max(line["step"] for line in metrics)
+        summary.metrics = next(line for line in reversed(metrics) if line["step"] == furthest)
         if not summary.ended:
-            summary.step = max(summary.step, metrics[-1]["step"])
+            summary.step = max(summary.step, furthest)
     return summary

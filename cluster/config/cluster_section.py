@@ -44,6 +44,9 @@ class SharingConfig(Section):
     settle_s: float = Field(default=10.0, ge=0)
     """Least seconds between two changes of a training job's workers for the sake of wants; what serving or a
     minimum needs is not held up. Serving has delays of its own (autoscale)."""
+    avoid_after: int = Field(default=3, ge=0)
+    """Failures of jobs within an hour that are a node's, after which nothing starts there for a while unless
+    a minimum has no other place; 0 avoids none."""
 
 
 class EndpointConfig(Section):

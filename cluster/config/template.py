@@ -30,6 +30,7 @@ cluster:
     reclaim_grace_s: 30           # seconds a tenant has to leave a device that is taken back
     patience_s: 60                # seconds a minimum waits before nodes are kept clear for it
     settle_s: 10                  # least seconds between changes of a job's workers for wants
+    avoid_after: 3                # failures within an hour after which a node gets nothing new for a while
 
 train_jobs:
   stdlib-lm:                      # `shoal train stdlib-lm`
@@ -69,7 +70,8 @@ train_jobs:
       keep: 3                     # how many of the newest are kept
       asynchronous: true          # written in the background while training goes on
     recovery:
-      worker_failures: 10         # lost workers or nodes in a row, without a step further, that it survives
+      worker_failures: 10         # lost workers in a row, without a step further, that it survives
+      node_failures: 100          # the same for lost nodes
     publish: stdlib-lm            # the trained model's name in the registry
 
 serve_apps:

@@ -97,11 +97,23 @@ class CheckpointConfig(Section):
 
 
 class RecoveryConfig(Section):
-    """How many failures a job survives."""
+    """How many failures a job survives: of each class so many in a row. A count begins anew whenever the job
+    got further than ever before."""
 
     worker_failures: int = Field(default=10, ge=0)
-    """Times in a row that the job is started again after it lost a worker or a node; the count begins anew
-    whenever the job got further than before."""
+    """Times in a row that the job is started again after it lost a worker process."""
+    node_failures: int = Field(default=100, ge=0)
+    """Times in a row that the job is started again after it lost a node, or a node's accelerator: that is not
+    its fault."""
+    hangs: int = Field(default=3, ge=0)
+    """Times in a row that the job is started again after a hang, which costs `hang_timeout_s` each time."""
+    start_failures: int = Field(default=5, ge=0)
+    """Times in a row that the job tries to start its workers again after that failed."""
+    memory_failures: int = Field(default=1, ge=0)
+    """Times in a row that the job is started again after a worker ran out of memory."""
+    transient_errors: int = Field(default=5, ge=0)
+    """Times in a row that the job is started again after an exception that may pass, of the network or of the
+    storage. Any other exception of the code that is trained with ends the job at once."""
     checkpoint_failures: int = Field(default=3, ge=0)
     """Times in a row that a checkpoint may fail to be saved before the job ends."""
     heartbeat_timeout_s: float = Field(default=2.0, ge=0.2)

@@ -283,6 +283,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "priority": cluster.sharing.priority,
                 "reclaim_grace_s": cluster.sharing.reclaim_grace_s,
                 "patience_s": cluster.sharing.patience_s,
+                "avoid_after": cluster.sharing.avoid_after,
                 "settle_s": cluster.sharing.settle_s,
             }
         )

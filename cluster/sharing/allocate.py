@@ -15,7 +15,9 @@ The rules, in the order in which they count:
 4. Wants go to the tenant named by `priority` first, and within a tenant to the holders of the greatest
    priority; the later give way to the earlier. Among equals always the one with the smallest weighted
    dominant share goes next, and takes from another only if that one keeps more than it has itself.
-5. Where room for a gang is scattered, groups of training jobs are moved to make it, if they fit elsewhere
+5. On a node that is avoided nothing starts but a minimum that has no other place, even once all wants have
+   given way; what runs there stays.
+6. Where room for a gang is scattered, groups of training jobs are moved to make it, if they fit elsewhere
    and a group of the same job stays where it is.
 
 A gang that must give way leaves its holder's grant at once, but what it occupies is granted to nobody
@@ -135,8 +137,11 @@ class _Floor:
         if len(claim.gangs) < claim.most:
             missing = Gang(claim, [], fresh=True)
             lacking = claim.demand.gang - len(gang.places)
-            mark = self.room.mark()
-            if self.placer.place(missing, lacking, minimum=len(claim.gangs) < claim.least, gives_way=True):
+            mark, minimum = self.room.mark(), len(claim.gangs) < claim.least
+            self.placer.last_resort = minimum
+            complete = self.placer.place(missing, lacking, minimum=minimum, gives_way=True)
+            self.placer.last_resort = False
+            if complete:
                 gang.places += missing.places
                 gang.runs, gang.now = False, missing.now  # it has to start anew
                 self.crowd.add(gang)
@@ -147,7 +152,17 @@ class _Floor:
 
     def _add_all(self, claim: Claim, count: int, *, minimum: bool) -> bool:
         """Place so many gangs more, or change nothing."""
-        kind = (claim.unit, claim.demand.gang, minimum, claim.tier, count)
+        if self._try_all(claim, count, minimum=minimum):
+            return True
+        if not minimum or not self.room.avoided:
+            return False
+        self.placer.last_resort = True
+        placed = self._try_all(claim, count, minimum=True)
+        self.placer.last_resort = False
+        return placed
+
+    def _try_all(self, claim: Claim, count: int, *, minimum: bool) -> bool:
+        kind = (claim.unit, claim.demand.gang, minimum, claim.tier, count, self.placer.last_resort)
         level = claim.level(len(claim.gangs))
         # What failed for one fails for the next of its kind who is due no more, unless something changed.
         version, failed_at = self._failed.get(kind, (-1, level))
@@ -228,8 +243,9 @@ class _Floor:
 def _soonest_nodes(room: Room, claims: Sequence[Claim], claim: Claim) -> list[int]:
     """The nodes on which a minimum that waits will fit soonest; none where it never will.
 
-    Those are the nodes with the least on them that cannot be told to go. What runs there ends, no other
-    minimum is added, so this one gets its turn; wants may use the nodes meanwhile, since they give way.
+    Those are the nodes with the least on them that cannot be told to go, and those that are avoided last.
+    What runs there ends, no other minimum is added, so this one gets its turn; wants may use the nodes
+    meanwhile, since they give way.
     """
     missing = (claim.least - len(claim.gangs)) * claim.demand.gang
     stays = _minimums_by_node(claims)
@@ -240,9 +256,9 @@ def _soonest_nodes(room: Room, claims: Sequence[Claim], claim: Claim) -> list[in
         units = times(minus(total, for_good[index]) if index in for_good else total, claim.unit)
         if units and index not in room.closed:
             burden = room.emptiness(stays[index]) if index in stays else 0.0
-            chances.append((burden / min(units, missing), index, units))
+            chances.append((index in room.avoided, burden / min(units, missing), index, units))
     nodes = []
-    for _, index, units in sorted(chances):
+    for *_, index, units in sorted(chances):
         if missing > 0:
             nodes.append(index)
             missing -= units

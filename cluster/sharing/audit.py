@@ -41,6 +41,8 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
             # Who runs says so again before anything new is granted; what was promised is not known any more.
             nodes.clear()
             holders.clear()
+        elif "node" in event and "resources" not in event:
+            continue  # about the trust in it
         elif "node" in event:
             if event["cause"] == "node_gone":
                 nodes.pop(event["node"], None)

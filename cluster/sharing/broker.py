@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from cluster.sharing.explain import explain
 from cluster.sharing.foreign import ForeignUse, countable
 from cluster.sharing.journal import Journal, journal_storage
 from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
+from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report
 
 BROKER_NAME = "shoal-broker"
 NAMESPACE = "shoal"
@@ -38,7 +40,8 @@ class Broker:
     Args:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
             `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
-            `patience_s` and `settle_s` are the ledger's times.
+            `patience_s` and `settle_s` are the ledger's times; `avoid_after` is the number of failures after
+            which a node is avoided.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -55,6 +58,10 @@ class Broker:
         self._foreign = ForeignUse()
         self._strangers: dict[str, dict[str, float]] = {}
         self._journal = Journal(journal_storage(self._info["storage"], self._info["name"]))
+        self._health = NodeHealth(self._info.get("avoid_after", FAILURES))
+        self._drained: set[str] = set()
+        if restarted:
+            self._health.recall(self._journal.after(None))
         after = "its death; whoever runs is heard first" if restarted else "the cluster's start"
         self._journal.add([Event("broker_started", f"the broker starts after {after}")])
         self._nodes_read: float | None = None
@@ -85,6 +92,38 @@ class Broker:
         self._suspects_asked = time.monotonic()
         self._nodes_read = None
         return gone
+
+    def blame(self, node_id: str, holder: str, against: Against, step: int, elsewhere: bool) -> None:
+        """Take in a failure that speaks against a node; see Report.
+
+        The loss of a node that was drained does not: it was announced.
+        """
+        rows = {row["NodeID"]: row for row in ray.nodes()}
+        if node_id not in rows or (against == "node" and node_id in self._drained):
+            return
+        gone = not rows[node_id]["Alive"] or node_id in self._suspects
+        lost = node_id if against == "node" and gone else None
+        report = Report(name_of(rows[node_id]), holder, against, step, elsewhere, time.time(), lost)
+        self._journal.add([self._health.report(report)])
+        self._nodes_read = None
+
+    def avoided(self) -> dict[str, dict[str, Any]]:
+        """The nodes that are there and avoided, by node id: reason, since, until (UTC), times."""
+        verdicts = self._health.avoided(time.time())
+        return {
+            node.node_id: verdicts[node.name].as_json() for node in alive_nodes() if node.name in verdicts
+        }
+
+    def forgive(self, node_id: str) -> bool:
+        """Trust a node again; whether it was avoided."""
+        now = time.time()
+        name = next((node.name for node in alive_nodes() if node.node_id == node_id), None)
+        if name is None:
+            return False
+        known = name in self._health.avoided(now)
+        self._journal.add([self._health.forgive(name, now)])
+        self._nodes_read = None
+        return known
 
     def release(self, holder: str) -> None:
         """End a lease."""
@@ -122,8 +161,14 @@ class Broker:
             nodes = alive_nodes()
             self._suspects &= {node.node_id for node in nodes}
             # Who runs on a node that is about to go leaves it in good order: nothing is granted there.
-            absent = self._suspects | draining_nodes()
-            present = [node for node in nodes if node.node_id not in absent]
+            draining = draining_nodes()
+            self._drained |= draining
+            absent = self._suspects | draining
+            self._journal.add(self._health.changes(time.time()))
+            avoided = self._health.avoided(time.time())
+            present = [
+                replace(node, avoided=node.name in avoided) for node in nodes if node.node_id not in absent
+            ]
             self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
             self._ledger.update_nodes(present, self._strangers)
             self._nodes_read = now
@@ -169,12 +214,17 @@ def alive_nodes() -> list[Node]:
             # Ray adds resources of its own (node:<ip>, memory, object_store_memory); no unit asks for
             # the former, and the latter change with the machine.
             resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
-            name=row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"],
+            name=name_of(row),
             accelerator=accelerator_of(row.get("Labels", {})),
         )
         for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
         if row["Alive"]
     ]
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What to call a node of Ray's list."""
+    return row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"]
 
 
 def accelerator_of(labels: Mapping[str, str]) -> str | None:

@@ -14,6 +14,7 @@ from cluster.errors import ShoalError
 from cluster.sharing.broker import BROKER_NAME, NAMESPACE
 from cluster.sharing.demand import Demand, Grant
 from cluster.sharing.events import amounts, units_of
+from cluster.sharing.node_health import Against
 
 CALL_TIMEOUT_S = 20.0
 """Longest that one call may take; a broker that restarts is back well before."""
@@ -120,6 +121,25 @@ class BrokerClient:
         explained = self.explain(demand.holder)
         reason = f": {explained['text']}" if explained is not None else ""
         return f"{demand.holder}: no room for {asked} within {waited_s:g} s{reason}"
+
+    def blame(self, node_id: str, holder: str, against: Against, step: int, *, elsewhere: bool) -> None:
+        """Report a failure that speaks against a node: nothing starts for a while where they are repeated.
+
+        Args:
+            against: "node" where it was lost or its accelerator is broken, else the class of what its ranks
+                met: "worker" or "transient".
+            step: steps that the job had done.
+            elsewhere: the job had ranks on other nodes, and they did not fail.
+        """
+        self._call("blame", node_id, holder, against, step, elsewhere)
+
+    def avoided(self) -> dict[str, dict[str, Any]]:
+        """The nodes that fail jobs and are avoided, by node id: reason, since, until (UTC), times."""
+        return self._call("avoided")
+
+    def forgive(self, node_id: str) -> bool:
+        """Trust a node again, whatever was said against it; whether it was avoided."""
+        return self._call("forgive", node_id)
 
     def foreign(self) -> dict[str, dict[str, float]]:
         """What strangers use of the nodes, by node id, in Ray's names."""

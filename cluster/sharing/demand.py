@@ -16,12 +16,14 @@ class Node:
     Attributes:
         resources: in Ray's names (CPU, GPU); what strangers use is not in it.
         accelerator: kind of its accelerators, for example "H100-SXM"; None where it has none or none is said.
+        avoided: it fails jobs: nothing new is granted there, but for minimums that have no other place.
     """
 
     node_id: str
     resources: Mapping[str, float]
     name: str = ""
     accelerator: str | None = None
+    avoided: bool = False
 
 
 @dataclass(frozen=True)

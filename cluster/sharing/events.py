@@ -20,6 +20,7 @@ Cause = Literal[
     "node_gone",
     "foreign_use",
     "place_taken",
+    "avoided",
     "placed_elsewhere",
     "found",
     "held",
@@ -28,6 +29,9 @@ Cause = Literal[
     "node_joined",
     "node_back",
     "node_changed",
+    "node_blamed",
+    "node_avoided",
+    "node_trusted",
     "broker_started",
 ]
 """Why something changed; cluster/sharing/README.md says what each means."""
@@ -46,6 +50,7 @@ class Event:
         held: units that the holder says run or are being started, by node, as of now.
         by: the holders that it gave way to.
         node, resources, foreign: of events of nodes: all that it has, and what strangers use of that.
+        facts: of events about the trust in a node, in place of what it has.
         reason: a sentence.
     """
 
@@ -61,6 +66,7 @@ class Event:
     node: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     foreign: Mapping[str, float] = field(default_factory=dict)
+    facts: Mapping[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The event without what does not concern it."""
@@ -75,7 +81,9 @@ class Event:
                 "held": dict(self.held),
                 "by": list(self.by),
             }
-        if self.node is not None:
+        if self.node is not None and self.facts is not None:
+            document |= {"node": self.node, "facts": dict(self.facts)}
+        elif self.node is not None:
             document |= {
                 "node": self.node,
                 "resources": dict(self.resources),
@@ -140,6 +148,8 @@ def grant_reason(
         return f"{holder} lost {less} with {places(lost)}{moved}; it {now}"
     if cause == "place_taken":
         return f"{holder} was promised {less} on {places(lost)} where units of others run{moved}; it {now}"
+    if cause == "avoided":
+        return f"{holder} does not start {less} again on {places(lost)}, which fails jobs{moved}; it {now}"
     if cause == "placed_elsewhere":
         return f"{holder} runs {more} on {places(won)} instead of {places(lost)}; it {now}"
     if cause == "found":

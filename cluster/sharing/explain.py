@@ -26,6 +26,7 @@ class NodeFacts:
         units: how many such units fit there now.
         taken: units of each holder that run there, are promised, or leave.
         foreign: what strangers use there.
+        avoided: it fails jobs, and is used only where a minimum has no other place.
     """
 
     node: str
@@ -33,6 +34,7 @@ class NodeFacts:
     units: int
     taken: dict[str, int]
     foreign: dict[str, float]
+    avoided: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def node_facts(snapshot: Snapshot, demand: Demand) -> tuple[NodeFacts, ...]:
                     if any(snapshot.demands[name].unit.get(kind) for kind in asked)
                 },
                 foreign=strangers,
+                avoided=node.avoided,
             )
         )
     return tuple(sorted(facts, key=lambda each: (-each.units, [-v for v in each.free.values()], each.node)))
@@ -238,8 +241,11 @@ class _Case:
         demand = self.demand
         if not self.told:
             return ["asks for nothing now"]
-        where = places(Counter(self.names.get(node, node) for node in self.snapshot.told[demand.holder]))
-        return [f"has all it asked for: {units_of(demand.kind, self.told)} on {where}"]
+        told = self.snapshot.told[demand.holder]
+        where = places(Counter(self.names.get(node, node) for node in told))
+        avoided = {node.name for node in self.snapshot.nodes if node.avoided and node.node_id in told}
+        why = f" (avoided, since jobs fail there: {listed(sorted(avoided))})" if avoided else ""
+        return [f"has all it asked for: {units_of(demand.kind, self.told)} on {where}{why}"]
 
     # -- why it has no more ---------------------------------------------------------------------------------
 
@@ -257,7 +263,8 @@ class _Case:
         if self.grant.coming:
             where = places(Counter(self.names.get(node, node) for node in self.grant.coming))
             return [f"a place is kept for it on {where}, until what is there has left"]
-        if sum(each.units for each in self.nodes) >= missing:
+        waits = self.told < demand.min  # a minimum may have what is avoided
+        if sum(each.units for each in self.nodes if waits or not each.avoided) >= missing:
             return [self._kept_from_it()]
         return [self._node_words()]
 
@@ -281,6 +288,7 @@ class _Case:
         for each in self.nodes[:SHOWN_NODES]:
             by = [f"{self._name(holder)} holds {count}" for holder, count in each.taken.items()]
             by += [f"strangers use {amounts(each.foreign)}"] if any(each.foreign.values()) else []
+            by += ["it is avoided, since jobs fail there"] if each.avoided else []
             free = " and ".join(f"{amount:g} {name}" for name, amount in sorted(each.free.items()))
             words.append(f"{each.node} has {free} free" + (f" ({listed(by)})" if by else ""))
         rest = len(self.nodes) - SHOWN_NODES

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.sharing.demand import Demand, Grant
@@ -36,7 +36,7 @@ class Lease:
     A grant is kept by whole gangs, whatever the order of units inside a gang or of gangs in `held`.
 
     - A gang that was told and is held, runs. One that was told and is not held is promised: it may be
-      starting.
+      starting. Of training, one that ended on a node that is avoided is not promised its place again.
     - A gang of training that was taken out of the grant is leaving until it is no longer held. It cannot be
       called back, since it may have said goodbye already.
       Until then no other gang of it is granted on exactly the same nodes: nobody could tell them apart.
@@ -65,12 +65,26 @@ class Lease:
     _dismissed: list[Gang] = field(default_factory=list)
     """Gangs that were told to go and are held still."""
 
-    def renew(self, demand: Demand, now: float) -> None:
-        """Take in what the holder says now."""
+    def renew(self, demand: Demand, now: float, avoided: Collection[str] = ()) -> None:
+        """Take in what the holder says now.
+
+        Args:
+            avoided: ids of nodes on which a gang of training that has ended is not started again.
+        """
         if self.told is not None and (demand.gang, demand.unit) != (self.demand.gang, self.demand.unit):
             self.told = None  # it is made of other parts than before: only what runs counts
             self._completes, self._dismissed = [], []
+        if avoided and self.told and demand.kind == "training":
+            self.told = tuple(self._to_start_again(demand, avoided))
         self.demand, self.heard = demand, now
+
+    def _to_start_again(self, demand: Demand, avoided: Collection[str]) -> Iterator[str]:
+        """What was told, without the gangs that have ended since and had a unit on a node that is avoided."""
+        held, holds = (_Pile(_gangs(each.held, demand.gang)) for each in (self.demand, demand))
+        for gang in _gangs(self.told or (), demand.gang):
+            held_before, held_now = held.take(gang), holds.take(gang)
+            if held_before is None or held_now is not None or not any(node in avoided for node in gang):
+                yield from gang
 
     def standing(self, alive: Collection[str]) -> Standing:
         """What runs, what is promised and what leaves, given the ids of the nodes that are there."""

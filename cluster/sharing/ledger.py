@@ -132,7 +132,7 @@ class Ledger:
             elif used.get(node.node_id) != strangers.get(node.node_id):
                 by = amounts(strangers.get(node.node_id, {}))
                 self._note_node("foreign_use", node, f"strangers use {by} of the {has} of {name}")
-            elif was != node:
+            elif replace(was, avoided=node.avoided) != node:
                 self._note_node("node_changed", node, f"{name} has {has} now")
         for node in before.values():
             self._note_node("node_gone", replace(node, resources={}), f"{self._names[node.node_id]} is gone")
@@ -148,7 +148,7 @@ class Ledger:
         old, held = lease.told, lease.demand.held if not new else ()
         if lease.demand != demand:
             self._grants = None
-        lease.renew(demand, now)
+        lease.renew(demand, now, {node.node_id for node in self._nodes if node.avoided})
         grant = lease.tellable(self._decide(now)[demand.holder], self._alive)
         waited = lease.waiting_since is not None
         if old != grant.nodes:
@@ -367,6 +367,8 @@ class Ledger:
             return "node_gone"
         if grant.gave_way_to:
             return "gave_way"
+        if demand.kind == "training" and lost.keys() <= {n.node_id for n in self._nodes if n.avoided}:
+            return "avoided"
         if grant.units == demand.most < len(old):
             return "asked_less"
         if demand.kind == "serving" and grant.units == len(old):

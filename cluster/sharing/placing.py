@@ -22,11 +22,13 @@ class Placer:
 
     Attributes:
         left: the gangs that gave way since the caller emptied the list.
+        last_resort: what finds no other place may have one on a node that is avoided.
     """
 
     room: Room
     crowd: Crowd
     left: list[Gang] = field(default_factory=list)
+    last_resort: bool = False
 
     def add(self, claim: Claim, *, minimum: bool) -> bool:
         """Place one gang more, or change nothing."""
@@ -45,6 +47,15 @@ class Placer:
             minimum: the gang belongs to its claim's minimum, so that every want may have to give way.
             gives_way: others may be told to go, or be moved, for it.
         """
+        count = self._place(gang, count, minimum=minimum, gives_way=gives_way)
+        if count and self.last_resort and minimum:
+            self.room.last_resort = True
+            count = self._place(gang, count, minimum=minimum, gives_way=gives_way)
+            self.room.last_resort = False
+        return count == 0
+
+    def _place(self, gang: Gang, count: int, *, minimum: bool, gives_way: bool) -> int:
+        """Returns how many units found no place."""
         claim, room = gang.claim, self.room
         while count and (found := room.best(claim.unit, count, minimum=minimum)) is not None:
             index, units = found
@@ -56,7 +67,7 @@ class Placer:
             if opened is None and gives_way:
                 opened = self._move_for(claim, minimum=minimum)
             if opened is None:
-                return False
+                return count
             if fits(claim.unit, room.free[opened]):  # whoever left had not been told of it yet
                 room.take(opened, claim.unit)
             else:
@@ -64,16 +75,16 @@ class Placer:
                 gang.now = False
             gang.places.append(opened)
             count -= 1
-        return True
+        return 0
 
     def _evict_for(self, claim: Claim, *, minimum: bool) -> int | None:
         """Make room for a unit on the node where the fewest gangs have to leave for it, if there is one."""
         room, allowed = self.room, self._allowed(claim, minimum=minimum)
-        occupied = self.crowd.occupied() if allowed else ()
+        occupied, shut = self.crowd.occupied() if allowed else (), room.shut(minimum=minimum)
         found: tuple[tuple[float, ...], int, list[Gang]] | None = None
         # The last nodes first: those are filled last.
         for index in sorted(room.loosened.union(occupied), reverse=True):
-            if minimum and index in room.closed:
+            if index in shut:
                 continue
             leaving = self._leaving(index, claim, allowed)
             if leaving is None:
@@ -147,8 +158,9 @@ class Placer:
         if not movable:
             return None
         chances = []
+        shut = self.room.shut(minimum=minimum)
         for index in self.crowd.occupied():
-            if not (minimum and index in self.room.closed):
+            if index not in shut:
                 leaving = self._leaving(index, claim, movable, moves=True)
                 if leaving:
                     chances.append((len(leaving), index, leaving))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from cluster.sharing.demand import Demand, Node
 
@@ -60,8 +60,9 @@ class Room:
     """
 
     def __init__(self, nodes: Sequence[Node], scale: Scale) -> None:
-        # By name, so that equally good nodes fill in an order that people expect.
-        ordered = sorted(nodes, key=lambda node: (node.name, node.node_id))
+        # By name, so that equally good nodes fill in an order that people expect. What is avoided comes last:
+        # a search that takes the first of its kind need not pass over it.
+        ordered = sorted(nodes, key=lambda node: (node.avoided, node.name, node.node_id))
         self.ids = [node.node_id for node in ordered]
         self.index = {node_id: index for index, node_id in enumerate(self.ids)}
         self.total = [scale.node(node) for node in ordered]
@@ -69,6 +70,9 @@ class Room:
         self.future = list(self.total)
         self.closed: set[int] = set()
         """Nodes that take no further minimum, because they are being emptied for one that waits."""
+        self.avoided = frozenset(index for index, node in enumerate(ordered) if node.avoided)
+        """Nodes that take nothing new, unless `last_resort`."""
+        self.last_resort = False
         self.loosened: set[int] = set()
         """Nodes on which units are, or were, about to leave: only there `future` may exceed `free`."""
         self.version = 0
@@ -142,12 +146,17 @@ class Room:
 
     # -- places -------------------------------------------------------------------------------------------
 
+    def shut(self, *, minimum: bool) -> Set[int]:
+        """The nodes on which nothing may be placed now."""
+        closed: Set[int] = self.closed if minimum else frozenset()
+        return closed if self.last_resort or not self.avoided else closed | self.avoided
+
     def best(self, unit: Vector, count: int, *, minimum: bool = False) -> tuple[int, int] | None:
         """The node for as many of `count` units as fit on one now: (index, units); None where none fits.
 
         One that takes all of them and is fullest then, else the one that takes most.
         """
-        known = self._known.setdefault(unit, {})
+        known, shut = self._known.setdefault(unit, {}), self.shut(minimum=minimum)
         found: tuple[int, float, int] | None = None
         for now in list(self._nodes_with):
             fact = known.get(now)
@@ -159,7 +168,7 @@ class Room:
             units = min(units, count)
             if found is not None and (-units, empty) > found[:2]:
                 continue
-            index = self._first_with(now, skip=self.closed if minimum else frozenset())
+            index = self._first_with(now, skip=shut)
             if index is not None and (found is None or (-units, empty, index) < found):
                 found = (-units, empty, index)
         return None if found is None else (found[2], -found[0])
@@ -168,7 +177,7 @@ class Room:
         """How much these amounts are, as a sum of shares of the largest node: less is a better fit."""
         return sum(have * weight for have, weight in zip(amounts, self._weights, strict=True))
 
-    def _first_with(self, now: Vector, skip: set[int] | frozenset[int]) -> int | None:
+    def _first_with(self, now: Vector, skip: Set[int]) -> int | None:
         heap = self._nodes_with[now]
         while heap and self._now[heap[0]] != now:
             heapq.heappop(heap)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from cluster.record import ClusterRecord
 
 Told = TypeVar("Told")
+Sharing = tuple[list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]]]
+"""The leases; by node id what strangers use, and which nodes are avoided."""
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +28,7 @@ def register(app: typer.Typer) -> None:
     app.command("up")(up)
     app.command("down")(down)
     app.command("status")(status)
+    app.command("forgive")(forgive)
     app.command("env")(env)
 
 
@@ -71,6 +75,35 @@ def status(
         _show(record, as_json)
 
 
+def forgive(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="A node that is avoided, by its name.")],
+    file: FileOption = None,
+    settings: SetOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Trust a node again that was avoided because jobs failed there."""
+    record = _record(file, settings)
+
+    from cluster.connection import connect, disconnect
+    from cluster.errors import RequestError
+
+    connect(record)
+    try:
+        from cluster.nodes import node_states
+        from cluster.sharing.client import BrokerClient
+
+        ids = {state.name: state.node_id for state in node_states() if state.alive}
+        if node not in ids:
+            raise RequestError(f"no node {node!r} is there; there are {', '.join(ids)}")
+        was_avoided = BrokerClient().forgive(ids[node])
+    finally:
+        disconnect()
+    if as_json:
+        print_json({"node": node, "was_avoided": was_avoided})
+    else:
+        typer.echo(f"{node} is trusted again" if was_avoided else f"{node} was not avoided")
+
+
 def env(file: FileOption = None, settings: SetOption = None) -> None:
     """Print the exports under which Ray's own tools work, and SHOAL_BASE_URL: eval "$(shoal env)"."""
     from cluster.connection import environment
@@ -98,14 +131,19 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
     try:
         from cluster.nodes import node_states
 
-        nobody: tuple[list[dict[str, Any]], dict[str, dict[str, float]]] = ([], {})
-        leases, foreign = nobody if fresh else _told(_sharing, nobody)
+        nobody: Sharing = ([], {}, {})
+        leases, foreign, avoided = nobody if fresh else _told(_sharing, nobody)
         return {
             "name": record.name,
             "address": record.gcs_address,
             "dashboard_url": record.dashboard_url,
             "nodes": [
-                {**state.as_json(), "foreign": foreign.get(state.node_id, {})} for state in node_states()
+                {
+                    **state.as_json(),
+                    "foreign": foreign.get(state.node_id, {}),
+                    "avoided": avoided.get(state.node_id),
+                }
+                for state in node_states()
             ],
             "leases": leases,
             "jobs": list_jobs(
@@ -117,12 +155,11 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
         disconnect()
 
 
-def _sharing() -> tuple[list[dict[str, Any]], dict[str, dict[str, float]]]:
-    """The leases, and what strangers use of each node."""
+def _sharing() -> Sharing:
     from cluster.sharing.client import BrokerClient
 
     broker = BrokerClient()
-    return broker.leases(), broker.foreign()
+    return broker.leases(), broker.foreign(), broker.avoided()
 
 
 def _drivers(record: ClusterRecord) -> dict[str, str] | None:
@@ -162,6 +199,8 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(f"cluster [bold]{record.name}[/bold] at {record.gcs_address}")
     console.print(_nodes_table(document["nodes"]))
+    for line in avoided_lines(document["nodes"]):
+        console.print(line, soft_wrap=True, markup=False)
     for title, columns in (
         ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
         ("jobs", ("job", "status", "step", "workers", "attempts")),
@@ -195,6 +234,19 @@ def rollout_line(rollout: dict[str, Any] | None) -> str:
     return f"{change}: {status}, {rollout['seconds']:.0f} s" + (f" ({reason[-1]})" if reason else "")
 
 
+def avoided_lines(nodes: list[dict[str, Any]]) -> list[str]:
+    """Why and until when nothing new starts on nodes that fail jobs."""
+    lines = []
+    for node in nodes:
+        if node["avoided"]:
+            until = datetime.fromisoformat(node["avoided"]["until"]).astimezone()
+            lines.append(
+                f"{node['name']} is avoided until {until:%d %b %H:%M}: {node['avoided']['reason']};"
+                f" `shoal forgive {node['name']}` ends that"
+            )
+    return lines
+
+
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
     from cluster.sharing.events import amounts
 
@@ -202,7 +254,7 @@ def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
     rows = []
     for node in nodes:
         row = {"node": node["name"] + (" (head)" if node["head"] else "")}
-        row["state"] = "alive" if node["alive"] else "dead"
+        row["state"] = "dead" if not node["alive"] else "avoided" if node["avoided"] else "alive"
         for kind in kinds:
             total = node["resources"].get(kind, 0)
             row[f"{kind}s in use"] = f"{node['used'].get(kind, 0):g} of {total:g}"

@@ -66,14 +66,15 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("job", no_wrap=True)  # what people copy; it holds the time of the submission
-    for heading in ("status", "step", "workers", "attempts"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("status", "step", "workers", "attempts", "goodput"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("status", "step"))
     for row in rows:
         steps = f"{row['step']}/{row['steps']}"
         workers, attempts = str(row["workers"]), str(row["attempts"])
-        table.add_row(row["job"], row["status"], steps, workers, attempts)
+        goodput = "" if row["goodput"] is None else f"{row['goodput']:.0%}"
+        table.add_row(row["job"], row["status"], steps, workers, attempts, goodput)
     Console().print(table if rows else "no jobs yet")
 
 
@@ -86,21 +87,22 @@ def logs(
     loaded = load(file, across=False)
 
     from cluster.errors import RequestError
-    from train_jobs.listing import find_job, run_of
+    from train_jobs.listing import account_of, find_job, is_running, run_of
     from train_jobs.run_log import summarize
 
     storage = _storage(loaded)
     found = find_job(storage, job)
-    submission_id = summarize(found, run_of(storage, found)).submission_id
+    summary = summarize(found, run_of(storage, found))
+    submission_id = summary.submission_id
     if submission_id is None:
         raise RequestError(f"{found} was not submitted through Ray's job API, which keeps the logs")
     submissions = _submissions(loaded)
-    if not follow:
-        sys.stdout.write(submissions.logs(submission_id))
-        return
-    for lines in submissions.follow_logs(submission_id):
+    for lines in submissions.follow_logs(submission_id) if follow else [submissions.logs(submission_id)]:
         sys.stdout.write(lines)
         sys.stdout.flush()
+    runs = not follow and is_running(summary, submissions.statuses())
+    if line := goodput_line(account_of(storage, found, runs=runs).as_json()):
+        say(line)
 
 
 def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
@@ -232,7 +234,28 @@ def _print_result(result: dict[str, Any]) -> None:
         typer.echo(f"held-out {', '.join(means)}")
     if result["model"]:
         typer.echo(f"published as {result['model']}")
+    if line := goodput_line(result):
+        typer.echo(line)
     typer.echo(f"files: {result['path']}")
+
+
+def goodput_line(account: dict[str, Any]) -> str:
+    """Where a job's time went, the greatest loss first; nothing of a job that never had a lease."""
+    if not account["wall_s"]:
+        return ""
+    losses = sorted(account["losses_s"].items(), key=lambda item: -item[1])
+    words = [
+        f"{cause.removeprefix('after_')} failures {seconds:.1f} s"
+        if cause.startswith("after_")
+        else f"{cause} {seconds:.1f} s"
+        for cause, seconds in losses
+        if seconds >= 0.05
+    ]
+    if account["goodput"] is None:
+        return f"no step was logged in {account['wall_s']:.1f} s: {', '.join(words)}"
+    lost = f"; lost to {', '.join(words)}" if words else ""
+    useful = f"{account['useful_s']:.1f} s of useful steps in {account['wall_s']:.1f} s"
+    return f"goodput {account['goodput']:.1%}: {useful}{lost}"
 
 
 def _ended(status: str) -> str:

@@ -31,7 +31,11 @@ from tests.benchmarks.training_throughput import BATCH, JOB, LENGTH
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
 
-NODES = ("nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]", "storage: ./storage")
+NODES = (
+    "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
+    "storage: ./storage",
+    "sharing: {avoid_after: 0}",  # a node whose ranks are killed again and again would get none any more
+)
 SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1024}
 HEARTBEAT_TIMEOUT_S = RecoveryConfig().heartbeat_timeout_s
 AROUND = 5

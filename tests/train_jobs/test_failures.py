@@ -1,9 +1,18 @@
-"""Judging failures: the cause among what the ranks say, and when to give up."""
+"""Judging failures: the cause among what the ranks say, and its class."""
 
 from __future__ import annotations
 
-from train_jobs.errors import ScriptError
-from train_jobs.failures import Failure, FailureBudget, FailureClass, RankFailure, classify
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.errors import RequestError
+from cluster.storage import StorageError
+from train_jobs.errors import LossError, ScriptError
+from train_jobs.failures import FailureClass, RankFailure, class_of, classify, last_exception
 from train_jobs.rank import is_collective
 
 NODES = ["n1", "n2"]
@@ -17,7 +26,8 @@ def peer_lost(rank: int) -> RankFailure:
 def test_the_dead_process_is_the_cause_and_not_the_rank_that_lost_it() -> None:
     dead = RankFailure(1, None, "ActorDiedError", "killed", "", died=True)
     failure = classify([peer_lost(0), dead], NODES, NAMES.keys(), NAMES)
-    assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.WORKER, 1, "worker-2")
+    found = (failure.failure_class, failure.rank, failure.node, failure.node_id)
+    assert found == (FailureClass.WORKER, 1, "worker-2", "n2")
 
 
 def test_a_dead_process_that_is_of_no_rank_is_the_groups() -> None:
@@ -43,26 +53,36 @@ def test_the_users_exception_is_the_cause_and_not_the_rank_that_lost_its_peer() 
     assert (failure.failure_class, failure.step, failure.trace) == (FailureClass.CODE, 3, "Traceback …")
 
 
-def test_a_wrong_request_has_no_second_chance_unless_the_job_has_stepped() -> None:
+def test_a_wrong_request_is_told_in_its_own_words() -> None:
     wrong = RankFailure(1, 0, "RequestError", "the tokenizer knows more tokens", "Traceback …")
     failure = classify([peer_lost(0), wrong], NODES, NAMES.keys(), NAMES)
     assert (failure.failure_class, failure.reason) == (
         FailureClass.REQUEST,
         "the tokenizer knows more tokens",
     )
-    assert not FailureBudget(10).decide(failure, step=0).again
-    budget = FailureBudget(10)
-    assert [budget.decide(failure, step=9).again for _ in range(2)] == [True, False]
 
 
 def test_a_node_that_is_gone_explains_everything() -> None:
     failure = classify([peer_lost(0)], NODES, {"n1"}, NAMES)
-    assert (failure.failure_class, failure.node, failure.rank) == (FailureClass.NODE, "worker-2", 1)
+    found = (failure.failure_class, failure.node, failure.node_id, failure.rank)
+    assert found == (FailureClass.NODE, "worker-2", "n2", 1)
+
+
+def test_a_node_that_is_taken_back_is_not_the_groups_fault() -> None:
+    said = "Training was interrupted by node preemption (preempted_ranks=[0])."
+    failure = classify([RankFailure(None, None, "PreemptionError", said, "")], NODES, NAMES.keys(), NAMES)
+    assert failure.failure_class is FailureClass.NODE
 
 
 def test_a_collective_that_times_out_is_a_hang() -> None:
     late = RankFailure(0, 2, "RuntimeError", "gloo: Timed out waiting 1000ms for recv", "", collective=True)
     assert classify([late], NODES, NAMES.keys(), NAMES).failure_class is FailureClass.HANG
+
+
+def test_a_lost_peer_is_known_by_its_words_where_the_rank_did_not_know_it() -> None:
+    for kind, message in (("RuntimeError", "Socket Timeout"), ("DistStoreError", "wait timeout")):
+        failure = classify([RankFailure(0, 2, kind, message, "")], NODES, NAMES.keys(), NAMES)
+        assert failure.failure_class is FailureClass.HANG
 
 
 def test_a_group_that_could_not_start_says_why() -> None:
@@ -73,35 +93,150 @@ def test_a_group_that_could_not_start_says_why() -> None:
     assert "no resources" in failure.reason
 
 
-def test_an_exception_that_comes_back_at_the_same_step_ends_the_job() -> None:
-    budget = FailureBudget(worker_failures=10)
-    mistake = Failure(FailureClass.CODE, "KeyError: 'x'", step=3)
-    assert budget.decide(mistake, step=3).again
-    assert not budget.decide(mistake, step=3).again
+# -- exceptions ----------------------------------------------------------------------------------------------
 
 
-def test_an_exception_at_another_step_gets_its_own_second_chance() -> None:
-    budget = FailureBudget(worker_failures=10)
-    assert budget.decide(Failure(FailureClass.CODE, "OSError: disk", step=3), step=3).again
-    assert budget.decide(Failure(FailureClass.CODE, "OSError: disk", step=9), step=9).again
+def raised(code: Callable[[], object]) -> Exception:
+    """What some code raises."""
+    try:
+        code()
+    except Exception as error:  # noqa: BLE001
+        return error
+    raise AssertionError("it raised nothing")
 
 
-def test_failures_without_progress_use_the_budget_up_and_progress_fills_it() -> None:
-    budget = FailureBudget(worker_failures=2)
-    lost = Failure(FailureClass.WORKER, "the process of rank 1 ended")
-    assert [budget.decide(lost, step=5).again for _ in range(3)] == [True, True, False]
-    budget = FailureBudget(worker_failures=2)
-    assert all(budget.decide(lost, step=step).again for step in range(1, 20))
+def wants_all_memory() -> object:
+    return torch.empty(10**15)
 
 
-def test_no_budget_means_no_second_attempt() -> None:
-    assert not FailureBudget(0).decide(Failure(FailureClass.NODE, "gone"), step=0).again
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (raised(lambda: {}["x"]), "code"),
+        (raised(lambda: Path("/no/such/file").read_text()), "code"),
+        (raised(lambda: Path("/proc").read_text()), "code"),
+        (raised(lambda: 1 / 0), "code"),
+        (raised(lambda: torch.ones(2) @ torch.ones(3)), "code"),
+        (raised(wants_all_memory), "memory"),
+        (MemoryError(), "memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory"),
+        (RuntimeError("CUDA error: out of memory"), "memory"),
+        (ValueError("the vocabulary is out of memory range"), "code"),
+        (OSError(5, "Input/output error"), "transient"),
+        (OSError(28, "No space left on device"), "transient"),
+        (ConnectionResetError(104, "Connection reset by peer"), "transient"),
+        (TimeoutError("timed out"), "transient"),
+        (PermissionError(13, "Permission denied"), "code"),
+        (StorageError("s3://b/k does not answer"), "transient"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "node"),
+        (RuntimeError("CUDA error: device-side assert triggered"), "code"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "code"),
+        (LossError("the loss is nan in step 2"), "loss"),
+        (RequestError("no"), "request"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else repr(value)[:40],
+)
+def test_only_what_does_not_come_from_the_program_is_more_than_a_mistake(
+    error: Exception, expected: str
+) -> None:
+    assert class_of(type(error).__name__, str(error)) == expected
 
 
-def test_the_wait_before_another_attempt_grows_to_a_bound() -> None:
-    budget = FailureBudget(worker_failures=20)
-    lost = Failure(FailureClass.WORKER, "gone")
-    waits = [budget.decide(lost, step=1).backoff_s for _ in range(12)]
-    assert waits[0] == 0
-    assert waits == sorted(waits)
-    assert waits[-1] == 30
+def test_a_rank_without_memory_is_named_with_its_node_and_what_takes_less() -> None:
+    full = RankFailure(1, 3, "OutOfMemoryError", "CUDA out of memory. Tried 2 GiB.\nGPU 0 has", "Traceback …")
+    failure = classify([peer_lost(0), full], NODES, NAMES.keys(), NAMES)
+    assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.MEMORY, 1, "worker-2")
+    assert failure.reason.startswith(
+        "rank 1 on worker-2 ran out of memory (CUDA out of memory. Tried 2 GiB.): a smaller batch.micro, "
+        "parallel.activation_checkpointing"
+    )
+
+
+@pytest.mark.parametrize(
+    ("failures", "by_node"),
+    [
+        ([peer_lost(0), RankFailure(1, None, "ActorDiedError", "killed", "", died=True)], True),
+        ([peer_lost(0), RankFailure(1, 3, "OSError", "Input/output error", "")], True),
+        ([peer_lost(0), RankFailure(1, 3, "RuntimeError", "CUDA error: uncorrectable ECC error", "")], True),
+        ([RankFailure(rank, 3, "OSError", "Input/output error", "") for rank in (0, 1)], False),
+        ([RankFailure(rank, None, "ActorDiedError", "", "", died=True) for rank in (0, 1)], False),
+        ([peer_lost(0), RankFailure(1, 3, "KeyError", "'x'", "")], False),
+        ([peer_lost(0), RankFailure(1, 3, "OutOfMemoryError", "CUDA out of memory", "")], False),
+        ([peer_lost(0), peer_lost(1)], False),
+        ([RankFailure(None, None, "ActorDiedError", "killed", "", died=True)], False),
+    ],
+)
+def test_only_what_hits_one_node_and_is_no_mistake_of_the_program_speaks_against_the_node(
+    failures: list[RankFailure], by_node: bool
+) -> None:
+    assert classify(failures, NODES, NAMES.keys(), NAMES).by_node is by_node
+
+
+def test_the_loss_of_a_node_speaks_against_it() -> None:
+    assert classify([peer_lost(0)], NODES, {"n1"}, NAMES).by_node
+
+
+RAY_MONITOR = (
+    "A worker health check failed.\n1 worker(s) were killed due to the node running low on memory. Memory on"
+    " the node was 30.1GB used / 31.0GB limit"
+)
+RAY_ANY_SIGKILL = (
+    "The actor died unexpectedly before finishing this task.\nThe actor is dead because its worker process"
+    " has died. Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+    " There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high"
+    " memory usage. (2) ray stop --force is called."
+)
+
+
+def test_a_process_that_rays_memory_monitor_killed_is_told_from_any_other_sigkill() -> None:
+    for detail, expected in ((RAY_MONITOR, FailureClass.MEMORY), (RAY_ANY_SIGKILL, FailureClass.WORKER)):
+        dead = RankFailure(1, None, "WorkerHealthCheckFailedError", detail.split("\n")[0], detail, died=True)
+        assert classify([peer_lost(0), dead], NODES, NAMES.keys(), NAMES).failure_class is expected
+
+
+# -- scripts -------------------------------------------------------------------------------------------------
+
+
+def script(code: int, output: str) -> RankFailure:
+    message = "the script was ended by SIGKILL" if code < 0 else f"the script ended with exit code {code}"
+    return RankFailure(0, 0, "ScriptError", message, output)
+
+
+def printed(error: Exception, prefix: str = "") -> str:
+    """What Python, or torch with its prefix, prints of an exception after other output."""
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return "\n".join(["step 1, loss 2.5", *(prefix + line for line in lines), ""])
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank0]: "])
+def test_a_script_is_judged_by_the_exception_that_ended_it(prefix: str) -> None:
+    for error, expected in (
+        (raised(lambda: {}["x"]), FailureClass.CODE),
+        (raised(wants_all_memory), FailureClass.MEMORY),
+        (raised(lambda: chained(KeyError("x"), ConnectionError("gone"))), FailureClass.TRANSIENT),
+        (raised(lambda: chained(ConnectionError("gone"), KeyError("x"))), FailureClass.CODE),
+    ):
+        failure = classify([script(1, printed(error, prefix))], NODES, NAMES.keys(), NAMES)
+        assert failure.failure_class is expected, error
+
+
+def chained(first: Exception, then: Exception) -> None:
+    try:
+        raise first
+    except Exception:  # noqa: BLE001
+        raise then  # noqa: B904
+
+
+def test_a_script_that_was_killed_is_a_lost_worker_and_one_without_a_traceback_a_mistake() -> None:
+    killed = classify([script(-9, printed(KeyError("x")))], NODES, NAMES.keys(), NAMES)
+    assert (killed.failure_class, killed.rank) == (FailureClass.WORKER, 0)
+    left = classify([script(3, "usage: train.py [-h]\n")], NODES, NAMES.keys(), NAMES)
+    assert left.failure_class is FailureClass.CODE
+    assert "exit code 3" in left.reason
+
+
+def test_the_last_exception_of_an_output_has_its_module_taken_off() -> None:
+    output = "Traceback (most recent call last):\n  File 'a', line 1\n    x\na.b.CError: why: so\nmore\n"
+    assert last_exception(output) == ("CError", "why: so")
+    assert last_exception("Traceback (most recent call last):\n  cut off") is None
+    assert last_exception("KeyError: 'x'") is None

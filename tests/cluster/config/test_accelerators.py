@@ -96,5 +96,6 @@ def test_priorities_are_whole_and_weights_above_nothing(value: str, said: str, t
 
 
 def test_times_of_sharing_are_no_less_than_nothing(tmp_path: Path) -> None:
-    found = mistakes(tmp_path, "cluster: {sharing: {patience_s: -1, settle_s: -0.5}}\n")
-    assert [mistake.path for mistake in found] == ["cluster.sharing.patience_s", "cluster.sharing.settle_s"]
+    found = mistakes(tmp_path, "cluster: {sharing: {patience_s: -1, settle_s: -0.5, avoid_after: -1}}\n")
+    keys = ["patience_s", "settle_s", "avoid_after"]
+    assert [mistake.path for mistake in found] == [f"cluster.sharing.{key}" for key in keys]

@@ -11,8 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from cluster.config.loader import load_config
-from cluster.config.schema import json_schema
+from cluster.config.schema import allowed, describe, json_schema
 from cluster.config.template import CONFIG_FILE, SCHEMA_FILE, TEMPLATE, write_template
+from cluster.config.train_section import RecoveryConfig
 from cluster.errors import ConfigError, RequestError
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())
@@ -104,3 +105,24 @@ def test_directories_are_made_and_what_is_none_is_a_request_error(tmp_path: Path
     (tmp_path / "c" / CONFIG_FILE).mkdir(parents=True)
     with pytest.raises(RequestError, match="is a directory"):
         write_template(tmp_path / "c", force=True)
+
+
+def test_the_template_survives_what_the_defaults_survive(tmp_path: Path) -> None:
+    recovery = load_config(write_template(tmp_path)[0]).config.train_jobs["stdlib-lm"].recovery
+    assert recovery == RecoveryConfig()
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["worker_failures", "node_failures", "hangs", "start_failures", "memory_failures", "transient_errors"],
+)
+def test_every_class_of_failure_has_a_budget_that_the_schema_explains(key: str, tmp_path: Path) -> None:
+    path = ("train_jobs", "a", "recovery", key)
+    assert allowed(path) == "a whole number of at least 0"
+    assert (describe(path) or "").startswith("Times in a row that the job")
+    file = tmp_path / CONFIG_FILE
+    file.write_text(f"train_jobs: {{a: {{recovery: {{{key}: 7}}}}}}")
+    assert getattr(load_config(file).config.train_jobs["a"].recovery, key) == 7
+    file.write_text(f"train_jobs: {{a: {{recovery: {{{key}: -1}}}}}}")
+    with pytest.raises(ConfigError, match=rf"recovery\.{key}: should be a whole number of at least 0"):
+        load_config(file)

@@ -72,6 +72,7 @@ class Tenants(RuleBasedStateMachine):
         self.ledger = Ledger("serving", ttl_s=TTL_S, patience_s=PATIENCE_S, settle_s=SETTLE_S)
         self.nodes = {"a": 2, "b": 3, "c": 1}
         self.hidden: set[str] = set()
+        self.avoided: set[str] = set()
         self.tenants: dict[str, Tenant] = {}
         self.log: list[dict] = []
         self.say_nodes()
@@ -80,7 +81,10 @@ class Tenants(RuleBasedStateMachine):
 
     def say_nodes(self) -> None:
         seen = {each: cpus for each, cpus in sorted(self.nodes.items()) if each not in self.hidden}
-        self.ledger.update_nodes([Node(each, {"CPU": cpus}, name=each[0]) for each, cpus in seen.items()])
+        self.ledger.update_nodes([self.node(each, cpus) for each, cpus in seen.items()])
+
+    def node(self, name: str, cpus: float) -> Node:
+        return Node(name, {"CPU": cpus}, name=name[0], avoided=name in self.avoided)
 
     @rule(
         target=holders,
@@ -164,6 +168,23 @@ class Tenants(RuleBasedStateMachine):
         self.hidden ^= {data.draw(st.sampled_from(sorted(self.nodes)))}
         self.say_nodes()
 
+    @rule(data=st.data())
+    def node_is_avoided_or_trusted_again(self, data):
+        self.avoided ^= {data.draw(st.sampled_from(sorted(self.nodes)))}
+        self.say_nodes()
+
+    @rule(name=holders, data=st.data())
+    def a_gang_fails(self, name, data):
+        """It is gone at once, its nodes are avoided for it, and its holder says so with its next word."""
+        tenant = self.tenants[name]
+        tenant.start(1)
+        tenant.beat(self.ledger, self.now)
+        if tenant.running:
+            gang = tenant.running.pop(data.draw(st.integers(0, len(tenant.running) - 1)))
+            self.avoided |= set(gang)
+            self.say_nodes()
+            tenant.beat(self.ledger, self.now)
+
     @invariant()
     def what_runs_fits_the_nodes(self):
         used: Counter[str] = Counter()
@@ -196,7 +217,7 @@ class Tenants(RuleBasedStateMachine):
             held = tuple(node for gang in tenant.told for node in gang)
             demands.append(replace(tenant.demand, held=held))
         snapshot = self.ledger.snapshot(self.now)
-        nodes = [Node(name, {"CPU": cpus}) for name, cpus in self.nodes.items()]
+        nodes = [replace(self.node(name, cpus), name="") for name, cpus in self.nodes.items()]
         grants = allocate(nodes, demands, "serving", since=snapshot.since, overdue=snapshot.overdue)
         assert {name: Counter(grant.nodes) for name, grant in grants.items()} == {
             demand.holder: Counter(demand.held) for demand in demands

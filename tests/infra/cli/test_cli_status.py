@@ -1,12 +1,13 @@
-"""What `shoal status` says about an app's last rollout."""
+"""What `shoal status` says about an app's last rollout, and about nodes that fail jobs."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from infra.cli.cluster import rollout_line
+from infra.cli.cluster import avoided_lines, rollout_line
 
 RUNNING: dict[str, Any] = {
     "strategy": "rolling",
@@ -40,3 +41,14 @@ def test_a_rollout_is_told_in_a_line(facts: dict[str, Any], said: str) -> None:
 def test_a_first_start_that_went_well_is_no_news() -> None:
     assert rollout_line(None) == ""
     assert rollout_line({**RUNNING, "strategy": "start", "status": "succeeded"}) == ""
+
+
+def test_a_node_that_is_avoided_is_told_with_its_reason_and_how_to_end_that() -> None:
+    verdict = {"reason": "3 failures of job/lm within 9 minutes", "until": "2026-03-01T10:20:00+00:00"}
+    nodes = [{"name": "worker-1", "avoided": verdict}, {"name": "worker-2", "avoided": None}]
+    (line,) = avoided_lines(nodes)
+    here = datetime(2026, 3, 1, 10, 20, tzinfo=UTC).astimezone()
+    assert line == (
+        f"worker-1 is avoided until {here:%d %b %H:%M}: 3 failures of job/lm within 9 minutes;"
+        " `shoal forgive worker-1` ends that"
+    )
