@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, NoReturn
 
 _PR_SET_PDEATHSIG = 1
@@ -31,7 +32,8 @@ class ForkServer:
 
     An empty document says first that it is ready. `{"id", "address", "authkey"}` asks for a rank's process,
     which then calls its worker at that address; the answers are `{"id", "pid"}` and, when it has ended,
-    `{"id", "code"}`: its exit code, or minus a signal. Children are killed when this process ends.
+    `{"id", "code", "memory"}`: its exit code, or minus a signal, and whether the kernel has killed something
+    on this node for want of memory while it ran. Children are killed when this process ends.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -63,15 +65,26 @@ class ForkServer:
         if pid == 0:
             _become_rank(server, self._requests, request["address"], bytes.fromhex(request["authkey"]))
         self._answer(id=request["id"], pid=pid)
-        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (request["id"], pid))
+        rank = request["id"], pid, out_of_memory_kills()
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, rank)
 
-    def _report(self, descriptor: int, number: int, pid: int) -> None:
+    def _report(self, descriptor: int, number: int, pid: int, kills_before: int) -> None:
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        self._answer(id=number, code=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._answer(id=number, code=code, memory=out_of_memory_kills() > kills_before)
 
     def _answer(self, **facts: int) -> None:
         self._requests.sendall(json.dumps(facts).encode() + b"\n")
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed since its start because memory ran out."""
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0
 
 
 def _become_rank(server: int, requests: socket.socket, address: str, authkey: bytes) -> NoReturn:

@@ -21,12 +21,32 @@ PRELOADED = ("train_jobs.rank", "transformers.models.llama.modeling_llama")
 _END_TIMEOUT_S = 10.0
 
 
+@dataclass(frozen=True)
+class RankEnd:
+    """How the process of a rank ended.
+
+    Attributes:
+        code: its exit code, or minus the number of a signal.
+        out_of_memory: the kernel killed it, or another process of its node meanwhile, for want of memory.
+    """
+
+    code: int
+    out_of_memory: bool
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exit code {self.code}"
+        how = f"killed by {signal.Signals(-self.code).name}"
+        killed_by_kernel = self.out_of_memory and self.code == -signal.SIGKILL
+        return f"{how}; its node was running low on memory" if killed_by_kernel else how
+
+
 @dataclass
 class _Rank:
     """A process that was asked for."""
 
     group: str
-    ended: asyncio.Future[int]
+    ended: asyncio.Future[RankEnd]
     pid: int | None = None
 
 
@@ -49,8 +69,8 @@ class NodeForks:
         await self._server()
         await self._ready.wait()
 
-    async def run(self, group: str, address: str, authkey: bytes) -> int:
-        """Run the process of one rank; returns its exit code, or minus the number of a signal.
+    async def run(self, group: str, address: str, authkey: bytes) -> RankEnd:
+        """Run the process of one rank to its end.
 
         Args:
             address: of the Ray Train worker that answers for it.
@@ -99,7 +119,8 @@ class NodeForks:
             elif "pid" in answer:
                 self._ranks[answer["id"]].pid = answer["pid"]
             else:
-                self._ranks.pop(answer["id"]).ended.set_result(answer["code"])
+                end = RankEnd(answer["code"], answer["memory"])
+                self._ranks.pop(answer["id"]).ended.set_result(end)
         self._writer = None  # whoever asks next starts another one
         lost, self._ranks = self._ranks, {}
         for rank in lost.values():

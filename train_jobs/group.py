@@ -118,7 +118,7 @@ def _rank_failure(rank: int, error: BaseException) -> RankFailure:
         )
     if type(error).__module__.partition(".")[0] == "ray":
         # Ray's own word for a worker that ended or does not answer; what happens in a rank is a RankError.
-        return RankFailure(rank, None, type(error).__name__, _first_line(error), "", died=True)
+        return RankFailure(rank, None, type(error).__name__, _first_line(error), str(error), died=True)
     trace = "".join(traceback.format_exception(error))
     return RankFailure(rank, None, type(error).__name__, str(error), trace)
 

@@ -7,7 +7,6 @@ hangs or is killed then leaves somebody behind who can tell.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from typing import Any
@@ -51,7 +50,7 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         worker.end_if_it_hangs()
     try:
-        return worker.outcome(_how_it_ended(ray.get(ended)))
+        return worker.outcome(str(ray.get(ended)))
     except (ConnectionError, ray.exceptions.RayError) as error:
         return worker.outcome(f"its node's fork server ended ({error})")
 
@@ -186,7 +185,3 @@ class RankWorker:
         if self._lighthouse is None:
             self._lighthouse = LighthouseClient(self.spec.job, self.spec.attempt)
         return self._lighthouse
-
-
-def _how_it_ended(code: int) -> str:
-    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

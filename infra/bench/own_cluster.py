@@ -21,8 +21,9 @@ from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
 from cluster.storage import Storage
-from train_jobs.listing import run_of
-from train_jobs.run_log import read_events
+from train_jobs.listing import is_running, run_of
+from train_jobs.run_config import read_run_config
+from train_jobs.run_log import read_events, summarize
 from train_jobs.submission import Submissions, new_job_id
 
 _LOOK_S = 0.05
@@ -148,6 +149,26 @@ class OwnJob:
         """Wait for so many more steps."""
         first = len(self.metrics())
         self.until(lambda: len(self.metrics()) >= first + count, f"{count} steps were not done", timeout_s)
+
+    def rank_pids(self) -> list[int]:
+        """Processes of the ranks of its newest attempt, also of those that have ended since."""
+        started = self.events("started")
+        newest = [each for each in started if each["attempt"] == started[-1]["attempt"]]
+        return [rank["pid"] for each in newest for rank in each["ranks"] if psutil.pid_exists(rank["pid"])]
+
+    def runs(self) -> bool:
+        """Whether its driver does, or will."""
+        summary = summarize(self.job, self.run)
+        return is_running(summary, Submissions(self.cluster.record).statuses())
+
+    def resume(self) -> None:
+        """Have it go on after its driver was lost."""
+        storage = Storage(self.cluster.record.storage)
+        name, config = read_run_config(storage, self.job)
+        submission = f"{self.job}-{secrets.token_hex(3)}"
+        Submissions(self.cluster.record).submit(
+            storage, self.job, name, config, submission, self.cluster.loaded.base
+        )
 
     def stop(self) -> None:
         """Ask it to stop, and wait until it has."""

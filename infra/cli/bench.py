@@ -1,4 +1,4 @@
-"""Benchmarks from the command line: `bench train`, and `bench sharing` (see `bench_sharing`)."""
+"""Benchmarks from the command line: `bench train`, and those that have files of their own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from cluster.wording import counted
 from infra.cli.bench_sharing import sharing
+from infra.cli.bench_soak import soak
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure, side by side.", no_args_is_help=True)
     bench.command("train")(train)
     bench.command("sharing")(sharing)
+    bench.command("soak")(soak)
     app.add_typer(bench, name="bench")
 
 

@@ -20,7 +20,8 @@ import pytest
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
 from train_jobs.errors import RankError
-from train_jobs.forks import PRELOADED
+from train_jobs.failures import FailureClass, RankFailure, classify
+from train_jobs.forks import PRELOADED, RankEnd
 from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
 from train_jobs.rank_stacks import RankStacks
@@ -238,7 +239,7 @@ def test_a_rank_ends_when_its_worker_is_gone(server: Server, tmp_path: Path) -> 
     server.fork(7, link)
     assert answering.stdout.readline() == "called\n"
     answering.kill()
-    assert server.answer() == {"id": 7, "code": 1}
+    assert server.answer() == {"id": 7, "code": 1, "memory": False}
     answering.wait()
 
 
@@ -260,5 +261,14 @@ def test_nobody_without_the_key_is_answered(server: Server, tmp_path: Path) -> N
     link = RankLink(rank)
     link.authkey = b"another one"
     server.fork(0, link)
-    assert server.answer() == {"id": 0, "code": 1}
+    assert server.answer() == {"id": 0, "code": 1, "memory": False}
     assert not rank.called.is_set()
+
+
+def test_an_end_is_told_in_words() -> None:
+    assert str(RankEnd(3, False)) == "exit code 3"
+    assert str(RankEnd(-9, False)) == "killed by SIGKILL"
+    assert str(RankEnd(-15, True)) == "killed by SIGTERM"
+    words = str(RankEnd(-9, True))
+    died = RankFailure(0, None, "RankDied", words, "", died=True)
+    assert classify([died], ["n1"], ["n1"], {}).failure_class is FailureClass.MEMORY

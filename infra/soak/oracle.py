@@ -1,0 +1,93 @@
+"""What must hold of a soak, whatever was done to it: pure, from what was written down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+REFUSED = (429, 503)
+"""Answers that refuse a request and say when to come back (HTTP status)."""
+
+
+def check_steps(job: str, lines: Sequence[Mapping[str, Any]], steps: int) -> list[str]:
+    """Every step once and in order; a step is done again only by another attempt, from a checkpoint on.
+
+    Args:
+        lines: those of the job's metrics.jsonl, as they were written.
+        steps: how many the job had to do.
+    """
+    wrong = []
+    missing = sorted(set(range(1, steps + 1)) - {line["step"] for line in lines})
+    if missing:
+        wrong.append(f"{job}: {len(missing)} of {steps} steps are missing, first {missing[0]}")
+    for before, after in pairwise(lines):
+        if after["attempt"] == before["attempt"] and after["step"] != before["step"] + 1:
+            where = f"in attempt {after['attempt']} step {after['step']} follows step {before['step']}"
+            wrong.append(f"{job}: {where}")
+        elif after["attempt"] < before["attempt"] or after["step"] > before["step"] + 1:
+            where = f"attempt {after['attempt']} goes on with step {after['step']}"
+            wrong.append(f"{job}: {where} after step {before['step']} of attempt {before['attempt']}")
+    return wrong
+
+
+def check_losses(
+    job: str, lines: Sequence[Mapping[str, Any]], reference: Mapping[int, float], tolerance: float
+) -> list[str]:
+    """Losses are those of the undisturbed run.
+
+    Args:
+        reference: loss by step.
+        tolerance: relative; 0 where not even the order of summation may differ.
+    """
+    wrong = []
+    for line in lines:
+        expected = reference[line["step"]]
+        if abs(line["loss"] - expected) > tolerance * abs(expected):
+            wrong.append(
+                f"{job}: the loss of step {line['step']} is {line['loss']!r}, undisturbed {expected!r}"
+            )
+    return wrong[:3]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request and what came of it.
+
+    Attributes:
+        status: HTTP status; None where no answer came.
+        ended: the answer came to its end, or to an error that it names itself.
+        detail: what the client saw of an error.
+        seconds: until the end.
+    """
+
+    status: int | None
+    ended: bool
+    detail: str = ""
+    seconds: float = 0.0
+
+    @property
+    def outcome(self) -> str:
+        """answered, refused (with a reason), broken (ended by an error that says so), or lost."""
+        if self.status == 200 and self.ended:
+            return "broken" if self.detail else "answered"
+        if self.status in REFUSED and self.detail:
+            return "refused"
+        return "lost"
+
+
+def check_requests(asked: Iterable[Asked]) -> list[str]:
+    """Every request was answered, or refused or broken off with a reason."""
+    lost = Counter(f"{one.status}: {one.detail}" for one in asked if one.outcome == "lost")
+    return [f"{count} requests were lost ({what})" for what, count in lost.most_common(3)]
+
+
+def check_left(
+    leases: Sequence[Mapping[str, Any]], processes: Sequence[str], files: Sequence[str]
+) -> list[str]:
+    """No lease, process or file is left behind."""
+    wrong = [f"the lease of {lease['holder']} is left" for lease in leases]
+    wrong += [f"process {process} is left" for process in processes]
+    return wrong + [f"{file} is left" for file in files]
