@@ -25,7 +25,7 @@ def soak(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train and serve under random faults and load, on a cluster of its own; then check that nothing was lost."""
+    """Train and serve under random faults and load, on a cluster of its own; nothing may be lost."""
     from cluster.errors import RequestError
     from infra.soak.plan import FAULTS
     from infra.soak.soak import Soak
