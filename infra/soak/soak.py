@@ -14,11 +14,10 @@ from typing import Any
 
 from cluster.errors import ShoalError
 from cluster.sharing.audit import granted_twice
-from cluster.sharing.client import BrokerClient
 from cluster.sharing.journal import journal_storage, read_events
 from infra.bench.own_cluster import OwnCluster, OwnJob
 from infra.soak import oracle
-from infra.soak.plan import FAULTS, Fault, faults, loads
+from infra.soak.plan import FAULTS, Fault, Load, faults, loads
 from infra.soak.traffic import Traffic
 
 APP = "chat"
@@ -226,10 +225,9 @@ class Soak:
 
     def _play(self, traffic: Traffic) -> None:
         """Do what is planned, when it is."""
-        planned = sorted(
-            [*faults(self.seed, self.seconds, self.kinds), *loads(self.seed, self.seconds)],
-            key=lambda each: each.at_s,
-        )
+        planned: list[Fault | Load] = [*faults(self.seed, self.seconds, self.kinds)]
+        planned += loads(self.seed, self.seconds)
+        planned.sort(key=lambda each: each.at_s)
         began = time.monotonic()
         for each in planned:
             time.sleep(max(0.0, began + each.at_s - time.monotonic()))
@@ -309,6 +307,8 @@ class Soak:
 
     def _left(self) -> list[str]:
         """What is left of the jobs once all have ended."""
+        from cluster.sharing.client import BrokerClient  # Ray reads its settings when it is imported
+
         wrong = ["it was never looked"]
         deadline = time.monotonic() + SETTLE_S
         while wrong and time.monotonic() < deadline:
