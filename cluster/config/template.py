@@ -70,6 +70,7 @@ train_jobs:
       asynchronous: true          # written in the background while training goes on
     recovery:
       worker_failures: 10         # lost workers or nodes in a row, without a step further, that it survives
+      non_finite_loss: stop       # what a NaN loss does: stop, skip the update, or go_back to a checkpoint
     publish: stdlib-lm            # the trained model's name in the registry
 
 serve_apps:
