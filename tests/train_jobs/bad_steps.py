@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ def _train(case: Case) -> None:
 
     assembly = assemble(TrainJobConfig.model_validate_json(case.config), Path(case.run))
     loop, state = assembly.loop, assembly.state
-    _spoil(loop, case)
+    spoil(loop, case.spoilt, case.takes)
     digests = []
     step = loop.step
 
@@ -56,7 +57,7 @@ def _train(case: Case) -> None:
             state.step += 1
             return False
         stop = step()
-        digests.append([state.step, _digest(state)])
+        digests.append([state.step, digest(state)])
         return stop
 
     loop.step = step_and_digest  # type: ignore[method-assign]
@@ -70,25 +71,36 @@ def _train(case: Case) -> None:
     (Path(case.run) / f"end-{dist.get_rank()}.json").write_text(json.dumps(end))
 
 
-def _spoil(loop: Any, case: Case) -> None:
-    """Change what steps take, and what comes of it."""
+def spoil(loop: Any, factors: dict[str, float], takes: list[int] | None = None) -> None:
+    """Change what steps take, and what comes of it.
+
+    Args:
+        factors: by global batch, what its loss is multiplied by.
+    """
     from train_jobs.tasks.task import Sums
 
     loss, read, taken = loop.task.loss, loop.loader.step, [-1]
 
     def take(batch: int, place: Any) -> Any:
-        taken[0] = batch if case.takes is None else case.takes[loop.state.step]
+        taken[0] = batch if takes is None else takes[loop.state.step]
         return read(taken[0], place)
 
     def spoilt(module: Any, batch: Any) -> Any:
         sums = loss(module, batch)
-        factor = case.spoilt.get(str(taken[0])) if module.training else None
+        factor = factors.get(str(taken[0])) if module.training else None
         return sums if factor is None else Sums(sums.loss * factor, sums.count, sums.others)
 
     loop.loader.step, loop.task.loss = take, spoilt
 
 
-def _digest(state: Any) -> str:
+def slow_down(model: Any, times: Callable[[], float]) -> None:
+    """Let a forward pass take a while: so many times as long as on a rank that is not slow."""
+    blocks = [each for each in model.modules() if "DecoderLayer" in type(each).__name__]
+    for block in blocks:
+        block.mlp.register_forward_pre_hook(lambda *_: time.sleep(0.002 * times()))
+
+
+def digest(state: Any) -> str:
     """Of model and optimizer, bit by bit."""
     import torch
 
@@ -115,7 +127,7 @@ def save_as_before_there_were_guards(config: str, run: str) -> None:
     TrainingState._progress = progress  # type: ignore[method-assign]
     again = assemble(TrainJobConfig.model_validate_json(config), Path(run), attempt=2)
     assert again.begin() == 3
-    assert _digest(again.state) == _digest(assembly.state)
+    assert digest(again.state) == digest(assembly.state)
     again.loop.run()
 
 
@@ -125,13 +137,10 @@ def train_with_a_slow_rank(config: str, run: str, slow: int, first: int, last: i
 
     assembly = assemble(TrainJobConfig.model_validate_json(config), Path(run))
 
-    def compute(*_: Any) -> None:
-        """What takes 2 ms elsewhere."""
+    def times() -> float:
         slowed = dist.get_rank() == slow and first <= assembly.state.step + 1 <= last
-        time.sleep(0.006 if slowed else 0.002)
+        return 3.0 if slowed else 1.0
 
-    blocks = [each for each in assembly.parallel.stepped.modules() if "DecoderLayer" in type(each).__name__]
-    for block in blocks:
-        block.mlp.register_forward_pre_hook(compute)
+    slow_down(assembly.parallel.stepped, times)
     assembly.begin()
     assembly.loop.run()
