@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-_MOST_UNITS = 8
+_MOST_UNITS = 4
 _MOST_SPANS = 16
 """Timed in a step, whatever the number of its micro-batches: the clock must not slow the step down."""
 

@@ -83,15 +83,20 @@ class StragglerWatch:
             return []
         taken = np.sort(times[:, known], axis=0)[:-_DROPPED].sum(axis=0)
         slower = taken / _median_of_others(taken)
-        changes = []
-        for index in np.flatnonzero((slower >= self.factor) | (slower < self._over_below)):
-            rank, times_slower = self._ranks[known[index]], round(float(slower[index]), 2)
-            straggles = rank in self._since
-            if times_slower >= self.factor and not straggles:
-                self._since[rank] = self._steps
-                changes.append(Change(rank, True, times_slower, WINDOW_STEPS))
-            elif times_slower < self._over_below and straggles:
-                changes.append(Change(rank, False, times_slower, self._steps - self._since.pop(rank)))
+
+        def where(mask: np.ndarray) -> dict[Rank, float]:
+            return {self._ranks[known[index]]: round(float(slower[index]), 2) for index in mask.nonzero()[0]}
+
+        slow = where(slower >= self.factor)
+        begun = {rank: times for rank, times in slow.items() if rank not in self._since}
+        over = {}
+        if self._since:
+            fast = where(slower < self._over_below)
+            over = {rank: times for rank, times in fast.items() if rank in self._since}
+        changes = [Change(rank, True, times, WINDOW_STEPS) for rank, times in begun.items()]
+        self._since |= dict.fromkeys(begun, self._steps)
+        for rank, times in over.items():
+            changes.append(Change(rank, False, times, self._steps - self._since.pop(rank)))
         return changes
 
     def _arrange(self, ranks: Sequence[Rank]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,38 @@ def test_a_slow_group_is_named(corpus: Path, tmp_path: Path) -> None:
     assert (event["group"], event["rank"]) == ("b", 0)
     assert event["step"] <= 20
     assert 2.0 <= event["times_slower"] < 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_groups_that_are_killed_and_join_while_the_job_goes_back_leave_no_trace(
+    seed: int, corpus: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    changes = {
+        "recovery": {"non_finite_loss": "go_back"},
+        "optimizer": {"learning_rate": 1e-4},
+        "checkpoint": {"every_steps": 5},
+        "steps": 70,
+    }
+    config = tiny_job(corpus, **merged(JOB, changes))
+    spoilt = dict.fromkeys((7, 15, 23, 31, 39, 47), float("nan"))
+    groups = Groups(config, tmp_path / "run", ["g0", "g1"], pace_s=0.05, spoilt=spoilt)
+    groups.start("g0", "g1")
+    running = ["g0", "g1"]
+    for number, batch in enumerate(sorted(spoilt)):
+        groups.at_step(batch - number - 1)
+        time.sleep(chance.uniform(0.0, 0.4))  # before it goes back, meanwhile, or soon after
+        if len(running) > 1:
+            groups.kill(running.pop(chance.randrange(len(running))))
+        running.append(f"g{number + 2}")
+        groups.start(running[-1])
+    groups.wait(*running)
+    last = {line["step"]: line for line in groups.lines()}
+    oracle = undisturbed(config, tmp_path / "oracle", [batch for batch in range(76) if batch not in spoilt])
+    assert sorted(last) == sorted(oracle)
+    for step, line in last.items():
+        assert line["loss"] == pytest.approx(oracle[step]["loss"], abs=TOLERANCE)
+    assert groups.events("went_back")[-1]["passed_over"] == sorted(spoilt)
+    final = {key: states for key, states in groups.digests().items() if key[1] == 70}
+    assert all(len(states) == 1 for states in final.values())
