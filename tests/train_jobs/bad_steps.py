@@ -141,6 +141,6 @@ def train_with_a_slow_rank(config: str, run: str, slow: int, first: int, last: i
         slowed = dist.get_rank() == slow and first <= assembly.state.step + 1 <= last
         return 3.0 if slowed else 1.0
 
-    slow_down(assembly.parallel.stepped, times)
+    slow_down(assembly.parallel.module, times)
     assembly.begin()
     assembly.loop.run()

@@ -88,15 +88,15 @@ class StragglerWatch:
             return {self._ranks[known[index]]: round(float(slower[index]), 2) for index in mask.nonzero()[0]}
 
         slow = where(slower >= self.factor)
-        begun = {rank: times for rank, times in slow.items() if rank not in self._since}
-        over = {}
+        begun = {rank: by for rank, by in slow.items() if rank not in self._since}
+        over: dict[Rank, float] = {}
         if self._since:
             fast = where(slower < self._over_below)
-            over = {rank: times for rank, times in fast.items() if rank in self._since}
-        changes = [Change(rank, True, times, WINDOW_STEPS) for rank, times in begun.items()]
+            over = {rank: by for rank, by in fast.items() if rank in self._since}
+        changes = [Change(rank, True, by, WINDOW_STEPS) for rank, by in begun.items()]
         self._since |= dict.fromkeys(begun, self._steps)
-        for rank, times in over.items():
-            changes.append(Change(rank, False, times, self._steps - self._since.pop(rank)))
+        for rank, by in over.items():
+            changes.append(Change(rank, False, by, self._steps - self._since.pop(rank)))
         return changes
 
     def _arrange(self, ranks: Sequence[Rank]) -> None:

@@ -236,7 +236,7 @@ def train_group(
     )
     spoil(assembly.loop, json.loads(spoilt))
     if slow is not None:
-        slow_down(assembly.parallel.stepped, lambda: 3.0 if name == slow else 1.0)
+        slow_down(assembly.parallel.module, lambda: 3.0 if name == slow else 1.0)
     with (directory / f"digests-{rank}.jsonl").open("a", buffering=1) as digests:
         step = assembly.loop.step
 
