@@ -28,6 +28,9 @@ from train_jobs.parallel.model import ParallelModel
 from train_jobs.quorum import Left, Quorum
 from train_jobs.tasks.task import Sums, Task
 
+_Saved = list[tuple[Tensor, Tensor]]
+"""Tensors, each with a copy of what it was."""
+
 
 class Reporter(Protocol):
     """Where a rank says what it did; all but rank 0 say nothing."""
@@ -157,19 +160,8 @@ class StepLoop:
 
     def _step(self) -> tuple[dict[str, Any] | None, bool]:
         """What was computed in the step, None where the job went back; and whether all ranks are to stop."""
-        scale, most = self.state.loss_scale, self.config.batch.global_size * self.loader.targets_per_sample
-        while True:
-            place = self.quorum.start()
-            step = self.state.step
-            batches = [] if place is None else self.loader.step(self.guard.batch(step), place)
-            buffers = self._buffers() if self.guard.skips and place is not None else []
-            mine = self._gradients(batches, scale.value * self.parallel.num_averaged / most)
-            totals = self._totals(mine, len(batches))
-            if totals is not None:
-                break
-            self.parallel.drop_gradients()
-            self.quorum.drop()
-        loss, count, stop = totals
+        (loss, count, stop), buffers = self._compute()
+        step, scale = self.state.step, self.state.loss_scale
         if count == 0:
             raise LossError(f"nothing counts in the global batch of step {step + 1}")
         loss /= count
@@ -183,7 +175,7 @@ class StepLoop:
             set_learning_rate(self.state.optimizer, rate)
             norm = self.parallel.update(
                 self.state.optimizer,
-                most / count / scale.value,
+                self._most / count / scale.value,
                 self.config.optimizer.max_grad_norm,
                 self._hold,
             )
@@ -217,7 +209,28 @@ class StepLoop:
                 self.guard.took(loss)
         return line, stop > 0
 
-    def _skip(self, bad: BadStep, buffers: list[tuple[Tensor, Tensor]]) -> None:
+    def _compute(self) -> tuple[tuple[float, float, float], _Saved]:
+        """Forward, backward and the totals of a step, again until they count; and the buffers of before."""
+        while True:
+            place = self.quorum.start()
+            batches = [] if place is None else self.loader.step(self.guard.batch(self.state.step), place)
+            # A group that has yet to take its state passes nothing forward.
+            buffers = self._buffers() if self.guard.skips and place is not None else []
+            mine = self._gradients(
+                batches, self.state.loss_scale.value * self.parallel.num_averaged / self._most
+            )
+            totals = self._totals(mine, len(batches))
+            if totals is not None:
+                return totals, buffers
+            self.parallel.drop_gradients()
+            self.quorum.drop()
+
+    @property
+    def _most(self) -> int:
+        """What a global batch counts at most."""
+        return self.config.batch.global_size * self.loader.targets_per_sample
+
+    def _skip(self, bad: BadStep, buffers: _Saved) -> None:
         """Leave the model as it was before the step; the data and the schedule go on."""
         step = self.state.step
         if bad.policy == "stop":
@@ -245,7 +258,7 @@ class StepLoop:
         if self.quorum.leads:
             self.reporter.event(kind, attempt=self.attempt, **facts)
 
-    def _buffers(self) -> list[tuple[Tensor, Tensor]]:
+    def _buffers(self) -> _Saved:
         """What forward passes change, with copies of it."""
         return [(buffer, buffer.clone()) for buffer in self.parallel.module.buffers()]
 
