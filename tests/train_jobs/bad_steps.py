@@ -94,10 +94,20 @@ def spoil(loop: Any, factors: dict[str, float], takes: list[int] | None = None) 
 
 
 def slow_down(model: Any, times: Callable[[], float]) -> None:
-    """Let a forward pass take a while: so many times as long as on a rank that is not slow."""
-    blocks = [each for each in model.modules() if "DecoderLayer" in type(each).__name__]
-    for block in blocks:
-        block.mlp.register_forward_pre_hook(lambda *_: time.sleep(0.002 * times()))
+    """Let the blocks of a model compute for a while; so many times as long as they would."""
+
+    def slowed(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def slow(*args: Any, **kwargs: Any) -> Any:
+            began = time.perf_counter()
+            time.sleep(0.003)
+            result = forward(*args, **kwargs)
+            time.sleep((times() - 1.0) * (time.perf_counter() - began))
+            return result
+
+        return slow
+
+    for block in [each for each in model.modules() if "DecoderLayer" in type(each).__name__]:
+        block.forward = slowed(block.forward)
 
 
 def digest(state: Any) -> str:
