@@ -21,9 +21,13 @@ from train_jobs.data.loader import make_loader
 from train_jobs.data.order import BatchPlan, Place
 from train_jobs.data.source import StreamSamples, as_samples
 from train_jobs.elastic.replicas import Lighthouse, ReplicaQuorum, ReplicaSettings
+from train_jobs.errors import LossError
 from train_jobs.loop import Reporter, StepLoop
 from train_jobs.metering.flops import count_flops, peak_flops
+from train_jobs.metering.forward_clock import ForwardClock
 from train_jobs.metering.meter import Meter
+from train_jobs.metering.pace import Pace
+from train_jobs.optimization.loss_guard import LossGuard
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import DTYPES
@@ -70,7 +74,8 @@ class RankAssembly:
         flops = None
         if not isinstance(samples, StreamSamples):
             flops = count_flops(model, self.task, samples.batch([0], None))
-        self.parallel = parallelize(model, blocks_of(model), self.mesh, config)
+        blocks = blocks_of(model)  # FSDP2 gives them other names
+        self.parallel = parallelize(model, blocks, self.mesh, config)
         if on_meta:
             assert isinstance(self.parallel, ShardedModel)
             with torch.random.fork_rng(devices=[]):  # ranks stay alike
@@ -83,7 +88,8 @@ class RankAssembly:
             config.seed,
             config.data.workers,
         )
-        self.state = TrainingState(self.parallel, optimizer, loss_scale, loader)
+        self.guard = LossGuard(config.recovery)
+        self.state = TrainingState(self.parallel, optimizer, loss_scale, self.guard, loader)
         rate, source = peak_flops(device, config.precision)
         self.store = CheckpointStore(workspace.storage.child(CHECKPOINTS))
         self.event = partial(reporter.event, attempt=attempt)
@@ -91,7 +97,7 @@ class RankAssembly:
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
         )
         place = Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)
-        self.quorum: Quorum = WholeGroup(place) if replica is None else self._tied(*replica)
+        self.quorum: Quorum = WholeGroup(place, self._restore) if replica is None else self._tied(*replica)
         quorum = self.quorum
         self.loop = StepLoop(
             config=config,
@@ -103,10 +109,23 @@ class RankAssembly:
             meter=Meter(
                 device, flops, (rate, source), lambda: quorum.world_size, waited_s=lambda: loader.waited_s
             ),
+            pace=self._pace(model, blocks, alone=replica is None and dist.get_world_size() == 1),
             quorum=quorum,
             reporter=reporter,
             progress=self.progress,
         )
+
+    def _pace(self, model: nn.Module, blocks: Sequence[nn.Module], *, alone: bool) -> Pace | None:
+        """What finds stragglers; None where nobody looks for them."""
+        factor, loader = self.config.recovery.straggler_factor, self.state.loader
+        if factor is None or alone:
+            return None
+        units: Sequence[nn.Module] = [model]
+        if isinstance(self.parallel, ShardedModel):
+            # The whole waits for parameters that are gathered; and a compiled block is not to be broken up.
+            units = [] if self.config.parallel.compile else blocks
+        clock = ForwardClock(units, self.mesh.device)
+        return Pace(clock, lambda: loader.waited_s, factor, watches=dist.get_rank() == 0)
 
     def _build(self) -> nn.Module:
         torch.manual_seed(
@@ -140,10 +159,20 @@ class RankAssembly:
 
         Args:
             tidies: of several groups that restore at once, one clears away what cannot be loaded.
+
+        Raises:
+            LossError: the job goes back, and there is no checkpoint to go back to.
         """
-        restored = restore(self.store, self.state, self.event, tidies=tidies)
+        way = self.guard.returning
+        before = None if way is None else way.before
+        restored = restore(self.store, self.state, self.event, tidies=tidies, before=before)
         if restored is not None:
             self.saver.last = restored
+        if way is not None:
+            if restored is None:
+                than = "" if before is None else f" than that of step {before}, which is no better"
+                raise LossError(f"there is no checkpoint to go back to{than}")
+            self.guard.returned(way)
 
     def export(self) -> None:
         """Leave the whole model with the run. Called by all ranks."""

@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 
 from cluster.storage import Storage, StorageError
-from train_jobs.run_log import RunLog, now
+from train_jobs.run_log import RunLog, node_of, now
 
 NAMESPACE = "shoal"
 _FLUSH_S = 2.0
@@ -50,6 +50,8 @@ class JobControl:
             self.metric(line)
 
     def event(self, kind: str, **facts: Any) -> None:
+        if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
+            facts["node"] = node_of(facts["rank"], facts.get("group"), self.log.events())
         self.log.event(now(), kind, **facts)
         if kind == "finished":
             self.log.flush()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol
 
 import torch
@@ -19,12 +19,18 @@ from train_jobs.data.order import Place
 from train_jobs.data.source import Batch, as_samples
 from train_jobs.errors import LossError
 from train_jobs.metering.meter import Meter
+from train_jobs.metering.pace import Pace
+from train_jobs.metering.stragglers import Change
+from train_jobs.optimization.loss_guard import BadStep
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
 from train_jobs.parallel.model import ParallelModel
 from train_jobs.progress import Progress
 from train_jobs.quorum import Left, Quorum
 from train_jobs.tasks.task import Sums, Task
+
+_Saved = list[tuple[Tensor, Tensor]]
+"""Tensors, each with a copy of what it was."""
 
 
 class Reporter(Protocol):
@@ -58,6 +64,7 @@ class StepLoop:
         saver: CheckpointSaver,
         quorum: Quorum,
         meter: Meter,
+        pace: Pace | None,
         reporter: Reporter,
         progress: Progress,
     ) -> None:
@@ -69,6 +76,8 @@ class StepLoop:
         self.saver = saver
         self.quorum = quorum
         self.meter = meter
+        self.guard = state.guard
+        self.pace = pace
         self.reporter = reporter
         self.progress = progress
         self.mesh = parallel.mesh
@@ -101,10 +110,15 @@ class StepLoop:
     def _run(self) -> None:
         """All steps but the last evaluation and the last save."""
         stop, led = False, self.quorum.leads
+        if self.state.step == 0 and self.guard.goes_back:
+            self._save()
         while self.state.step < self.config.steps and not stop:
+            before = self.state.step
             stop = self.step()
             self.saver.poll()
             step = self.state.step
+            if step <= before:
+                continue  # it went back to a checkpoint
             if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
                 self.evaluate()
             took_over, led = self.quorum.leads and not led, self.quorum.leads
@@ -119,12 +133,14 @@ class StepLoop:
         Kernels are chosen, memory is allocated and blocks are compiled here.
         """
         randomness = self.state.randomness()
-        buffers = [(buffer, buffer.clone()) for buffer in self.parallel.module.buffers()]
+        buffers = self._buffers()
         if isinstance(self.loader, BatchLoader):
             samples = self.loader.samples
             indices = [index % len(samples) for index in range(self.config.batch.micro)]
             self._gradients([samples.batch(indices, None)], 0.0)
             self.parallel.drop_gradients()
+        if self.pace is not None:
+            self.pace.clock.forget()
         for buffer, value in buffers:
             buffer.copy_(value)
         self.state.restore_randomness(randomness)
@@ -138,6 +154,9 @@ class StepLoop:
         ):
             line, stop = self._step()
         self._has_stepped = True
+        if line is None:
+            self._unsaid = None
+            return stop
         figures = self.meter.line(line["samples"], line["tokens"])
         if self.quorum.leads:
             if self._unsaid is not None:  # the group that led before may not have lived to say it
@@ -150,41 +169,41 @@ class StepLoop:
     _unsaid: dict[str, Any] | None = None  # the figures of the last step, where another group says them
     _asked_to_stop = False  # what rank 0 heard after the last step; the others learn it with the next loss
 
-    def _step(self) -> tuple[dict[str, Any], bool]:
-        """What was computed in the step, and whether all ranks are to stop."""
-        scale, most = self.state.loss_scale, self.config.batch.global_size * self.loader.targets_per_sample
-        while True:
-            place = self.quorum.start()
-            step = self.state.step
-            batches = [] if place is None else self.loader.step(step, place)
-            mine = self._gradients(batches, scale.value * self.parallel.num_averaged / most)
-            totals = self._totals(mine)
-            if totals is not None:
-                break
-            self.parallel.drop_gradients()
-            self.quorum.drop()
-        loss, count, stop = totals
+    def _step(self) -> tuple[dict[str, Any] | None, bool]:
+        """What was computed in the step, None where the job went back; and whether all ranks are to stop."""
+        (loss, count, stop), buffers = self._compute()
+        step, scale = self.state.step, self.state.loss_scale
         if count == 0:
             raise LossError(f"nothing counts in the global batch of step {step + 1}")
-        if not math.isfinite(loss):
-            raise LossError(f"the loss is {loss / count} in step {step + 1}")
+        loss /= count
         rate = learning_rate(self.config.optimizer, step, self.config.steps)
-        set_learning_rate(self.state.optimizer, rate)
-        norm = self.parallel.update(
-            self.state.optimizer,
-            most / count / scale.value,
-            self.config.optimizer.max_grad_norm,
-            self._hold,
-        )
-        finite = math.isfinite(norm)
-        if not finite and (not scale.enabled or scale.exhausted):
-            raise LossError(f"the norm of the gradient is {norm} in step {step + 1}")
+        bad = self.guard.look(loss)
+        norm: float | None = None
+        if bad is not None and bad.policy == "warn":
+            self._say("loss_spike", step=step + 1, loss=loss, reason=bad.reason)
+            bad = None
+        if bad is None:
+            set_learning_rate(self.state.optimizer, rate)
+            norm = self.parallel.update(
+                self.state.optimizer,
+                self._most / count / scale.value,
+                self.config.optimizer.max_grad_norm,
+                self._hold,
+            )
+            if not math.isfinite(norm) and (not scale.enabled or scale.exhausted):
+                bad = self.guard.look_at_norm(norm)
         self.parallel.drop_gradients()
+        if bad is not None and bad.policy == "go_back":
+            self._go_back(bad)
+            return None, stop > 0
+        if bad is not None:
+            self._skip(bad, buffers)
+        finite = norm is not None and math.isfinite(norm)
         self.state.step = step + 1
         line = {
             "attempt": self.attempt,
             "step": self.state.step,
-            "loss": loss / count,
+            "loss": loss if math.isfinite(loss) else None,
             "learning_rate": rate,
             "grad_norm": norm if finite else None,
             "world_size": self.quorum.world_size,
@@ -192,9 +211,68 @@ class StepLoop:
             "tokens": int(count) if self.task.unit == "tokens" else None,
         }
         if scale.enabled:
-            line |= {"loss_scale": scale.shown, "skipped": not finite}
-        scale.update(finite)
+            line["loss_scale"] = scale.shown
+        if scale.enabled or bad is not None:
+            line["skipped"] = not finite
+        if bad is None:
+            scale.update(finite)
+            if finite:
+                self.guard.took(loss)
         return line, stop > 0
+
+    def _compute(self) -> tuple[tuple[float, float, float], _Saved]:
+        """Forward, backward and the totals of a step, again until they count; and the buffers of before."""
+        while True:
+            place = self.quorum.start()
+            batches = [] if place is None else self.loader.step(self.guard.batch(self.state.step), place)
+            # A group that has yet to take its state passes nothing forward.
+            buffers = self._buffers() if self.guard.skips and place is not None else []
+            mine = self._gradients(
+                batches, self.state.loss_scale.value * self.parallel.num_averaged / self._most
+            )
+            totals = self._totals(mine, len(batches))
+            if totals is not None:
+                return totals, buffers
+            self.parallel.drop_gradients()
+            self.quorum.drop()
+
+    @property
+    def _most(self) -> int:
+        """What a global batch counts at most."""
+        return self.config.batch.global_size * self.loader.targets_per_sample
+
+    def _skip(self, bad: BadStep, buffers: _Saved) -> None:
+        """Leave the model as it was before the step; the data and the schedule go on."""
+        step = self.state.step
+        if bad.policy == "stop":
+            raise LossError(f"{bad.reason} in step {step + 1}")
+        self.guard.skip(bad, step)
+        for buffer, value in buffers:
+            buffer.copy_(value)
+        self._say("step_skipped", step=step + 1, reason=bad.reason)
+
+    def _go_back(self, bad: BadStep) -> None:
+        """Go on from the newest good checkpoint, without the batch of this step."""
+        step, went_back = self.state.step, self.guard.went_back
+        self.guard.go_back(bad, step)
+        with self.progress.waiting():
+            self._hold()
+            self.saver.finish()  # a save under way may be the checkpoint to go back to
+            self.quorum.forget()
+            self.quorum.start()
+        if self.guard.went_back > went_back:  # else a group that knows nothing of it had a newer state
+            passed_over = list(self.guard.passed_over)
+            self._say(
+                "went_back", step=step + 1, to=self.state.step, reason=bad.reason, passed_over=passed_over
+            )
+
+    def _say(self, kind: str, **facts: Any) -> None:
+        if self.quorum.leads:
+            self.reporter.event(kind, attempt=self.attempt, **facts)
+
+    def _buffers(self) -> _Saved:
+        """What forward passes change, with copies of it."""
+        return [(buffer, buffer.clone()) for buffer in self.parallel.module.buffers()]
 
     def _hold(self) -> None:
         """Wait until whoever copies or sends the state has done so."""
@@ -212,24 +290,46 @@ class StepLoop:
             if last:
                 self.quorum.last_backward()
             with self.parallel.micro_batch(self._to_device(batch), last=last) as mine:
-                with self.parallel.autocast():
+                with self.parallel.autocast(), self._timed():
                     result = self.task.loss(module, mine)
                 self.parallel.backward(result.loss * factor)
             sums += _detached(result)[:2]
             self.progress.tick()
         return sums
 
-    def _totals(self, mine: Tensor) -> tuple[float, float, float] | None:
+    def _timed(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.pace is None else self.pace.clock.micro_batch()
+
+    def _totals(self, mine: Tensor, micro_batches: int) -> tuple[float, float, float] | None:
         """Summed loss, what counted, and how many ask to stop, over the whole global batch.
 
         None where the step has to be done again.
+
+        Args:
+            micro_batches: that this rank took.
         """
-        totals = torch.cat((self._once(mine), mine.new_tensor([float(self._asked_to_stop)])))
-        summed = self.quorum.total(totals)
+        beside = [float(self._asked_to_stop)]
+        if self.pace is not None:
+            beside += self.pace.row(self.quorum.index, self.quorum.world_size)
+        summed = self.quorum.total(torch.cat((self._once(mine), mine.new_tensor(beside))))
         if summed is None:
             return None
-        loss, count, stop = summed.tolist()
+        loss, count, stop, *seconds = summed.tolist()
+        if self.pace is not None:
+            for change in self.pace.take_in(self.quorum.ranks, seconds, micro_batches):
+                self._say_of_straggler(change)
         return loss, count, stop
+
+    def _say_of_straggler(self, change: Change) -> None:
+        group, rank = change.rank
+        self._say(
+            "straggler" if change.begins else "straggler_over",
+            step=self.state.step + 1,
+            **({} if group is None else {"group": group}),
+            rank=rank,
+            times_slower=change.times_slower,
+            steps=change.steps,
+        )
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Protocol
 
 import torch.distributed as dist
 from torch import Tensor
 
 from train_jobs.data.order import Place
+from train_jobs.metering.stragglers import Rank
 
 
 class Left(Exception):  # noqa: N818  (not an error)
@@ -32,6 +35,14 @@ class Quorum(Protocol):
     @property
     def world_size(self) -> int:
         """Ranks that take part, of all groups."""
+
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """Who they are, in an order that all of them know."""
+
+    @property
+    def index(self) -> int:
+        """This rank's place in that order."""
 
     @property
     def place(self) -> Place | None:
@@ -62,20 +73,40 @@ class Quorum(Protocol):
     def drop(self) -> None:
         """The step did not count: what it drew at random is drawn again."""
 
+    def forget(self) -> None:
+        """The training state is of no use, in any group: the next `start` begins from a checkpoint."""
+
 
 class WholeGroup:
-    """The ranks of one group: always all of them, and every step counts."""
+    """The ranks of one group: always all of them, and every step counts.
+
+    Args:
+        restore: fills the training state from a checkpoint.
+    """
 
     leads = True
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Place, restore: Callable[[], None]) -> None:
         self.place = place
+        self._restore = restore
+        self._has_state = True
 
     @property
     def world_size(self) -> int:
         return dist.get_world_size()
 
+    @cached_property
+    def ranks(self) -> Sequence[Rank]:
+        return [(None, rank) for rank in range(dist.get_world_size())]
+
+    @property
+    def index(self) -> int:
+        return dist.get_rank()
+
     def start(self) -> Place:
+        if not self._has_state:
+            self._restore()
+            self._has_state = True
         return self.place
 
     def last_backward(self) -> None:
@@ -90,3 +121,6 @@ class WholeGroup:
 
     def drop(self) -> None:
         raise AssertionError("every step of one group counts")
+
+    def forget(self) -> None:
+        self._has_state = False

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
 from typing import Any, Protocol
 
-from train_jobs.elastic.membership import Goodbye, View, Word
+from train_jobs.elastic.membership import Goodbye, Standing, View, Word
 from train_jobs.errors import RankError
 from train_jobs.progress import Heartbeat
 from train_jobs.script import RankPlace
@@ -60,7 +60,7 @@ class Worker(Protocol):
 
     def remind(self, view: View) -> None: ...
 
-    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye: ...
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye: ...
 
     def watch(self, pid: int, stacks: int) -> None:
         """Watch this process from now on.

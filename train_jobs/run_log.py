@@ -48,6 +48,11 @@ class RunLog:
         for name, lines in self._whole.items():
             self.storage.write_bytes(name, "".join(f"{line}\n" for line in lines).encode())
 
+    def events(self) -> list[dict[str, Any]]:
+        """All events so far, those that are not written yet too."""
+        lines = self._whole.get(EVENTS)
+        return read_events(self.storage) if lines is None else [json.loads(line) for line in lines]
+
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         text = json.dumps(line)
         if self.storage.appendable:
@@ -78,6 +83,15 @@ def read_metrics(storage: Storage) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def node_of(rank: int, group: str | None, events: Iterable[Mapping[str, Any]]) -> str | None:
+    """The node where a rank is, as its group said when it was last started; None where it did not."""
+    node = None
+    for event in events:
+        if event["kind"] == "started" and event.get("group") == group:
+            node = next((each["node"] for each in event.get("ranks", ()) if each["rank"] == rank), node)
+    return node
+
+
 @dataclass
 class RunSummary:
     """A run as its events tell it."""
@@ -95,6 +109,12 @@ class RunSummary:
     metrics: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     totals: dict[str, Any] | None = None
+    skipped: int = 0
+    """Steps whose update was left out."""
+    went_back: int = 0
+    """Times that the job went back to a checkpoint for a loss."""
+    stragglers: list[dict[str, Any]] = field(default_factory=list)
+    """The ranks that are slower than the others now: `group` (of several), `rank`, `node`, `times_slower`."""
     model: str | None = None
     error: str | None = None
     exit_code: int = 1
@@ -131,6 +151,8 @@ class RunSummary:
         self.status, self.attempts = "running", event["attempt"]
         self._take_workers(event.get("workers", event["world_size"]), anew=not another)
         self.step = max(self.step, event["step"]) if another else event["step"]
+        if not another:
+            self.stragglers = []
 
     def _on_resized(self, event: Mapping[str, Any]) -> None:
         self._take_workers(event["world_size"], anew=False)
@@ -150,6 +172,22 @@ class RunSummary:
 
     def _on_measured(self, event: Mapping[str, Any]) -> None:
         self.totals = {key: value for key, value in event.items() if key not in ("time", "kind")}
+
+    def _on_step_skipped(self, event: Mapping[str, Any]) -> None:
+        self.skipped += 1
+
+    def _on_went_back(self, event: Mapping[str, Any]) -> None:
+        self.went_back += 1
+        self.step = event["to"]
+
+    def _on_straggler(self, event: Mapping[str, Any]) -> None:
+        self._on_straggler_over(event)
+        keys = ("group", "rank", "node", "times_slower")
+        self.stragglers.append({key: event[key] for key in keys if key in event})
+
+    def _on_straggler_over(self, event: Mapping[str, Any]) -> None:
+        which = (event.get("group"), event["rank"])
+        self.stragglers = [each for each in self.stragglers if (each.get("group"), each["rank"]) != which]
 
     def _on_failed(self, event: Mapping[str, Any]) -> None:
         if not event.get("goes_on"):

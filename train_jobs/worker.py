@@ -20,7 +20,7 @@ from cluster.nodes import NODE_LABEL
 from cluster.storage import Storage, StorageError
 from train_jobs.control import find_control
 from train_jobs.elastic.lighthouse import LighthouseClient
-from train_jobs.elastic.membership import Goodbye, View, Word
+from train_jobs.elastic.membership import Goodbye, Standing, View, Word
 from train_jobs.errors import RankError
 from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
@@ -126,8 +126,8 @@ class RankWorker:
     def remind(self, view: View) -> None:
         self._reach_lighthouse().remind(view)
 
-    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
-        return self._reach_lighthouse().arrive(group, step, rank_count)
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
+        return self._reach_lighthouse().arrive(group, standing, rank_count)
 
     def watch(self, pid: int, stacks: int) -> None:
         self._process = RankStacks(pid, stacks)

@@ -12,6 +12,7 @@ from cluster.config.model_files import directory_lacks, tokenizer_problem
 from cluster.config.model_section import IMAGE_SIZES, TEXT_SIZES, ModelConfig
 from cluster.config.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
 from cluster.config.parallel_checks import check_parallel
+from cluster.config.recovery_checks import check_recovery
 from cluster.config.train_section import ARCHITECTURES, TrainJobConfig
 
 _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
@@ -25,6 +26,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: Reporter) -> None:
     check_data(job, report)
     check_parallel(job, sizes, ground.with_accelerator(job.accelerator, report), report)
     check_engine(job, report)
+    check_recovery(job, report)
     _check_schedule(job, report)
 
 

@@ -72,6 +72,7 @@ train_jobs:
     recovery:
       worker_failures: 10         # lost workers in a row, without a step further, that it survives
       node_failures: 100          # the same for lost nodes
+      non_finite_loss: stop       # what a NaN loss does: stop, skip the update, or go_back to a checkpoint
     publish: stdlib-lm            # the trained model's name in the registry
 
 serve_apps:

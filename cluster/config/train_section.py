@@ -96,9 +96,22 @@ class CheckpointConfig(Section):
     """Write in the background while training goes on; the save still counts only once it is whole."""
 
 
+class LossSpikeConfig(Section):
+    """What is done about a loss far above those of the steps before."""
+
+    policy: Literal["warn", "skip", "go_back"] | None = None
+    """`warn` logs an event; `skip` leaves out the step's update; `go_back` returns to the newest checkpoint
+    and passes over the batch; null looks for no spikes."""
+    window_steps: int = Field(default=64, ge=8)
+    """Steps that a loss is compared with; until there are so many, no loss is judged."""
+    threshold: float = Field(default=6.0, gt=0)
+    """A loss is a spike when it is above the median by more than so many robust standard deviations (1.4826 ×
+    the median absolute deviation), and by more than so many hundredths of the median."""
+
+
 class RecoveryConfig(Section):
-    """How many failures a job survives: of each class so many in a row. A count begins anew whenever the job
-    got further than ever before."""
+    """How many failures a job survives, of each class so many in a row, and what it does about steps that go
+    wrong. A count begins anew whenever the job got further than ever before."""
 
     worker_failures: int = Field(default=10, ge=0)
     """Times in a row that the job is started again after it lost a worker process."""
@@ -121,6 +134,17 @@ class RecoveryConfig(Section):
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds within which a rank that gets no micro-batch done is found and its group ended, to be started
     again; the start, the first step and waits for the storage excepted."""
+    non_finite_loss: Literal["stop", "skip", "go_back"] = "stop"
+    """What a loss or a norm of the gradient that is NaN or infinite does: `stop` ends the job, `skip` leaves
+    out the step's update, `go_back` returns to the newest checkpoint and passes over the batch."""
+    loss_spike: LossSpikeConfig = LossSpikeConfig()
+    skips_in_a_row: int = Field(default=10, ge=1)
+    """Steps in a row that may be skipped before the job ends."""
+    go_backs: int = Field(default=10, ge=1)
+    """Times that a job may go back before it ends."""
+    straggler_factor: float | None = Field(default=2.0, gt=1)
+    """A rank whose micro-batches take so many times as long as those of the other ranks (their median) is
+    named as a straggler; null looks for none."""
 
 
 TASKS = ("causal_lm", "image_classification", "script")

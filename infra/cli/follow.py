@@ -129,6 +129,18 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"the checkpoint of step {event['step']} could not be saved: {event['reason']}"
     if kind == "retention_failed":
         return f"older checkpoints could not be deleted: {event['reason']}"
+    if kind == "loss_spike":
+        return f"step {event['step']}: {event['reason']}"
+    if kind == "step_skipped":
+        return f"step {event['step']} is skipped: {event['reason']}"
+    if kind == "went_back":
+        return f"back from step {event['step']} to step {event['to']}: {event['reason']}"
+    if kind == "straggler":
+        slower = f"is {event['times_slower']:.1f} times slower than the other ranks"
+        return f"{_rank(event)} {slower}, over {event['steps']} steps"
+    if kind == "straggler_over":
+        how = "is gone" if event["times_slower"] is None else "is as fast as the other ranks again"
+        return f"{_rank(event)} {how}"
     if kind == "failed":
         where = f" (rank {event['rank']} on {event['node']})" if event.get("node") else ""
         reason = event["reason"].splitlines()[0]
@@ -141,6 +153,12 @@ def sentence(event: dict[str, Any]) -> str | None:
     if kind == "finished":
         return f"{event['status']} at step {event['step']}"
     return None
+
+
+def _rank(event: dict[str, Any]) -> str:
+    of = f" of group {event['group']}" if "group" in event else ""
+    on = f" on {event['node']}" if event.get("node") else ""
+    return f"rank {event['rank']}{of}{on}"
 
 
 class View:
@@ -212,7 +230,8 @@ def figures(line: dict[str, Any]) -> str:
     """Loss and speed of one step."""
     unit = "tokens" if line["tokens"] is not None else "samples"
     mfu = f"  MFU {line['mfu']:.1%}" if line.get("mfu") is not None else ""
-    return f"loss {line['loss']:.4f}  {line[unit] / line['step_s']:,.0f} {unit}/s{mfu}"
+    loss = "none" if line["loss"] is None else f"{line['loss']:.4f}"
+    return f"loss {loss}  {line[unit] / line['step_s']:,.0f} {unit}/s{mfu}"
 
 
 def totals(event: dict[str, Any]) -> str:

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from cluster.errors import RequestError
 from train_jobs.data.loader import BatchLoader, StreamLoader, evaluation_batches
-from train_jobs.data.order import BatchPlan, Place
+from train_jobs.data.order import BatchPlan, Place, batch_of_step
 from train_jobs.data.samples import PackedSamples
 from train_jobs.data.source import DatasetSamples, StreamSamples, as_samples
 
@@ -138,6 +138,35 @@ def test_a_step_of_a_stream_is_done_again_with_the_same_samples() -> None:
     again = items(loader.step(0, Place(0, 2))) + items(loader.step(0, Place(1, 2)))
     assert again == list(range(8))
     assert items(loader.step(1, Place(0, 1))) == list(range(8, 16))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 40), st.sets(st.integers(0, 9)), st.integers(0, 5), st.integers(1, 6))
+def test_a_stream_is_read_past_batches_that_are_passed_over_from_any_place(
+    length: int, passed_over: set[int], saved: int, further: int
+) -> None:
+    """The batches of some steps; then back to where it was saved, on the same loader, with more left out."""
+    loader, order = StreamLoader(StreamSamples(Stream(length)), PLAN), sorted(passed_over)
+    taken = []
+    for step in range(saved + further):
+        if step == saved:
+            position = loader.position()
+        taken += items(loader.step(batch_of_step(step, order), Place(0, 1)))
+    left = [batch for batch in range(40) if batch not in passed_over]
+    assert taken == [8 * batch + place for batch in left[: saved + further] for place in range(8)]
+    used = left[saved - 1] + 1 if saved else 0
+    del left[saved]  # the batch that was bad
+    loader.seek(position, used)
+    again = items(loader.step(left[saved], Place(0, 1)))
+    assert again == [8 * left[saved] + place for place in range(8)]
+
+
+def test_a_stream_goes_back_to_a_checkpoint_of_a_job_that_read_by_index() -> None:
+    loader = StreamLoader(StreamSamples(Stream(30)), PLAN)
+    for batch in range(3):
+        loader.step(batch, Place(0, 1))
+    loader.seek(None, 2)
+    assert items(loader.step(2, Place(0, 1))) == list(range(16, 24))
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 30])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train_jobs.run_log import RunSummary
+from train_jobs.run_log import RunSummary, node_of
 
 
 def summary(*events: dict[str, Any]) -> RunSummary:
@@ -46,3 +46,38 @@ def test_every_attempt_of_one_group_is_listed() -> None:
     failed = {"kind": "failed"}
     found = summary(started(None, 0, 2), failed, started(None, 5, 2, attempt=2))
     assert (found.attempts, found.world_sizes, found.step) == (2, [2, 2], 5)
+
+
+def test_steps_that_went_wrong_are_counted_and_a_job_that_went_back_stands_there() -> None:
+    skipped = {"kind": "step_skipped", "step": 6}
+    found = summary(started(None, 0, 2), skipped, skipped, {"kind": "went_back", "step": 9, "to": 4})
+    assert (found.skipped, found.went_back, found.step) == (2, 1, 4)
+
+
+def test_stragglers_are_those_that_are_slow_now() -> None:
+    def straggler(rank: int, group: str, kind: str = "straggler") -> dict[str, Any]:
+        return {"kind": kind, "rank": rank, "group": group, "node": "n", "times_slower": 2.5, "steps": 12}
+
+    found = summary(
+        started("1-0", 0, 2),
+        straggler(0, "1-0"),
+        straggler(0, "1-1"),
+        straggler(0, "1-1"),  # another group has taken over, and says it again
+        straggler(0, "1-0", "straggler_over"),
+    )
+    assert found.stragglers == [{"group": "1-1", "rank": 0, "node": "n", "times_slower": 2.5}]
+    found.apply(started("2-0", 5, 2, attempt=2))
+    assert found.stragglers == []
+
+
+def test_a_rank_is_where_its_group_was_last_started() -> None:
+    def ranks(*nodes: str) -> dict[str, Any]:
+        return {"ranks": [{"rank": rank, "node": node} for rank, node in enumerate(nodes)]}
+
+    events = [
+        started(None, 0, 2) | ranks("a", "b"),
+        started("1-1", 0, 2) | ranks("c", "d"),
+        started(None, 5, 2, attempt=2) | ranks("b", "e"),
+    ]
+    assert [node_of(rank, None, events) for rank in (0, 1, 2)] == ["b", "e", None]
+    assert [node_of(1, group, events) for group in ("1-1", "1-2")] == ["d", None]

@@ -15,7 +15,12 @@ from train_jobs.errors import CheckpointError
 
 
 def restore(
-    store: CheckpointStore, state: TrainingState, event: Events, *, tidies: bool = True
+    store: CheckpointStore,
+    state: TrainingState,
+    event: Events,
+    *,
+    tidies: bool = True,
+    before: int | None = None,
 ) -> int | None:
     """Load the newest good checkpoint; all ranks call this together.
 
@@ -25,6 +30,7 @@ def restore(
     Args:
         event: where rank 0 says what was not loaded, and why.
         tidies: clear away unfinished checkpoints and mark damaged ones.
+        before: only checkpoints of fewer steps will do.
 
     Returns:
         the step that was loaded; None where there is no good checkpoint, and training begins anew.
@@ -34,7 +40,7 @@ def restore(
     if coordinator:
         if tidies:
             store.drop_unfinished()
-        candidates = store.all()
+        candidates = [each for each in store.all() if before is None or each.step < before]
     while (checkpoint := _from_rank_0(candidates.pop() if candidates else None)) is not None:
         problem = checkpoint.damage or _damage(store, checkpoint)
         if problem is None:

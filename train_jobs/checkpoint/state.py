@@ -22,8 +22,11 @@ from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
 from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.errors import CheckpointError
 from train_jobs.optimization.gradients import local_part
+from train_jobs.optimization.loss_guard import LossGuard
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
+
+_GUARD = "guard"
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,13 @@ class BackgroundSave:
 
 
 class TrainingState:
-    """Model, optimizer, loss scale, data position and random states of one rank's share of a job.
+    """Model, optimizer, loss scale and guard, data position and random states of one rank's share of a job.
 
-    The data position is the number of steps done: which samples come next follows from it alone (a stream
-    knows its own place), and so does the learning rate. The optimizer's settings are the config's, which a
-    resumed job may have changed; only what it has learned is saved. Parameters and what the optimizer keeps
-    of each are saved under the model's own names whatever the strategy, so that any other finds them.
+    The data position is the number of steps done: which samples come next follows from it and from what the
+    guard has passed over (a stream knows its own place); the learning rate follows from it alone. The
+    optimizer's settings are the config's, which a resumed job may have changed; only what it has learned is
+    saved. Parameters and what the optimizer keeps of each are saved under the model's own names whatever the
+    strategy, so that any other finds them.
     """
 
     def __init__(
@@ -53,11 +57,13 @@ class TrainingState:
         parallel: ParallelModel,
         optimizer: torch.optim.Optimizer,
         loss_scale: LossScale,
+        guard: LossGuard,
         loader: BatchLoader | StreamLoader,
     ) -> None:
         self.parallel = parallel
         self.optimizer = optimizer
         self.loss_scale = loss_scale
+        self.guard = guard
         self.loader = loader
         self.step = 0
 
@@ -118,9 +124,12 @@ class TrainingState:
         model, optimizer = self.parallel.state_to_load(self.optimizer)
         wanted: dict[str, Any] = {"model": model, "optimizer": optimizer, "progress": self._progress()}
         wanted = {key: value for key, value in wanted.items() if value}
+        saved = reader.read_metadata().state_dict_metadata
         # Another number of workers may have saved: a rank that was not among them keeps its own.
-        if _own_key() in reader.read_metadata().state_dict_metadata:
+        if _own_key() in saved:
             wanted[_own_key()] = b""
+        if f"progress.{_GUARD}" not in saved:
+            del wanted["progress"][_GUARD]  # an older version saved it
         dcp.load(wanted, storage_reader=reader, process_group=self.group)
         self.parallel.load_state(self.optimizer, wanted.get("model", {}), wanted.get("optimizer", {}))
         self._go_on(wanted["progress"])
@@ -198,12 +207,14 @@ class TrainingState:
             "step": self.step,
             "loss_scale": self.loss_scale.state(),
             "data": json.dumps(self.loader.position()),
+            _GUARD: json.dumps(self.guard.state()),
         }
 
     def _go_on(self, progress: dict[str, Any]) -> None:
         self.step = progress["step"]
         self.loss_scale.load(progress["loss_scale"])
-        self.loader.seek(json.loads(progress["data"]), self.step)
+        self.guard.load(json.loads(progress.get(_GUARD, "null")))
+        self.loader.seek(json.loads(progress["data"]), self.guard.batches(self.step))
 
     def _own(self) -> bytes:
         """What belongs to this rank alone."""

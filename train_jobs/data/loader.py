@@ -19,9 +19,9 @@ _AHEAD_STEPS = 2
 class BatchLoader:
     """The micro-batches of one rank, step by step.
 
-    It keeps no position of its own that could be lost: what a step takes follows from the step and the rank's
-    place. It reads ahead as long as steps follow one another at the same place, and begins anew where they do
-    not: after a restart, or when the ranks of a job have changed.
+    It keeps no position of its own that could be lost: what a step takes follows from its global batch and
+    the rank's place. It reads ahead as long as batches follow one another at the same place, and begins anew
+    where they do not: after a restart, or when the ranks of a job have changed.
 
     Args:
         seed: of the order of the samples and of their random changes.
@@ -43,31 +43,31 @@ class BatchLoader:
     def targets_per_sample(self) -> int:
         return self.samples.targets_per_sample
 
-    def step(self, step: int, place: Place) -> list[Batch]:
-        """The micro-batches of this rank in a step, on the CPU."""
+    def step(self, batch: int, place: Place) -> list[Batch]:
+        """This rank's micro-batches of a global batch (from 0), on the CPU."""
         began = time.perf_counter()
         if self.workers == 0:
             read = _Positions(self.samples, self.order, self.seed)
-            batches = [read[positions] for positions in self.plan.micro_batches(step, place)]
+            batches = [read[positions] for positions in self.plan.micro_batches(batch, place)]
         else:
-            if self._ahead is None or self._expected != (step, place):
-                self._ahead = self._read_ahead(step, place)
+            if self._ahead is None or self._expected != (batch, place):
+                self._ahead = self._read_ahead(batch, place)
             batches = next(self._ahead)
-            self._expected = (step + 1, place)
+            self._expected = (batch + 1, place)
         self.waited_s += time.perf_counter() - began
         return batches
 
     def position(self) -> dict[str, int] | None:
         return None
 
-    def seek(self, position: dict[str, int] | None, step: int) -> None:
-        """Nothing to do: a step says all."""
+    def seek(self, position: dict[str, int] | None, batch: int) -> None:
+        """Nothing to do: a batch's number says all."""
 
-    def _read_ahead(self, step: int, place: Place) -> Iterator[list[Batch]]:
-        micro_batches = len(self.plan.micro_batches(step, place))
+    def _read_ahead(self, batch: int, place: Place) -> Iterator[list[Batch]]:
+        micro_batches = len(self.plan.micro_batches(batch, place))
         loader: DataLoader[Batch] = DataLoader(
             _Positions(self.samples, self.order, self.seed),
-            sampler=_endless(self.plan, step, place),
+            sampler=_endless(self.plan, batch, place),
             batch_size=None,
             num_workers=self.workers,
             prefetch_factor=-(-_AHEAD_STEPS * micro_batches // self.workers),
@@ -92,10 +92,10 @@ class _Positions(Dataset[Batch]):
         return self.samples.batch(indices, [(self.seed, position) for position in positions])
 
 
-def _endless(plan: BatchPlan, step: int, place: Place) -> Iterator[range]:
+def _endless(plan: BatchPlan, batch: int, place: Place) -> Iterator[range]:
     while True:
-        yield from plan.micro_batches(step, place)
-        step += 1
+        yield from plan.micro_batches(batch, place)
+        batch += 1
 
 
 class StreamLoader:
@@ -109,16 +109,20 @@ class StreamLoader:
         self.plan = plan
         self.targets_per_sample = 1
         self.waited_s = 0.0
-        self._step: int | None = None
-        self._began: dict[str, int] = {"epoch": 0, "offset": 0}
+        self._next = 0
+        """The global batch at whose beginning the stream stands."""
+        self._began: dict[str, int] | None = None
+        """Where the batch before that begins, if it was taken here."""
 
-    def step(self, step: int, place: Place) -> list[Batch]:
+    def step(self, batch: int, place: Place) -> list[Batch]:
         began = time.perf_counter()
-        if step == self._step:
+        if batch == self._next - 1 and self._began is not None:
             self.stream.seek(**self._began)  # the step is done again
-        self._step, self._began = step, self.stream.position()
-        micro_batches = self.plan.micro_batches(step, place)
-        before = micro_batches[0].start - step * self.plan.global_size
+        else:
+            self.stream.drop((batch - self._next) * self.plan.global_size)  # batches that are passed over
+        self._next, self._began = batch + 1, self.stream.position()
+        micro_batches = self.plan.micro_batches(batch, place)
+        before = micro_batches[0].start - batch * self.plan.global_size
         self.stream.drop(before)
         batches = [collated(self.stream.take(len(each)), self.stream.dataset) for each in micro_batches]
         taken = sum(map(len, micro_batches))
@@ -129,11 +133,14 @@ class StreamLoader:
     def position(self) -> dict[str, int] | None:
         return self.stream.position()
 
-    def seek(self, position: dict[str, int] | None, step: int) -> None:
+    def seek(self, position: dict[str, int] | None, batch: int) -> None:
+        """Go to the beginning of a global batch, which is at this position where one is known."""
+        self._next, self._began = batch, None
         if position is not None:
             self.stream.seek(**position)
-        elif step:
-            self.stream.drop(step * self.plan.global_size)  # saved by a job that read by index
+        else:
+            self.stream.seek(0, 0)
+            self.stream.drop(batch * self.plan.global_size)  # saved by a job that read by index
 
 
 def make_loader(

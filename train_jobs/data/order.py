@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -38,8 +39,9 @@ class Place:
 class BatchPlan:
     """How a global batch is cut.
 
-    Step s (from 0) takes the global positions [s·global_size, (s+1)·global_size), cut into micro-batches; a
-    rank takes a run of whole micro-batches. What stands at a position never depends on who reads it, so that
+    Global batch b (from 0) holds the global positions [b·global_size, (b+1)·global_size), cut into
+    micro-batches; a rank takes a run of whole micro-batches. Step b takes batch b, unless batches were passed
+    over before (see `batch_of_step`). What stands at a position never depends on who reads it, so that
     a change of ranks neither repeats nor skips a sample. Where the micro-batches cannot be shared evenly
     among replica groups, the first groups take one more for each of their ranks.
     """
@@ -47,8 +49,8 @@ class BatchPlan:
     global_size: int
     micro: int
 
-    def micro_batches(self, step: int, place: Place) -> list[range]:
-        """The global positions of one rank in one step, by micro-batch; all of a group have equally many.
+    def micro_batches(self, batch: int, place: Place) -> list[range]:
+        """One rank's global positions of a global batch, by micro-batch; all of a group have equally many.
 
         Raises:
             ValueError: the global batch cannot be cut for so many ranks.
@@ -64,10 +66,22 @@ class BatchPlan:
         each, longer = divmod(rounds, groups)
         mine = each + (group < longer)
         before = (group * each + min(group, longer)) * place.in_group + index * mine
-        first = step * self.global_size + before * self.micro
+        first = batch * self.global_size + before * self.micro
         return [
             range(start, start + self.micro) for start in range(first, first + mine * self.micro, self.micro)
         ]
+
+
+def batch_of_step(step: int, passed_over: Sequence[int]) -> int:
+    """The global batch that a step takes, where some are never taken; all count from 0.
+
+    Args:
+        passed_over: the batches that are not, in ascending order.
+    """
+    batch = step
+    for each in passed_over:
+        batch += each <= batch
+    return batch
 
 
 class SampleOrder:

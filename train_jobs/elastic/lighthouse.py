@@ -12,7 +12,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.head_actor import was_restarted
 from train_jobs.control import NAMESPACE
-from train_jobs.elastic.membership import Goodbye, Membership, View, Word
+from train_jobs.elastic.membership import Goodbye, Membership, Standing, View, Word
 
 _CALL_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 10
@@ -53,13 +53,13 @@ class Lighthouse:
         """Tell of the view that a group is in, after a restart of this actor."""
         self._membership.remind(view, time.monotonic())
 
-    async def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
+    async def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
         """Wait at a step boundary for the next view; returns it with the address of its store."""
-        self._membership.arrive(group, step, rank_count, time.monotonic())
+        self._membership.arrive(group, standing, rank_count, time.monotonic())
         async with self._decided:
             while True:
                 self._decide()
-                answer = self._membership.answer(group, step, time.monotonic())
+                answer = self._membership.answer(group, standing, time.monotonic())
                 if isinstance(answer, Goodbye):
                     self._decide()  # the others need not wait for it
                     return answer
@@ -110,9 +110,9 @@ class LighthouseClient:
     def remind(self, view: View) -> None:
         ray.get(self._actor.remind.remote(view), timeout=_CALL_TIMEOUT_S)
 
-    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
         """Waits for the others as long as it takes: the driver sees who does not come."""
-        return ray.get(self._actor.arrive.remote(group, step, rank_count))
+        return ray.get(self._actor.arrive.remote(group, standing, rank_count))
 
     def leave(self, group: str) -> None:
         ray.get(self._actor.leave.remote(group), timeout=_CALL_TIMEOUT_S)

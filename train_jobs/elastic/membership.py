@@ -8,11 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 PATIENCE_S = 120.0
 """Groups that start together are ready within seconds of each other, unless one cannot start at all."""
-NO_STATE = -1
-"""The step of a group that has neither restored a checkpoint nor taken a peer's state."""
+
+
+class Standing(NamedTuple):
+    """How far the state of a group has come; the others take the greatest.
+
+    Attributes:
+        went_back: how often the job went back to a checkpoint: what it did before counts for nothing then.
+        step: steps done.
+    """
+
+    went_back: int
+    step: int
+
+
+NO_STATE = Standing(-1, -1)
+"""That of a group that has neither restored a checkpoint nor taken a peer's state."""
 
 
 @dataclass(frozen=True)
@@ -22,26 +37,27 @@ class View:
     Attributes:
         number: counts from 1; a later view replaces all before it.
         groups: who takes part, the longest-standing first. The first one writes logs and checkpoints.
-        steps: the steps that each of them has done, in the same order; NO_STATE where it has no state.
+        standings: how far each of them has come, in the same order; NO_STATE where it has no state.
         lost: groups of the view before that ended without a word.
         left: groups of the view before that said goodbye.
     """
 
     number: int
     groups: tuple[str, ...]
-    steps: tuple[int, ...]
+    standings: tuple[Standing, ...]
     lost: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
 
     @property
-    def step(self) -> int:
-        """Steps done by those who have done most: there the others take their state."""
-        return max(self.steps)
+    def standing(self) -> Standing:
+        """Of those who have come furthest: there the others take their state."""
+        return max(self.standings)
 
     @property
     def current(self) -> tuple[str, ...]:
         """The groups that have the newest state."""
-        return tuple(group for group, step in zip(self.groups, self.steps, strict=True) if step == self.step)
+        standings = zip(self.groups, self.standings, strict=True)
+        return tuple(group for group, standing in standings if standing == self.standing)
 
     def source(self, group: str) -> str | None:
         """From whom a group takes its state; None where it has the newest, or nobody has any."""
@@ -83,8 +99,8 @@ class Word:
 class _Group:
     ranks: dict[int, float] = field(default_factory=dict)
     """When each rank was last heard of."""
-    arrived: int | None = None
-    """The steps it has done, while it waits for a view."""
+    arrived: Standing | None = None
+    """How far it has come, while it waits for a view."""
     leaving: bool = False
     since: int | None = None
     """Orders groups by when they first took part."""
@@ -135,11 +151,11 @@ class Membership:
                 self._seniority += 1
                 member.since = self._seniority
 
-    def arrive(self, group: str, step: int, rank_count: int, now: float) -> None:
+    def arrive(self, group: str, standing: Standing, rank_count: int, now: float) -> None:
         """A group stands at a step boundary and waits for an answer.
 
         Args:
-            step: the steps it has done, or NO_STATE.
+            standing: how far it has come, or NO_STATE.
             rank_count: its ranks; all of them are there.
         """
         if group in self._ended or group in self._left:
@@ -147,12 +163,12 @@ class Membership:
         member = self._groups.setdefault(group, _Group())
         for rank in range(rank_count):
             member.ranks[rank] = now
-        member.arrived = step
+        member.arrived = standing
         if self._first_arrival is None:
             self._first_arrival = now
 
-    def answer(self, group: str, step: int, now: float) -> View | Goodbye | None:
-        """What a group that has arrived with so many steps is told; None while it has to wait."""
+    def answer(self, group: str, standing: Standing, now: float) -> View | Goodbye | None:
+        """What a group that has arrived is told; None while it has to wait."""
         if group in self._ended or group in self._left:
             return Goodbye(last=False)
         member = self._groups.get(group)
@@ -168,7 +184,7 @@ class Membership:
         if member.arrived is None:
             if self.view is not None and group in self.view.groups:
                 return self.view
-            member.arrived = step  # it was thought lost while it waited
+            member.arrived = standing  # it was thought lost while it waited
         return None
 
     def leave(self, group: str) -> None:
@@ -201,14 +217,14 @@ class Membership:
                 self._seniority += 1
                 waiting[name].since = self._seniority
         groups = sorted(waiting, key=lambda name: waiting[name].since or 0)
-        steps = tuple(step for name in groups if (step := waiting[name].arrived) is not None)
+        standings = tuple(each for name in groups if (each := waiting[name].arrived) is not None)
         gone = [] if self.view is None else [name for name in self.view.groups if name not in waiting]
         left = [name for name in gone if name in self._left or self._leaves(name)]
         lost = [name for name in gone if name not in left]
         for name in lost:
             self._groups.pop(name, None)  # it may come back, as one that has yet to join
         number = 1 if self.view is None else self.view.number + 1
-        self.view = View(number, tuple(groups), steps, tuple(lost), tuple(left))
+        self.view = View(number, tuple(groups), standings, tuple(lost), tuple(left))
         for group in waiting.values():
             group.arrived = None
         return self.view

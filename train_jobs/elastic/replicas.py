@@ -18,8 +18,9 @@ from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.order import Place
 from train_jobs.elastic.buckets import GradientBuckets
 from train_jobs.elastic.exchange import Exchange
-from train_jobs.elastic.membership import NO_STATE, Goodbye, View, Word
+from train_jobs.elastic.membership import NO_STATE, Goodbye, Standing, View, Word
 from train_jobs.elastic.transfer import State, Transfer
+from train_jobs.metering.stragglers import Rank
 from train_jobs.progress import Progress
 from train_jobs.quorum import Left
 
@@ -35,7 +36,7 @@ class Lighthouse(Protocol):
 
     def remind(self, view: View) -> None: ...
 
-    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye: ...
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye: ...
 
 
 class Changes(Protocol):
@@ -72,7 +73,7 @@ class ReplicaQuorum:
     Args:
         state: the rank's training state; `restore` fills it from the newest good checkpoint.
         progress: told when the rank only waits.
-        restore: called by all groups where none has a state yet, with whether this is the leading one.
+        restore: called by all groups where none has a state, with whether this is the leading one.
     """
 
     def __init__(
@@ -110,6 +111,7 @@ class ReplicaQuorum:
         self._receiving: Future[State] | None = None
         self._before: tuple[dict[str, Any], list[Tensor]] | None = None
         self.place: Place | None = None
+        self.ranks: list[Rank] = []
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
@@ -120,8 +122,11 @@ class ReplicaQuorum:
 
     @property
     def world_size(self) -> int:
-        groups = 0 if self._view is None else len(self._view.groups)
-        return groups * dist.get_world_size()
+        return len(self.ranks)
+
+    @property
+    def index(self) -> int:
+        return self.ranks.index((self.settings.group, dist.get_rank()))
 
     def close(self) -> None:
         """Stop the heartbeats."""
@@ -179,6 +184,9 @@ class ReplicaQuorum:
         for buffer, value in zip(self._statistics, statistics, strict=True):
             buffer.copy_(value)
 
+    def forget(self) -> None:
+        self._has_state, self._changes = False, True
+
     def _with_own_group(self, vector: Tensor) -> Tensor:
         """What all ranks of this group make of it together: where one lost a peer, all of them did."""
         lost = vector[-1:].clone()
@@ -214,17 +222,18 @@ class ReplicaQuorum:
             raise Left(answer.last)
         view, store = answer
         before, self._view = self._view, view
+        self.ranks = [(group, rank) for group in view.groups for rank in range(dist.get_world_size())]
         self._changes = False
-        if view.step == NO_STATE:
+        if view.standing == NO_STATE:
             self._restore(self.leads)
             self._has_state, self._changes = True, True
-            return
-        self._meet(view, store)
+        else:
+            self._meet(view, store)
         joined = [] if before is None else [each for each in view.groups if each not in before.groups]
         if self.leads and dist.get_rank() == 0 and (joined or view.left or view.lost):
             self._event(
                 "resized",
-                step=view.step,
+                step=self.state.step,
                 groups=len(view.groups),
                 world_size=self.world_size,
                 joined=joined,
@@ -236,8 +245,8 @@ class ReplicaQuorum:
     def _arrive(self) -> tuple[View, str] | Goodbye:
         answer: list[tuple[View, str] | Goodbye | None] = [None]
         if dist.get_rank() == 0:
-            step = self.state.step if self._has_state else NO_STATE
-            answer[0] = self._lighthouse.arrive(self.settings.group, step, dist.get_world_size())
+            mine = Standing(self.state.guard.went_back, self.state.step) if self._has_state else NO_STATE
+            answer[0] = self._lighthouse.arrive(self.settings.group, mine, dist.get_world_size())
         dist.broadcast_object_list(answer)
         assert answer[0] is not None, "rank 0 has sent it"
         return answer[0]
@@ -254,16 +263,16 @@ class ReplicaQuorum:
         source, receivers = view.source(group), view.receivers(group)
         if source is not None:
             self.place = None
-            self.state.step = view.step
+            self.state.step = view.standing.step
             peers = view.receivers(source)
             self._receiving = self._transfer.receive(
-                f"{at}/state/{source}/{rank}", name, peers.index(group), len(peers), view.step
+                f"{at}/state/{source}/{rank}", name, peers.index(group), len(peers), view.standing.step
             )
             return
         self.place = self._place_among(view.current)
         if receivers:
             self._sending = self._transfer.send(
-                f"{at}/state/{group}/{rank}", name, self.state.handed_on(), len(receivers), view.step
+                f"{at}/state/{group}/{rank}", name, self.state.handed_on(), len(receivers), view.standing.step
             )
 
     def _place_among(self, groups: Sequence[str]) -> Place:

@@ -153,7 +153,10 @@ class ParallelModel:
 
         What the optimizer was told (its settings) is the config's, not part of it.
         """
+        fresh = not optimizer.state
         model, state = get_state_dict(self.stepped, optimizer, options=_FLAT)
+        if fresh:
+            _undo_step(optimizer)
         return model, {key: value for key, value in state.items() if not key.startswith(_SETTINGS)}
 
     def state_to_load(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -201,6 +204,18 @@ class Parallelize(Protocol):
             model: on the CPU; or on device `meta`, for strategies that shard.
             blocks: the units to shard by, e.g. the layers of a transformer.
         """
+
+
+@torch.no_grad()
+def _undo_step(optimizer: torch.optim.Optimizer) -> None:
+    """Torch has an optimizer that keeps nothing yet step once by zeros, to learn what it will keep.
+
+    That must not count as a step: zeros are what all of ours begin with.
+    """
+    for kept in optimizer.state.values():
+        for value in kept.values():
+            if isinstance(value, Tensor):
+                value.zero_()
 
 
 def autocast_dtype(config: TrainJobConfig) -> torch.dtype | None:

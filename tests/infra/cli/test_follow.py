@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.storage import Storage
-from infra.cli.follow import Tail, View, follow, sentence
+from infra.cli.follow import Tail, View, figures, follow, sentence
 from train_jobs.run_log import EVENTS, METRICS, RunSummary
 
 
@@ -36,6 +36,37 @@ from train_jobs.run_log import EVENTS, METRICS, RunSummary
         ),
         ({"kind": "recovered", "workers": 1, "after": "node"}, "going on with 1 worker after a node failure"),
         ({"kind": "submitted"}, None),
+        (
+            {"kind": "step_skipped", "step": 7, "reason": "the loss is nan"},
+            "step 7 is skipped: the loss is nan",
+        ),
+        (
+            {"kind": "loss_spike", "step": 7, "reason": "the loss is 9, above 6"},
+            "step 7: the loss is 9, above 6",
+        ),
+        (
+            {"kind": "went_back", "step": 7, "to": 5, "reason": "the loss is nan", "passed_over": [6]},
+            "back from step 7 to step 5: the loss is nan",
+        ),
+        (
+            {"kind": "straggler", "rank": 1, "node": "worker-2", "times_slower": 3.04, "steps": 12},
+            "rank 1 on worker-2 is 3.0 times slower than the other ranks, over 12 steps",
+        ),
+        (
+            {
+                "kind": "straggler_over",
+                "rank": 0,
+                "group": "1-2",
+                "node": None,
+                "times_slower": 1.1,
+                "steps": 40,
+            },
+            "rank 0 of group 1-2 is as fast as the other ranks again",
+        ),
+        (
+            {"kind": "straggler_over", "rank": 0, "group": "1-2", "times_slower": None, "steps": 40},
+            "rank 0 of group 1-2 is gone",
+        ),
         (
             {"kind": "started", "attempt": 1, "world_size": 1, "step": 7, "group": "1-3", "workers": 3},
             "group 1-3: 1 worker from step 7 on, 3 in all",
@@ -99,6 +130,11 @@ from train_jobs.run_log import EVENTS, METRICS, RunSummary
 )
 def test_an_event_is_said_in_a_sentence_or_not_at_all(event: dict[str, Any], said: str | None) -> None:
     assert sentence(event) == said
+
+
+def test_a_step_whose_loss_was_no_number_has_figures_too() -> None:
+    line = {"loss": None, "tokens": 100, "step_s": 0.5}
+    assert figures(line) == "loss none  200 tokens/s"
 
 
 def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import signal
 import threading
@@ -14,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config import TrainJobConfig
+from tests.train_jobs.bad_steps import digest, slow_down, spoil
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
-from train_jobs.elastic.membership import Goodbye, Membership, View, Word
+from train_jobs.elastic.membership import Goodbye, Membership, Standing, View, Word
 from train_jobs.rendezvous import open_store
 from train_jobs.spec import DATA
 
@@ -35,13 +35,13 @@ class LocalLighthouse:
     def remind(self, view: View) -> None:
         raise AssertionError("this one does not die")
 
-    def arrive(self, group: str, step: int, rank_count: int) -> tuple[View, str] | Goodbye:
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
         with self._decided:
-            self._membership.arrive(group, step, rank_count, time.monotonic())
+            self._membership.arrive(group, standing, rank_count, time.monotonic())
             while True:
                 if self._membership.decide(time.monotonic()) is not None:
                     self._decided.notify_all()
-                answer = self._membership.answer(group, step, time.monotonic())
+                answer = self._membership.answer(group, standing, time.monotonic())
                 if isinstance(answer, Goodbye):
                     return answer
                 if answer is not None:
@@ -71,6 +71,8 @@ class Groups:
         run: the run's directory, with its checkpoints.
         expected: the groups that the first step waits for.
         pace_s: seconds by which every step is slowed down.
+        spoilt: by global batch, what its loss is multiplied by.
+        slow: the group whose forward passes take three times as long as the others'.
     """
 
     def __init__(
@@ -80,12 +82,15 @@ class Groups:
         expected: list[str],
         timeout_s: float = 1.0,
         pace_s: float = 0.0,
+        spoilt: dict[int, float] | None = None,
+        slow: str | None = None,
     ) -> None:
         from train_jobs.data.preparation import prepare_data
 
         self.config = config
         self.run = run
         self.pace_s = pace_s
+        self.trouble = (json.dumps(spoilt or {}), slow)
         self.processes: dict[str, list[RankProcess]] = {}
         prepare_data(config, run / DATA)
         self._lighthouse = LocalLighthouse(expected, timeout_s)
@@ -106,6 +111,7 @@ class Groups:
                 name,
                 list(self._server.address),
                 self.pace_s,
+                *self.trouble,
             )
 
     def leave(self, name: str) -> None:
@@ -198,7 +204,15 @@ class PacedReporter(FileReporter):
             self.metric(line)
 
 
-def train_group(config_json: str, run: str, name: str, address: list[Any], pace_s: float) -> None:
+def train_group(
+    config_json: str,
+    run: str,
+    name: str,
+    address: list[Any],
+    pace_s: float,
+    spoilt: str,
+    slow: str | None,
+) -> None:
     """A rank of a replica group, from joining to export; its state after every step is left as a digest."""
     import torch
     import torch.distributed as dist
@@ -220,13 +234,16 @@ def train_group(config_json: str, run: str, name: str, address: list[Any], pace_
         torch.device("cpu"),
         (name, manager.reach()),
     )
+    spoil(assembly.loop, json.loads(spoilt))
+    if slow is not None:
+        slow_down(assembly.parallel.module, lambda: 3.0 if name == slow else 1.0)
     with (directory / f"digests-{rank}.jsonl").open("a", buffering=1) as digests:
         step = assembly.loop.step
 
         def step_and_digest() -> bool:
             stop = step()
             digests.write(
-                json.dumps([assembly.state.step, assembly.quorum.world_size, _digest(assembly.state)]) + "\n"
+                json.dumps([assembly.state.step, assembly.quorum.world_size, digest(assembly.state)]) + "\n"
             )
             return stop
 
@@ -237,14 +254,3 @@ def train_group(config_json: str, run: str, name: str, address: list[Any], pace_
         assembly.export()
     end = {"outcome": outcome, "step": assembly.state.step, "leads": assembly.quorum.leads}
     (directory / f"end-{rank}.json").write_text(json.dumps(end))
-
-
-def _digest(state: Any) -> str:
-    """Of model and optimizer, bit by bit."""
-    import torch
-
-    digest = hashlib.sha256()
-    for name, value in sorted(state.handed_on()["tensors"].items()):
-        digest.update(name.encode())
-        digest.update(value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -6,24 +6,29 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from train_jobs.elastic.membership import NO_STATE, Goodbye, Membership, View, Word
+from train_jobs.elastic.membership import NO_STATE, Goodbye, Membership, Standing, View, Word
 
 TIMEOUT_S = 2.0
+
+
+def at(step: int) -> Standing:
+    """Of a job that never went back."""
+    return Standing(0, step)
 
 
 def agreed(*groups: str, step: int = 7, now: float = 0.0) -> Membership:
     """A membership whose first view holds these groups."""
     membership = Membership(groups, TIMEOUT_S)
     for group in groups:
-        membership.arrive(group, step, 1, now)
+        membership.arrive(group, at(step), 1, now)
     assert membership.decide(now) is not None
     return membership
 
 
-def told(membership: Membership, group: str, step: int, now: float) -> View | Goodbye | None:
+def told(membership: Membership, group: str, standing: Standing, now: float) -> View | Goodbye | None:
     """What a group hears that arrives."""
-    membership.arrive(group, step, 1, now)
-    return membership.answer(group, step, now)
+    membership.arrive(group, standing, 1, now)
+    return membership.answer(group, standing, now)
 
 
 def test_the_first_view_waits_for_all_that_are_being_started() -> None:
@@ -67,34 +72,40 @@ def test_a_newcomer_is_told_to_the_others_and_stands_behind_them() -> None:
     assert not membership.heard("b", 0, 1, 1).change
     membership.arrive("a", NO_STATE, 1, 1)
     assert membership.heard("b", 0, 1, 1) == Word(change=True)
-    membership.arrive("b", 9, 1, 1)
+    membership.arrive("b", at(9), 1, 1)
     assert membership.decide(1) is None, "c is still at its step"
-    membership.arrive("c", 9, 1, 1.5)
+    membership.arrive("c", at(9), 1, 1.5)
     view = membership.decide(1.5)
-    assert view == View(2, ("b", "c", "a"), (9, 9, NO_STATE))
+    assert view == View(2, ("b", "c", "a"), (at(9), at(9), NO_STATE))
     assert view.source("a") == "b"
     assert view.receivers("b") == ("a",)
 
 
 def test_whoever_lags_by_a_step_takes_the_state_of_one_that_does_not() -> None:
-    view = View(3, ("a", "b", "c", "d"), (4, 5, 5, NO_STATE))
+    view = View(3, ("a", "b", "c", "d"), (at(4), at(5), at(5), NO_STATE))
     assert view.current == ("b", "c")
     assert [view.source(group) for group in view.groups] == ["b", None, None, "c"]
     assert view.receivers("b") == ("a",)
+
+
+def test_what_was_done_before_the_job_went_back_counts_for_nothing() -> None:
+    view = View(3, ("a", "b", "c"), (at(9), Standing(1, 4), Standing(1, 3)))
+    assert view.current == ("b",)
+    assert [view.source(group) for group in view.groups] == ["b", None, "b"]
 
 
 def test_a_silent_group_is_lost_and_the_others_give_up_what_they_wait_for() -> None:
     membership = agreed("a", "b")
     assert membership.heard("a", 0, 1, TIMEOUT_S) == Word()
     assert membership.heard("a", 0, 1, TIMEOUT_S + 0.1) == Word(change=True, broken=True)
-    membership.arrive("a", 7, 1, TIMEOUT_S + 0.2)
-    assert membership.decide(TIMEOUT_S + 0.2) == View(2, ("a",), (7,), lost=("b",))
+    membership.arrive("a", at(7), 1, TIMEOUT_S + 0.2)
+    assert membership.decide(TIMEOUT_S + 0.2) == View(2, ("a",), (at(7),), lost=("b",))
 
 
 def test_one_silent_rank_is_enough() -> None:
     membership = Membership(["a", "b"], TIMEOUT_S)
     for group in "ab":
-        membership.arrive(group, 7, 2, 0)
+        membership.arrive(group, at(7), 2, 0)
     membership.decide(0)
     for rank in (0, 1):
         membership.heard("a", rank, 1, 3)
@@ -104,11 +115,11 @@ def test_one_silent_rank_is_enough() -> None:
 
 def test_a_group_thought_lost_comes_back_as_a_newcomer() -> None:
     membership = agreed("a", "b")
-    membership.arrive("a", 8, 1, 3)
+    membership.arrive("a", at(8), 1, 3)
     assert membership.decide(3) is not None
     assert membership.heard("b", 0, 1, 3.1).broken
-    membership.arrive("b", 7, 1, 3.2)
-    membership.arrive("a", 9, 1, 3.3)
+    membership.arrive("b", at(7), 1, 3.2)
+    membership.arrive("a", at(9), 1, 3.3)
     view = membership.decide(3.3)
     assert view is not None
     assert (view.groups, view.source("b")) == (("a", "b"), "a")
@@ -118,55 +129,55 @@ def test_a_goodbye_costs_the_others_no_timeout() -> None:
     membership = agreed("a", "b")
     membership.leave("b")
     assert membership.heard("a", 0, 1, 0.1) == Word(change=True), "nothing is broken"
-    assert told(membership, "b", 8, 0.2) == Goodbye(last=False)
+    assert told(membership, "b", at(8), 0.2) == Goodbye(last=False)
     assert membership.heard("a", 0, 1, 0.2) == Word(change=True)
-    membership.arrive("a", 8, 1, 0.2)
-    assert membership.decide(0.2) == View(2, ("a",), (8,), left=("b",))
+    membership.arrive("a", at(8), 1, 0.2)
+    assert membership.decide(0.2) == View(2, ("a",), (at(8),), left=("b",))
     assert not membership.heard("a", 0, 2, 0.3).change
 
 
 def test_the_others_do_not_wait_for_one_that_has_to_leave() -> None:
     membership = agreed("a", "b")
     membership.leave("b")
-    membership.arrive("a", 8, 1, 0.2)
-    assert membership.decide(0.2) == View(2, ("a",), (8,), left=("b",))
+    membership.arrive("a", at(8), 1, 0.2)
+    assert membership.decide(0.2) == View(2, ("a",), (at(8),), left=("b",))
 
 
 def test_the_last_one_to_leave_hears_that_it_is() -> None:
     membership = agreed("a", "b")
     membership.leave("a")
     membership.leave("b")
-    assert told(membership, "a", 8, 0.1) == Goodbye(last=True)
-    assert told(membership, "b", 8, 0.1) == Goodbye(last=True)
+    assert told(membership, "a", at(8), 0.1) == Goodbye(last=True)
+    assert told(membership, "b", at(8), 0.1) == Goodbye(last=True)
 
 
 def test_one_that_has_to_go_while_it_waits_hears_it() -> None:
     membership = agreed("a", "b")
-    assert told(membership, "b", 8, 0.1) is None
+    assert told(membership, "b", at(8), 0.1) is None
     membership.leave("b")
-    assert membership.answer("b", 8, 0.2) == Goodbye(last=False)
+    assert membership.answer("b", at(8), 0.2) == Goodbye(last=False)
 
 
 def test_one_that_is_thought_lost_while_it_waits_gets_its_answer_once_it_is_heard_again() -> None:
     membership = agreed("a", "b")
-    assert told(membership, "b", 8, 0.1) is None
-    membership.arrive("a", 8, 1, 3)
-    assert membership.decide(3) == View(2, ("a",), (8,), lost=("b",))
-    assert membership.answer("b", 8, 3.1) is None
+    assert told(membership, "b", at(8), 0.1) is None
+    membership.arrive("a", at(8), 1, 3)
+    assert membership.decide(3) == View(2, ("a",), (at(8),), lost=("b",))
+    assert membership.answer("b", at(8), 3.1) is None
     membership.heard("b", 0, 1, 3.2)
-    assert membership.answer("b", 8, 3.2) is None
+    assert membership.answer("b", at(8), 3.2) is None
     assert membership.heard("a", 0, 2, 3.3).change
-    membership.arrive("a", 9, 1, 3.4)
-    assert membership.decide(3.4) == View(3, ("a", "b"), (9, 8))
-    assert membership.answer("b", 8, 3.4) == membership.view
+    membership.arrive("a", at(9), 1, 3.4)
+    assert membership.decide(3.4) == View(3, ("a", "b"), (at(9), at(8)))
+    assert membership.answer("b", at(8), 3.4) == membership.view
 
 
 def test_one_that_ended_is_not_waited_for_and_may_not_return() -> None:
     membership = agreed("a", "b")
     membership.ended("b")
-    membership.arrive("a", 7, 1, 0.1)
-    assert membership.decide(0.1) == View(2, ("a",), (7,), lost=("b",))
-    assert told(membership, "b", 7, 0.2) == Goodbye(last=False)
+    membership.arrive("a", at(7), 1, 0.1)
+    assert membership.decide(0.1) == View(2, ("a",), (at(7),), lost=("b",))
+    assert told(membership, "b", at(7), 0.2) == Goodbye(last=False)
     assert membership.heard("b", 0, 1, 0.2).broken
 
 
@@ -191,14 +202,14 @@ class Schools(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.membership = Membership(["g0"], TIMEOUT_S)
-        self.steps: dict[str, int] = {"g0": NO_STATE}
+        self.standings: dict[str, Standing] = {"g0": NO_STATE}
         self.in_view: dict[str, int] = {}
         self.waiting: set[str] = set()
         self.silent: set[str] = set()
         self.gone: set[str] = set()
 
     def _running(self) -> list[str]:
-        return [group for group in self.steps if group not in self.gone | self.silent]
+        return [group for group in self.standings if group not in self.gone | self.silent]
 
     def _beat(self) -> None:
         for group in self._running():
@@ -210,13 +221,13 @@ class Schools(RuleBasedStateMachine):
         if view is not None:
             assert view.number == (before.number if before else 0) + 1
             assert set(view.groups) <= self.waiting - self.gone
-            assert view.steps == tuple(self.steps[group] for group in view.groups)
+            assert view.standings == tuple(self.standings[group] for group in view.groups)
             if before is not None:
                 stayed = [group for group in before.groups if group in view.groups]
                 assert list(view.groups[: len(stayed)]) == stayed, "those who stay keep their order"
                 assert set(view.lost) | set(view.left) == set(before.groups) - set(view.groups)
         for group in sorted(self.waiting - self.silent):
-            answer = self.membership.answer(group, self.steps[group], self.now)
+            answer = self.membership.answer(group, self.standings[group], self.now)
             if isinstance(answer, Goodbye):
                 self.gone.add(group)
                 self.waiting.discard(group)
@@ -224,11 +235,11 @@ class Schools(RuleBasedStateMachine):
                 assert answer is view, "an answer is news"
                 self.in_view[group] = answer.number
                 self.waiting.discard(group)
-                self.steps[group] = max(0, answer.step)
+                self.standings[group] = max(at(0), answer.standing)
 
     @rule()
     def start(self) -> None:
-        self.steps[f"g{len(self.steps)}"] = NO_STATE
+        self.standings[f"g{len(self.standings)}"] = NO_STATE
 
     @rule(data=st.data())
     def arrive(self, data: st.DataObject) -> None:
@@ -238,7 +249,7 @@ class Schools(RuleBasedStateMachine):
             self._decide()
 
     def _arrive(self, group: str) -> None:
-        self.membership.arrive(group, self.steps[group], 1, self.now)
+        self.membership.arrive(group, self.standings[group], 1, self.now)
         self.waiting.add(group)
 
     @rule(data=st.data(), what=st.sampled_from(["leave", "end", "fall silent"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,19 @@ import pytest
 
 from cluster.config import TrainJobConfig
 from cluster.storage import Storage
+from tests.train_jobs.bad_steps import Case, train_all, written
 from tests.train_jobs.elastic.groups import Groups
-from tests.train_jobs.ranks import loss_of_export, merged, run_ranks, tiny_job, write_corpus
+from tests.train_jobs.ranks import (
+    loss_of_export,
+    merged,
+    reports,
+    run_program,
+    run_ranks,
+    tiny_job,
+    write_corpus,
+)
 from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.data.preparation import prepare_data
 from train_jobs.spec import CHECKPOINTS
 
 # A rank sums its own micro-batches before the groups' sums are added: the same fp32 numbers in another order.
@@ -30,6 +41,9 @@ JOB: dict[str, Any] = {
     "checkpoint": {"every_steps": 20},
     "recovery": {"heartbeat_timeout_s": 1.0},
 }
+
+PATIENT_S = 10.0
+"""The heartbeat timeout where nobody is to be lost, however busy the machine is."""
 
 
 @pytest.fixture(scope="module")
@@ -197,3 +211,122 @@ def test_twenty_random_changes_lose_and_repeat_no_step(seed: int, corpus: Path, 
     check_steps(groups, alone(config, tmp_path / "alone"))
     repeated = len(groups.lines()) - config.steps
     assert repeated <= 1, "only a step that its first group did not live to share is done again"
+
+
+def check_alike(groups: Groups) -> None:
+    """All groups came to the same state in every step."""
+    assert all(len(states) == 1 for states in groups.digests().values()), "the groups' states differ"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_groups_skip_the_same_steps(size: int, corpus: Path, tmp_path: Path) -> None:
+    parallel = {"strategy": "fsdp" if size == 2 else "ddp"}
+    changes = {
+        "workers": {"min": size, "max": 3 * size, "group": size},
+        "recovery": {"non_finite_loss": "skip", "heartbeat_timeout_s": PATIENT_S},
+        "steps": 20,
+    }
+    config = tiny_job(corpus, **merged(JOB, changes), parallel=parallel)
+    spoilt = {4: float("nan"), 5: float("inf")}
+    groups = Groups(config, tmp_path / "run", ["a", "b"], timeout_s=PATIENT_S, spoilt=spoilt)
+    groups.start("a", "b", size=size)
+    groups.wait("a", "b")
+    lines = groups.lines()
+    assert [line["step"] for line in lines] == [*range(1, 21)]
+    assert [line["step"] for line in lines if line.get("skipped")] == [5, 6]
+    check_alike(groups)
+    states = [groups.digests()[0, step, 2 * size] for step in (4, 5, 6, 7)]
+    assert states[0] == states[1] == states[2] != states[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_all_groups_go_back_together_and_one_that_joins_later_passes_over_the_same_batches(
+    size: int, corpus: Path, tmp_path: Path
+) -> None:
+    parallel = {"strategy": "fsdp" if size == 2 else "ddp"}
+    changes = {
+        "workers": {"min": size, "max": 3 * size, "group": size},
+        "recovery": {"non_finite_loss": "go_back", "heartbeat_timeout_s": PATIENT_S},
+        "checkpoint": {"every_steps": 5},
+        "steps": 60,
+    }
+    config = tiny_job(corpus, **merged(JOB, changes), parallel=parallel)
+    spoilt = {7: float("nan"), 10: float("nan"), 45: float("inf")}
+    groups = Groups(config, tmp_path / "run", ["a", "b"], timeout_s=PATIENT_S, pace_s=0.1, spoilt=spoilt)
+    groups.start("a", "b", size=size)
+    groups.at_step(12)
+    groups.start("c", size=size)
+    assert groups.changed(1)["joined"] == ["c"]
+    ended = groups.wait("a", "b", "c")
+    assert {end["outcome"] for end in ended} == {"finished"}
+    back = [(event["step"], event["to"], event["passed_over"]) for event in groups.events("went_back")]
+    # Batch 10 is taken by step 10 (from 1), batch 7 being passed over; batch 45 by step 44.
+    assert back == [(8, 5, [7]), (10, 5, [7, 10]), (44, 40, [7, 10, 45])]
+    last = {line["step"]: line for line in groups.lines()}
+    takes = [batch for batch in range(63) if batch not in spoilt]
+    oracle = undisturbed(config, tmp_path / "oracle", takes)
+    assert sorted(last) == sorted(oracle) == [*range(1, 61)]
+    for step, line in last.items():
+        assert line["loss"] == pytest.approx(oracle[step]["loss"], abs=TOLERANCE)
+    final = {key: states for key, states in groups.digests().items() if key[1] == 60}
+    assert all(len(states) == 1 for states in final.values())
+
+
+def undisturbed(config: TrainJobConfig, run: Path, takes: list[int]) -> dict[int, dict[str, Any]]:
+    """The lines of one process that never takes the batches that the groups passed over."""
+    one = {**config.model_dump(), "workers": {"min": 1}, "parallel": {"strategy": "ddp"}}
+    alone = TrainJobConfig.model_validate(one)
+    prepare_data(alone, run / "data")
+    case = Case(str(run), alone.model_dump_json(by_alias=True), takes=takes)
+    run_program(train_all, run, 1, written([case]))
+    return {line["step"]: line for line in reports(run) if "kind" not in line}
+
+
+@pytest.mark.slow
+def test_a_slow_group_is_named(corpus: Path, tmp_path: Path) -> None:
+    recovery = {"heartbeat_timeout_s": PATIENT_S}
+    config = tiny_job(corpus, **merged(JOB, {"workers": {"max": 2}, "steps": 30, "recovery": recovery}))
+    groups = Groups(config, tmp_path / "run", ["a", "b"], timeout_s=PATIENT_S, slow="b")
+    groups.start("a", "b")
+    groups.wait("a", "b")
+    event = next(each for each in groups.events("straggler") if each["group"] == "b")
+    assert event["rank"] == 0
+    assert event["step"] <= 20
+    assert 2.0 <= event["times_slower"] < 4.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_groups_that_are_killed_and_join_while_the_job_goes_back_leave_no_trace(
+    seed: int, corpus: Path, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    changes = {
+        "recovery": {"non_finite_loss": "go_back"},
+        "optimizer": {"learning_rate": 1e-4},
+        "checkpoint": {"every_steps": 5},
+        "steps": 70,
+    }
+    config = tiny_job(corpus, **merged(JOB, changes))
+    spoilt = dict.fromkeys((7, 15, 23, 31, 39, 47), float("nan"))
+    groups = Groups(config, tmp_path / "run", ["g0", "g1"], pace_s=0.05, spoilt=spoilt)
+    groups.start("g0", "g1")
+    running = ["g0", "g1"]
+    for number, batch in enumerate(sorted(spoilt)):
+        groups.at_step(batch - number - 1)
+        time.sleep(chance.uniform(0.0, 0.4))  # before it goes back, meanwhile, or soon after
+        if len(running) > 1:
+            groups.kill(running.pop(chance.randrange(len(running))))
+        running.append(f"g{number + 2}")
+        groups.start(running[-1])
+    groups.wait(*running)
+    last = {line["step"]: line for line in groups.lines()}
+    oracle = undisturbed(config, tmp_path / "oracle", [batch for batch in range(76) if batch not in spoilt])
+    assert sorted(last) == sorted(oracle)
+    for step, line in last.items():
+        assert line["loss"] == pytest.approx(oracle[step]["loss"], abs=TOLERANCE)
+    assert groups.events("went_back")[-1]["passed_over"] == sorted(spoilt)
+    final = {key: states for key, states in groups.digests().items() if key[1] == 70}
+    assert all(len(states) == 1 for states in final.values())

@@ -12,6 +12,7 @@ from cluster.config.train_section import OptimizerConfig
 from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
 from train_jobs.optimization.adafactor import ShardedAdafactor
 from train_jobs.optimization.optimizers import OPTIMIZERS, build_optimizer
+from train_jobs.parallel.model import ParallelModel
 
 # The same fp32 sums in another order; Adafactor divides by roots of small numbers.
 TOLERANCE = 2e-5
@@ -95,3 +96,19 @@ def test_sharded_parameters_are_stepped_as_whole_ones(
         [line["loss"] for line in alone], abs=TOLERANCE
     )
     assert alone[-1]["loss"] < alone[0]["loss"] - 0.05, "nothing was learned"
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_whose_state_was_saved_before_its_first_step_steps_as_any_other(name: str) -> None:
+    stepped = []
+    for looks in (False, True):
+        module = model()
+        optimizer = build_optimizer(module, OptimizerConfig(name=name))  # type: ignore[arg-type]
+        if looks:
+            ParallelModel(module, mesh=None).state(optimizer)  # type: ignore[arg-type]
+        for factor in (1.0, 0.5):
+            module(torch.ones(2, 3, 4, 4) * factor).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        stepped.append(module.state_dict())
+    assert all(torch.equal(stepped[0][key], stepped[1][key]) for key in stepped[0])
