@@ -80,7 +80,7 @@ class Groups:
         config: TrainJobConfig,
         run: Path,
         expected: list[str],
-        timeout_s: float = 1.0,
+        timeout_s: float = 3.0,
         pace_s: float = 0.0,
         spoilt: dict[int, float] | None = None,
         slow: str | None = None,

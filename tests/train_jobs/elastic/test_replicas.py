@@ -39,7 +39,7 @@ JOB: dict[str, Any] = {
     "steps": 60,
     "evaluate": {"every_steps": 20},
     "checkpoint": {"every_steps": 20},
-    "recovery": {"heartbeat_timeout_s": 1.0},
+    "recovery": {"heartbeat_timeout_s": 3.0},
 }
 
 PATIENT_S = 10.0
