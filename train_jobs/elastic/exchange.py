@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -28,9 +30,10 @@ class Exchange:
         self._timeout = timedelta(seconds=timeout_s)
         self._group: ProcessGroup | None = None
         self._given_up = threading.Event()
+        self._meeting = False
         self._waiting: list[threading.Event] = []
         self._lock = threading.Lock()
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         """Why collectives of this view are of no use any more."""
 
     def configure(self, store: str, name: str, index: int, size: int) -> None:
@@ -47,11 +50,17 @@ class Exchange:
             return
         kind = ProcessGroupNCCL if self._device.type == "cuda" else ProcessGroupGloo
         group = kind(timeout=self._timeout)
-        try:
-            group.configure(store, name, index, size)
-            self._group = group
-        except Exception as error:  # noqa: BLE001  (a peer may be lost before the view has begun)
+        self._meeting = True
+        # A peer may be lost before the view has begun; whoever waits for it could not be interrupted.
+        met = _in_thread(lambda: group.configure(store, name, index, size))
+        self._wait_for_end(met.add_done_callback)
+        self._meeting = False
+        if not met.done():
+            met.add_done_callback(lambda _: group.abort())
+        elif (error := met.exception()) is not None:
             self.failure = error
+        else:
+            self._group = group
 
     @property
     def alone(self) -> bool:
@@ -79,7 +88,7 @@ class Exchange:
 
     def give_up(self, reason: str) -> None:
         """End the waiting of whoever waits in a collective of this view; may be called from any thread."""
-        if self._group is None:
+        if self._group is None and not self._meeting:
             return
         if self.failure is None:
             self.failure = dist.DistError(reason)
@@ -87,26 +96,26 @@ class Exchange:
             self._given_up.set()
             for event in self._waiting:
                 event.set()
-        if self._device.type == "cuda":
+        if self._device.type == "cuda" and self._group is not None:
             self._group.abort()  # kernels that wait for a peer come back
 
     def _wait(self, work: Work) -> None:
         try:
             if self._device.type != "cuda":
-                self._wait_for_end(work)
+                self._wait_for_end(work.get_future().add_done_callback)
             if not self._given_up.is_set():
                 work.wait()
         except Exception as error:  # noqa: BLE001
             self.failure = self.failure or error
 
-    def _wait_for_end(self, work: Work) -> None:
+    def _wait_for_end(self, call_at_end: Callable[[Callable[[Any], None]], object]) -> None:
         # gloo cannot be interrupted: who gives up walks away, and the operation runs into its timeout.
         ended = threading.Event()
         with self._lock:
             if self._given_up.is_set():
                 return
             self._waiting.append(ended)
-        work.get_future().add_done_callback(lambda _: ended.set())
+        call_at_end(lambda _: ended.set())
         ended.wait()
         with self._lock:
             self._waiting.remove(ended)
@@ -116,6 +125,22 @@ class Exchange:
         if group is not None and self.failure is not None:
             # Its end waits for operations that hang; nobody waits for that.
             threading.Thread(target=group.abort, daemon=True).start()
+
+
+def _in_thread(operation: Callable[[], None]) -> Future[None]:
+    """Run in a thread that nobody has to wait for, not even the end of the process."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            operation()
+        except Exception as error:  # noqa: BLE001  (told to whoever asks)
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="meeting", daemon=True).start()
+    return future
 
 
 def _nothing() -> None:
