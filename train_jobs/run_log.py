@@ -73,6 +73,11 @@ def read_metrics(storage: Storage) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def read_metrics_as_logged(storage: Storage) -> list[dict[str, Any]]:
+    """Every line as it was logged: a step that ran again stands there again."""
+    return [json.loads(line) for line in _lines(storage, METRICS) if line]
+
+
 @dataclass
 class RunSummary:
     """A run as its events tell it."""
