@@ -6,21 +6,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from cluster.errors import ShoalError
-from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from cluster.storage import Storage
-from infra.bench.course import Logs, Round
+from infra.bench.course import Round
 from infra.bench.give_and_take import GiveAndTake, logs_of
-from infra.bench.load import Answer, Failure, Load
+from infra.bench.load import Load
 from infra.bench.own_cluster import OwnCluster, OwnJob
+from infra.bench.side import DEVICE, Side
 from infra.bench.training_rate import rate
 
-DEVICE = "CPU"
-"""What is shared here, in Ray's names; a worker and a replica take one each."""
 MOST_WORKERS = 3
 FEWEST_WORKERS = 2
 """Of the job, while the app has its most replicas."""
@@ -35,6 +32,8 @@ HOLD_S = 3.0
 UNDISTURBED_S = 10.0
 """For how long the rate of training is measured without a load."""
 WARM_UP_S = 2.0
+PATIENCE_S = 300.0
+"""How long devices may take to change hands."""
 _RENEW_S = 1.0
 
 _MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
@@ -75,32 +74,6 @@ CONFIG: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Side:
-    """What was seen of the load on one way to divide the cluster.
-
-    Attributes:
-        rates: samples a second without a load, by workers.
-        answers, failures: of the load.
-        first_tokens: when a request had its first token, and of which replica.
-    """
-
-    rounds: Sequence[Round]
-    logs: Logs
-    rates: dict[int, float]
-    answers: Sequence[Answer]
-    failures: Sequence[Failure]
-    first_tokens: Sequence[tuple[float, str]]
-
-    @property
-    def began(self) -> float:
-        return self.rounds[0].rose
-
-    @property
-    def ended(self) -> float:
-        return self.rounds[-1].ended
-
-
 def measure(rounds: int, say: Callable[[str], None]) -> tuple[Side, Side]:
     """Both sides, sharing first: the fixed split gets a load that rises and falls for as long.
 
@@ -119,7 +92,7 @@ def _publish(cluster: OwnCluster, say: Callable[[str], None]) -> str:
 
     say("training the model that is served")
     job = cluster.submit("served")
-    (ended,) = job.until(lambda: job.events("finished"), "the model was not trained")
+    (ended,) = job.until(lambda: job.events("finished"), "the model was not trained", PATIENCE_S)
     if ended["status"] != "succeeded":
         raise ShoalError(f"the model was not trained: {ended['error']}")
     return str(Registry(Storage(cluster.record.storage)).resolve(ended["model"]).path)
@@ -130,7 +103,7 @@ def _share(cluster: OwnCluster, tokenizer: str, rounds: int, say: Callable[[str]
         load = Load(base_url, "shared", PROMPT, HIGH, pause_s=THINK_S)
         turns: list[Round] = []
         with load:
-            sharing = GiveAndTake(job.run, load, LOW, HIGH)
+            sharing = GiveAndTake(job.run, load, LOW, HIGH, PATIENCE_S)
             rates = {}
             for workers in range(MOST_WORKERS, FEWEST_WORKERS - 1, -1):
                 with _taken(MOST_WORKERS - workers):
@@ -149,7 +122,7 @@ def _split(cluster: OwnCluster, tokenizer: str, rounds: Sequence[Round], say: Ca
         load = Load(base_url, "split", PROMPT, HIGH, pause_s=THINK_S)
         turns: list[Round] = []
         with load:
-            sharing = GiveAndTake(job.run, load, LOW, HIGH)
+            sharing = GiveAndTake(job.run, load, LOW, HIGH, PATIENCE_S)
             sharing.until_workers(FEWEST_WORKERS)
             rates = {FEWEST_WORKERS: _undisturbed(sharing, job)}
             say(f"undisturbed, {FEWEST_WORKERS} workers train {rates[FEWEST_WORKERS]:.0f} samples/s")
@@ -180,6 +153,8 @@ def _taken(devices: int) -> Iterator[None]:
     if not devices:
         yield
         return
+    from cluster.sharing.client import BrokerClient
+
     broker, ended = BrokerClient(), threading.Event()
     demand = Demand("bench/undisturbed", "serving", {DEVICE: 1.0}, devices, devices)
     grant = broker.wait(demand, timeout_s=60.0)
