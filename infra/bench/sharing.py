@@ -99,6 +99,7 @@ def _publish(cluster: OwnCluster, say: Callable[[str], None]) -> str:
 
 
 def _share(cluster: OwnCluster, tokenizer: str, rounds: int, say: Callable[[str], None]) -> Side:
+    say("sharing: an elastic job takes what the app leaves")
     with _running(cluster, "elastic", "shared", tokenizer) as (job, base_url):
         load = Load(base_url, "shared", PROMPT, HIGH, pause_s=THINK_S)
         turns: list[Round] = []
@@ -118,6 +119,7 @@ def _share(cluster: OwnCluster, tokenizer: str, rounds: int, say: Callable[[str]
 
 
 def _split(cluster: OwnCluster, tokenizer: str, rounds: Sequence[Round], say: Callable[[str], None]) -> Side:
+    say("fixed split: the same load for as long, the devices stay where they are")
     with _running(cluster, "fixed", "split", tokenizer) as (job, base_url):
         load = Load(base_url, "split", PROMPT, HIGH, pause_s=THINK_S)
         turns: list[Round] = []

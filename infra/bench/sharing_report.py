@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from cluster.wording import counted
 from infra.bench import training_rate
 from infra.bench.course import TO_FIRST_TOKEN, TO_STEP, Moments, between, fall, lost_and_repeated, parts, rise
 from infra.bench.device_time import answering_s, device_time, granted
@@ -45,9 +46,11 @@ def problems(name: str, side: Side) -> list[str]:
         found.append(f"{name}: {len(side.failures)} of {requests} requests failed: {reasons}")
     lost, repeated = lost_and_repeated(side.logs.metrics)
     if lost:
-        found.append(f"{name}: {len(lost)} steps of training were lost, the first is {lost[0]}")
+        found.append(f"{name}: training lost {counted(len(lost), 'step')}, the first is {lost[0]}")
     if repeated:
-        found.append(f"{name}: {len(repeated)} steps of training were repeated, the first is {repeated[0]}")
+        found.append(
+            f"{name}: training repeated {counted(len(repeated), 'step')}, the first is {repeated[0]}"
+        )
     return found
 
 

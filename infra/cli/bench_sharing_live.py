@@ -32,16 +32,20 @@ def live(rounds: int, *, as_json: bool) -> None:
 def _print_tables(found: dict[str, Any]) -> None:
     from rich.console import Console
 
+    from cluster.wording import counted
     from infra.bench.sharing_report import course_table, table
 
     console = Console()
     console.print(
-        f"Measured: {len(found['rounds'])} rises and falls of load on {found['cores']} cores", highlight=False
+        f"Measured: {counted(len(found['rounds']), 'round')} of rising and falling load,"
+        f" {counted(found['cores'], 'core')}",
+        highlight=False,
     )
     console.print(_table(("", "median", "worst"), course_table(found)))
     console.print(_table(("", "sharing", "fixed split"), table(found)))
-    rates = ", ".join(f"{rate:,.0f} with {n}" for n, rate in found["undisturbed_samples_per_s"].items())
-    console.print(f"Without a load, samples/s of training: {rates} workers", highlight=False)
+    rates = found["undisturbed_samples_per_s"].items()
+    shown = ", ".join(f"{rate:,.1f} with {counted(int(workers), 'worker')}" for workers, rate in rates)
+    console.print(f"Without a load the elastic job trains, in samples/s: {shown}", highlight=False)
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:

@@ -69,8 +69,8 @@ def test_failures_and_steps_that_are_missing_or_repeated_are_told_in_sentences()
     )
     assert problems("sharing", wrong) == [
         "sharing: 1 of 6 requests failed: 503: no room",
-        "sharing: 1 steps of training were lost, the first is 4",
-        "sharing: 2 steps of training were repeated, the first is 8",
+        "sharing: training lost 1 step, the first is 4",
+        "sharing: training repeated 2 steps, the first is 8",
     ]
     assert document(SIDE, wrong)["ok"] is False
 
