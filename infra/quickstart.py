@@ -370,17 +370,18 @@ class Quickstart:
         reasons = ", ".join(failure.reason for failure in load.failures[:3])
         require(not load.failures, f"{len(load.failures)} requests failed: {reasons}")
         gave_up = turn.workers_before - turn.workers_under_load
-        require(gave_up > 0, "training gave nothing up")
         logs = logs_of(record, job, APP)
         lost, again = lost_and_repeated(logs.metrics)
         require(not lost and not again, f"{len(lost)} steps were lost, {len(again)} done twice")
         rose, fell = rise(logs, turn, load.first_tokens), fall(logs, turn)
         left_s, first_s = between(rose, "load", "way out"), between(rose, "load", "first token")
+        back_s = between(fell, "load", "group start")
+        require(None not in (left_s, first_s, back_s), "the logs do not tell all of the course")
         step.detail = (
             f"{CLIENTS} clients: training gave up {gave_up} of {turn.workers_before} workers after"
-            f" {left_s or 0:.1f} s, a new replica's first token came after {first_s or 0:.1f} s, and"
-            f" {between(fell, 'load', 'group start') or 0:.1f} s after the load training had its workers"
-            f" back; none of {len(logs.metrics)} steps lost, none of {len(load.answers)} requests"
+            f" {left_s:.1f} s, a new replica's first token came after {first_s:.1f} s, and"
+            f" {back_s:.1f} s after the load training had its workers back; none of {len(logs.metrics)}"
+            f" steps lost, none of {len(load.answers)} requests"
         )
 
 

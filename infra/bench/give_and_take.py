@@ -47,7 +47,7 @@ class GiveAndTake:
             hold_s, rest_s: how long the load stays high after that, and low.
 
         Raises:
-            ShoalError: that did not happen in time.
+            ShoalError: that did not happen in time, or training gave nothing up.
         """
         self.until_workers(workers)
         rose = time.time()
@@ -60,7 +60,9 @@ class GiveAndTake:
         under_load = self.world_size
         fell = time.time()
         self.load.level = self.low
-        self.until_workers(max(workers, under_load + 1))
+        if under_load >= workers:
+            raise ShoalError(f"training gave nothing up: it steps with {under_load} workers under load")
+        self.until_workers(workers)
         self.pause(rest_s)
         return Round(rose, fell, time.time(), workers, under_load)
 
