@@ -355,28 +355,33 @@ class Quickstart:
 
     def _share(self, record: ClusterRecord, job: str, base_url: str, step: Step) -> None:
         """An elastic job takes what is idle, gives a device to the app under load, and takes it back."""
-        from cluster.sharing.client import BrokerClient
-        from infra.bench.give_and_take import GiveAndTake, Load
+        from infra.bench.course import between, fall, lost_and_repeated, rise
+        from infra.bench.give_and_take import GiveAndTake, logs_of
+        from infra.bench.load import Load
         from serve_apps.status import app_statuses
 
-        broker = BrokerClient()
-        holders = [row["holder"] for row in broker.leases() if row["kind"] == "serving"]
-        run = run_of(Storage(record.storage), job)
-        sharing = GiveAndTake(run, f"job/{job}", holders[0], broker.events)
-        load = Load(base_url, APP, CLIENTS, PROMPT)
+        load = Load(base_url, APP, PROMPT, CLIENTS, max_tokens=64)
         try:
-            found = sharing.round(load, _replicas(app_statuses()), workers=2)
+            with load:
+                sharing = GiveAndTake(run_of(Storage(record.storage), job), load, low=0, high=CLIENTS)
+                turn = sharing.round(2, replicas=_replicas(app_statuses()))
         finally:
             Submissions(record).stop(job)
-        require(found.failed == 0, f"{found.failed} requests failed: {', '.join(found.failures)}")
-        require(found.workers_under_load < found.workers_before, "training gave nothing up")
-        lost, again = found.steps_lost, found.steps_repeated
-        require(lost == again == 0, f"{lost} steps of {found.steps} were lost, {again} done twice")
+        reasons = ", ".join(failure.reason for failure in load.failures[:3])
+        require(not load.failures, f"{len(load.failures)} requests failed: {reasons}")
+        gave_up = turn.workers_before - turn.workers_under_load
+        logs = logs_of(record, job, APP)
+        lost, again = lost_and_repeated(logs.metrics)
+        require(not lost and not again, f"{len(lost)} steps were lost, {len(again)} done twice")
+        rose, fell = rise(logs, turn, load.first_tokens), fall(logs, turn)
+        left_s, first_s = between(rose, "load", "way out"), between(rose, "load", "first token")
+        back_s = between(fell, "load", "group start")
+        require(None not in (left_s, first_s, back_s), "the logs do not tell all of the course")
         step.detail = (
-            f"{CLIENTS} clients: training gave up {found.workers_before - found.workers_under_load} of"
-            f" {found.workers_before} workers after {found.left_s or 0:.1f} s, a replica more answered after"
-            f" {found.answered_s or 0:.1f} s, and {found.back_s or 0:.1f} s after the load training had its"
-            f" workers back; none of {found.steps} steps lost, none of {found.requests} requests"
+            f"{CLIENTS} clients: training gave up {gave_up} of {turn.workers_before} workers after"
+            f" {left_s:.1f} s, a new replica's first token came after {first_s:.1f} s, and"
+            f" {back_s:.1f} s after the load training had its workers back; none of {len(logs.metrics)}"
+            f" steps lost, none of {len(load.answers)} requests"
         )
 
 

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
@@ -59,6 +60,7 @@ class Replica:
         import ray
         from ray import serve
 
+        self._started_at, self._ready_at = _now(), ""
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
         self.revision = 0
@@ -78,6 +80,7 @@ class Replica:
         self._sender = TokenSender(self._gateway_lost)
         self._group = RankGroup(self.spec)
         await self._start_in_time(ray.util.get_node_ip_address())
+        self._ready_at = _now()
         self._watching = asyncio.create_task(self._watch())
         self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
@@ -144,6 +147,8 @@ class Replica:
             "running": statistics.running,
             "waiting": statistics.waiting,
             "cache_use": statistics.cache_use,
+            "started_at": self._started_at,
+            "ready_at": self._ready_at,
         }
 
     async def _obey(self, order: Mapping[str, Any]) -> None:
@@ -320,6 +325,10 @@ class Replica:
                 await engine.stop()
             self._group.stop()
             self._sender.stop()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def _param(field: str, request: Mapping[str, Any]) -> str:

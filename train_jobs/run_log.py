@@ -92,6 +92,11 @@ def node_of(rank: int, group: str | None, events: Iterable[Mapping[str, Any]]) -
     return node
 
 
+def read_metrics_as_logged(storage: Storage) -> list[dict[str, Any]]:
+    """Every line as it was logged: a step that ran again stands there again."""
+    return [json.loads(line) for line in _lines(storage, METRICS) if line]
+
+
 @dataclass
 class RunSummary:
     """A run as its events tell it."""

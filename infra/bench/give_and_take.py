@@ -2,106 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
-from typing import Any
 
-import httpx
-
+from cluster.connection import ClusterRecord
 from cluster.errors import ShoalError
+from cluster.sharing.journal import journal_storage
+from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage
-from train_jobs.run_log import read_metrics
+from infra.bench.course import Logs, Round
+from infra.bench.load import Load
+from infra.cli.follow import Tail
+from train_jobs.listing import run_of
+from train_jobs.run_log import EVENTS, METRICS, read_events, read_metrics_as_logged
 
-REQUEST_TIMEOUT_S = 60.0
-_LOOK_S = 0.25
-
-
-class Load:
-    """Clients that keep so many requests in flight, from the start to the end of a `with`.
-
-    Attributes:
-        answered: when each whole answer came, by which replica, and with how many tokens.
-        failures: what went wrong, one line a request.
-    """
-
-    def __init__(self, base_url: str, app: str, clients: int, prompt: str, max_tokens: int = 64) -> None:
-        self.url = f"{base_url}/completions"
-        self.body = {"model": app, "prompt": prompt, "max_tokens": max_tokens}
-        self.clients = clients
-        self.answered: list[tuple[float, str, int]] = []
-        self.failures: list[str] = []
-        self._stop = threading.Event()
-        self._pool = ThreadPoolExecutor(clients)
-
-    def __enter__(self) -> Load:
-        self.began = time.time()
-        for index in range(self.clients):
-            self._pool.submit(self._ask, index)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._pool.shutdown()
-        self.ended = time.time()
-
-    @property
-    def replicas(self) -> set[str]:
-        return {replica for _, replica, _ in self.answered}
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(tokens for *_, tokens in self.answered) / (self.ended - self.began)
-
-    def _ask(self, index: int) -> None:
-        with httpx.Client(timeout=REQUEST_TIMEOUT_S) as http:
-            while not self._stop.is_set():
-                try:
-                    answer = http.post(self.url, json={**self.body, "seed": index})
-                except httpx.HTTPError as error:
-                    self.failures.append(f"{type(error).__name__}: {error}")
-                    continue
-                if answer.status_code != 200:
-                    self.failures.append(f"{answer.status_code}: {answer.text}")
-                    continue
-                tokens = answer.json()["usage"]["completion_tokens"]
-                self.answered.append((time.time(), answer.headers["x-shoal-replica"], tokens))
-
-
-@dataclass
-class Round:
-    """One rise and fall of a load; durations from the rise, unless they say otherwise.
-
-    Attributes:
-        decided_s: until training was told to give devices up.
-        left_s: until its groups had left, at a step boundary.
-        granted_s: until the app was granted the devices.
-        answered_s: until the new replica had answered a request.
-        back_s: from the fall until training stepped on the devices again.
-        steps_lost, steps_repeated: of the job, over the whole round.
-    """
-
-    workers_before: int = 0
-    workers_under_load: int = 0
-    decided_s: float | None = None
-    left_s: float | None = None
-    granted_s: float | None = None
-    answered_s: float | None = None
-    back_s: float | None = None
-    requests: int = 0
-    failed: int = 0
-    tokens_per_s: float = 0.0
-    steps: int = 0
-    steps_lost: int = 0
-    steps_repeated: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+_LOOK_S = 0.1
 
 
 class GiveAndTake:
@@ -109,100 +25,106 @@ class GiveAndTake:
 
     Args:
         run: the job's directory in the storage.
-        job_holder, app_holder: whose leases they are.
-        events: the newest events of the broker, oldest first.
+        load: on the app; it has begun.
+        low, high: the clients that ask, before a rise and after it.
     """
 
-    def __init__(
-        self,
-        run: Storage,
-        job_holder: str,
-        app_holder: str,
-        events: Callable[[], list[dict[str, Any]]],
-        timeout_s: float = 150.0,
-    ) -> None:
-        self.run = run
-        self.job_holder = job_holder
-        self.app_holder = app_holder
-        self.events = events
+    def __init__(self, run: Storage, load: Load, low: int, high: int, timeout_s: float = 150.0) -> None:
+        self.load = load
+        self.low = low
+        self.high = high
         self.timeout_s = timeout_s
+        self._events, self._metrics = Tail(run, EVENTS), Tail(run, METRICS)
+        self._world_size = 0
+        self._ended: str | None = None
 
-    def round(self, load: Load, replicas_before: int, workers: int) -> Round:
-        """Let the load rise until there is a replica more, and fall until training has its workers again.
+    def round(self, workers: int, *, replicas: int = 1, hold_s: float = 0.0, rest_s: float = 0.0) -> Round:
+        """Let the load rise until a replica more answers, and fall until the job has its workers again.
+
+        Args:
+            workers: of the job before.
+            replicas: of the app before.
+            hold_s, rest_s: how long the load stays high after that, and low.
 
         Raises:
-            ShoalError: that did not happen in time.
+            ShoalError: that did not happen in time, or training gave nothing up.
         """
-        self.until(lambda: self.world_size >= workers, f"the job never had {workers} workers")
-        found = Round(workers_before=self.world_size)
-        first = self.steps[-1]
-        with load:
-            self.until(
-                lambda: len(load.replicas) > replicas_before or bool(load.failures),
-                f"{replicas_before} replicas and no more answered under load",
-            )
-            found.workers_under_load = self.world_size
-        self._note_requests(found, load, replicas_before)
-        self.until(
-            lambda: self.world_size >= found.workers_before and self.world_size > found.workers_under_load,
-            f"the job never had its {found.workers_before} workers back",
+        self.until_workers(workers)
+        rose = time.time()
+        self.load.level = self.high
+        self._until(
+            lambda: len(self.load.replicas_since(rose)) > replicas,
+            f"{replicas + 1} replicas did not answer under load",
         )
-        found.back_s = time.time() - load.ended
-        self._note_course(found, load.began)
-        steps = [step for step in self.steps if step >= first]
-        found.steps = len(set(steps))
-        found.steps_lost = steps[-1] - first + 1 - len(set(steps))
-        found.steps_repeated = len(steps) - len(set(steps))
-        return found
+        self.pause(hold_s)
+        under_load = self.world_size
+        fell = time.time()
+        self.load.level = self.low
+        if under_load >= workers:
+            raise ShoalError(f"training gave nothing up: it steps with {under_load} workers under load")
+        self.until_workers(workers)
+        self.pause(rest_s)
+        return Round(rose, fell, time.time(), workers, under_load)
 
-    @property
-    def steps(self) -> list[int]:
-        """The steps of the job as they were logged."""
-        lines = self.run.read_bytes("metrics.jsonl").decode().splitlines()
-        return [json.loads(line)["step"] for line in lines if line.endswith("}")]
+    def again(self, like: Round) -> Round:
+        """Let the load rise and fall for as long as it did in another round."""
+        before, rose = self.world_size, time.time()
+        self.load.level = self.high
+        self.pause(like.fell - like.rose)
+        under_load, fell = self.world_size, time.time()
+        self.load.level = self.low
+        self.pause(like.ended - like.fell)
+        return Round(rose, fell, time.time(), before, under_load)
 
     @property
     def world_size(self) -> int:
         """Of the job's last step; 0 before the first."""
-        lines = read_metrics(self.run)
-        return lines[-1]["world_size"] if lines else 0
+        for line in self._metrics.new_lines():
+            self._world_size = line["world_size"]
+        return self._world_size
 
-    def until(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """Wait for a condition."""
+    def until_workers(self, workers: int) -> None:
+        """Wait until the job steps with so many workers.
+
+        Raises:
+            ShoalError: it did not in time.
+        """
+        self._until(lambda: self.world_size == workers, f"the job did not step with {workers} workers")
+
+    def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline, pause = time.monotonic() + self.timeout_s, threading.Event()
         while not condition():
+            for event in self._events.new_lines():
+                if event["kind"] == "finished":
+                    raise ShoalError(f"{otherwise}: it has {event['status']} ({event['error']})")
             if time.monotonic() >= deadline:
-                raise ShoalError(f"{otherwise} within {self.timeout_s:.0f} s")
+                failed = "; ".join(failure.reason for failure in self.load.failures[:3])
+                raise ShoalError(
+                    f"{otherwise} within {self.timeout_s:.0f} s" + (f" ({failed})" if failed else "")
+                )
             pause.wait(_LOOK_S)
 
-    def _note_requests(self, found: Round, load: Load, replicas_before: int) -> None:
-        found.requests, found.failed = len(load.answered) + len(load.failures), len(load.failures)
-        found.failures, found.tokens_per_s = load.failures[:3], load.tokens_per_s
-        seen: set[str] = set()
-        for when, replica, _ in load.answered:
-            seen.add(replica)
-            if len(seen) > replicas_before:
-                found.answered_s = when - load.began
-                return
-
-    def _note_course(self, found: Round, began: float) -> None:
-        """What the broker and the job say of the rise."""
-        after = [event for event in self.events() if _time(event) >= began]
-
-        def first(holder: str, *causes: str) -> float | None:
-            times = [_time(e) for e in after if e.get("holder") == holder and e["cause"] in causes]
-            return times[0] - began if times else None
-
-        found.decided_s = first(self.job_holder, "gave_way")
-        found.granted_s = first(self.app_holder, "grew", "started")
-        lines = self.run.read_bytes("events.jsonl").decode().splitlines()
-        left = [
-            _time(event) - began
-            for event in map(json.loads, lines)
-            if event["kind"] in ("resized", "ended") and event.get("left", True) and _time(event) >= began
-        ]
-        found.left_s = left[0] if left else None
+    def pause(self, seconds: float) -> None:
+        """Let time pass, which is what a load is made of, while the job goes on."""
+        ended = time.monotonic() + seconds
+        while (left := ended - time.monotonic()) > 0:
+            threading.Event().wait(min(left, _LOOK_S))
+            for event in self._events.new_lines():
+                if event["kind"] == "finished":
+                    raise ShoalError(f"the job has {event['status']} ({event['error']})")
 
 
-def _time(event: dict[str, Any]) -> float:
-    return datetime.fromisoformat(event["time"]).timestamp()
+def logs_of(record: ClusterRecord, job: str, app: str) -> Logs:
+    """All that is logged by now of a job and an app that share a cluster."""
+    from serve_apps.controller.store import AppStore
+
+    storage = Storage(record.storage)
+    run = run_of(storage, job)
+    return Logs(
+        broker=read_journal(journal_storage(record.storage, record.name)),
+        app=AppStore(storage, record.name, record.cluster_id).events(app),
+        job=read_events(run),
+        metrics=read_metrics_as_logged(run),
+        job_holder=f"job/{job}",
+        app_holder=f"app/{app}",
+    )

@@ -23,7 +23,7 @@ from cluster.providers.processes import CLUSTER_ID, marked
 from cluster.storage import Storage
 from train_jobs.listing import is_running, run_of
 from train_jobs.run_config import read_run_config
-from train_jobs.run_log import read_events, summarize
+from train_jobs.run_log import read_events, read_metrics_as_logged, summarize
 from train_jobs.submission import Submissions, new_job_id
 
 _LOOK_S = 0.05
@@ -124,10 +124,7 @@ class OwnJob:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line as it was logged; a step that was done again stands there again."""
-        if not self.run.exists("metrics.jsonl"):
-            return []
-        lines = self.run.read_bytes("metrics.jsonl").decode().split("\n")
-        return [json.loads(line) for line in lines[:-1]]
+        return read_metrics_as_logged(self.run)
 
     def until(self, condition: Callable[[], Any], otherwise: str, timeout_s: float = 150.0) -> Any:
         """Wait until a condition holds; returns what it returned.

@@ -1,4 +1,4 @@
-"""Benchmarks from the command line: `bench sharing`."""
+"""Benchmarks from the command line: `bench sharing`; without --simulate see `bench_sharing_live`."""
 
 from __future__ import annotations
 
@@ -16,25 +16,43 @@ if TYPE_CHECKING:
     from infra.simulator.jobs import Trace
     from infra.simulator.report import Figures
 
-_TRACE = "The trace"
-_CLUSTER = "The cluster and its serving load"
+_SIMULATION = "With --simulate"
+_TRACE = "With --simulate: the trace"
+_CLUSTER = "With --simulate: the cluster and its serving load"
+_ALWAYS = ("simulate", "as_json")
 
 
 def sharing(
+    context: typer.Context,
+    rounds: Annotated[
+        int, typer.Option(min=1, max=1000, help="Rises and falls of the load; not with --simulate.")
+    ] = 10,
     simulate: Annotated[
         str | None,
         typer.Option(
             "--simulate",
             metavar="TRACE",
-            help="A trace of jobs: Shoal's CSV, a job log of Philly, a list of pods of Alibaba (2023), or"
-            " philly:SEED, which is generated.",
+            help="Measure nothing, and simulate a trace of jobs: Shoal's CSV, a job log of Philly, a list of"
+            " pods of Alibaba (2023), or philly:SEED, which is generated.",
             show_default=False,
         ),
     ] = None,
     policies: Annotated[
-        str, typer.Option("--policy", help="Policies, side by side; the first is compared with.")
+        str,
+        typer.Option(
+            "--policy",
+            help="Policies, side by side; the first is compared with.",
+            rich_help_panel=_SIMULATION,
+        ),
     ] = "fixed,serving-first,shoal",
-    seed: Annotated[int, typer.Option(min=0, help="Of the load, of failures, and of what is generated.")] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Of the load, of failures, and of what is generated.",
+            rich_help_panel=_SIMULATION,
+        ),
+    ] = 0,
     days: Annotated[
         float, typer.Option(min=0.01, max=1000, help="Days of a generated trace.", rich_help_panel=_TRACE)
     ] = 7.0,
@@ -106,21 +124,33 @@ def sharing(
             metavar="FILE",
             help="YAML or JSON of what changes of devices cost.",
             show_default=False,
+            rich_help_panel=_SIMULATION,
         ),
     ] = None,
     cost: Annotated[
         list[str] | None,
-        typer.Option("--cost", metavar="NAME=VALUE", help="Change one of them.", show_default=False),
+        typer.Option(
+            "--cost",
+            metavar="NAME=VALUE",
+            help="Change one of them.",
+            show_default=False,
+            rich_help_panel=_SIMULATION,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare ways of sharing one cluster, in simulated time under the real allocation."""
-    from cluster.errors import RequestError
+    """Measure how devices change hands under load, on a cluster of its own; or simulate ways of sharing.
 
+    Without --simulate a small cluster is started, on which an elastic job gives devices to an app whose load
+    rises, and takes them back when it falls; then the same load comes on a fixed split. Exit code 1 if a
+    request failed, or a step was lost or repeated.
+    """
+    _check_given(context, simulate)
     if simulate is None:
-        raise RequestError(
-            "shoal bench sharing needs --simulate TRACE: a file of jobs, or philly:SEED to make them up"
-        )
+        from infra.cli.bench_sharing_live import live
+
+        live(rounds, as_json=as_json)
+        return
     from infra.simulator.comparison import Setup, compare
     from infra.simulator.report import document
     from infra.simulator.simulation import Rules
@@ -148,6 +178,23 @@ def sharing(
         print_json(document(setup.facts(trace), rows))
     else:
         _print_table(setup.facts(trace), rows)
+
+
+def _check_given(context: typer.Context, simulate: str | None) -> None:
+    """Whether every option that was given is one of what is asked for."""
+    from cluster.errors import RequestError
+
+    given = [each for each in context.command.params if _is_given(context, each.name)]
+    for option in given:
+        if simulate is None and option.name not in (*_ALWAYS, "rounds"):
+            raise RequestError(f"{option.opts[0]} needs --simulate TRACE: a measurement has no such option")
+        if simulate is not None and option.name == "rounds":
+            raise RequestError("--rounds is of a measurement, which --simulate is none")
+
+
+def _is_given(context: typer.Context, name: str | None) -> bool:
+    source = context.get_parameter_source(name) if name else None
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _names(text: str) -> list[str]:

@@ -162,7 +162,9 @@ class AppController:
         app = self._app_of(application)
         if app is None:
             return None
-        app.hear(application, replica, facts, time.monotonic())
+        new = app.hear(application, replica, facts, time.monotonic())
+        if new is not None and self._informed:  # to a controller that comes back all replicas are new
+            await self._tell(app, *new)
         return app.order(application, facts)
 
     async def spec_of(self, application: str) -> dict[str, Any] | None:
@@ -253,7 +255,8 @@ class AppController:
         """Decide what is next for an app, and do it."""
         now = time.time()
         seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
-        app.update_want(self._gateways, self._view.served, time.monotonic())
+        if event := app.update_want(self._gateways, self._view.served, time.monotonic()):
+            await self._tell(app, *event)
         if event := app.note_grant(self._view.granted, time.monotonic()):
             await self._tell(app, *event)
         before = app.record

@@ -38,7 +38,8 @@ class ReplicaReport:
 
     heard: float
     facts: Mapping[str, Any]
-    """revision, busy, context_length, prepared, refused, refusal, running, waiting, cache_use."""
+    """revision, busy, context_length, prepared, refused, refusal, running, waiting, cache_use; started_at and
+    ready_at: when its process took it on and when its engine could answer, ISO 8601 in UTC."""
 
 
 @dataclass
@@ -67,6 +68,8 @@ class App:
     _short_told: bool = False
     replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
     """By Serve application and replica."""
+    met: dict[str, set[str]] = field(default_factory=dict)
+    """By Serve application: the replicas that were ever heard."""
     contexts: dict[str, int] = field(default_factory=dict)
     """By Serve application that has ever been ready: the context length of its model."""
     ongoing: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -93,14 +96,22 @@ class App:
             if size is not None:
                 self.sizes[revision.application] = size
         there = {revision.application for revision in self.record.revisions}
-        for known in (self.sizes, self.replicas, self.contexts, self.ongoing):
+        for known in (self.sizes, self.replicas, self.met, self.contexts, self.ongoing):
             for application in known.keys() - there:
                 del known[application]
 
-    def hear(self, application: str, replica: str, facts: Mapping[str, Any], now: float) -> None:
-        """Take over what a replica says."""
+    def hear(
+        self, application: str, replica: str, facts: Mapping[str, Any], now: float
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Take over what a replica says; an event when it was never heard before."""
         self.replicas.setdefault(application, {})[replica] = ReplicaReport(now, facts)
         self.contexts[application] = facts["context_length"]
+        met = self.met.setdefault(application, set())
+        if replica in met:
+            return None
+        met.add(replica)
+        times = {name: facts[name] for name in ("started_at", "ready_at")}
+        return "replica_ready", {"replica": replica, "revision": facts["revision"], **times}
 
     def excuse(self, now: float) -> None:
         """Take no replica's silence until now for an end."""
@@ -143,11 +154,13 @@ class App:
         spec = revision.spec.as_json()
         return {"action": "load", "revision": revision.number, "spec": spec, "or_end": ends}
 
-    def update_want(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> None:
-        """Find out how many replicas the load asks for."""
+    def update_want(
+        self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float
+    ) -> tuple[str, dict[str, Any]] | None:
+        """Find out how many replicas the load asks for; an event when that is another number than before."""
         spec = self.record.wanted
         if spec is None:
-            return
+            return None
         if self.wants.want == 0 and not self.sizes:
             # A new controller: what runs is what was wanted before.
             self.wants.want = max(
@@ -157,7 +170,11 @@ class App:
         config = spec.config
         load = self._load(gateways, served, now)
         ask = asked(load, config.autoscale)
-        self.wants.update(ask, config.replicas.min, config.replicas.most, config.autoscale, now)
+        before = self.wants.want
+        want = self.wants.update(ask, config.replicas.min, config.replicas.most, config.autoscale, now)
+        if want == before:
+            return None
+        return "wanted", {"replicas": want, "before": before, "ongoing": round(load.ongoing, 1)}
 
     def _load(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> Load:
         names = {revision.application for revision in self.record.revisions}

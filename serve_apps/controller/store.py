@@ -57,3 +57,12 @@ class AppStore:
         kept = self._events.setdefault(name, deque(maxlen=KEPT_EVENTS))
         kept.append(line)
         self._storage.write_bytes(path, "".join(f"{each}\n" for each in kept).encode())
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        """What was logged of an app, oldest first."""
+        path = f"{name}/{_EVENTS}"
+        if not self._storage.exists(path):
+            return []
+        # A line that was cut off by a crash has no end; it does not count.
+        lines = self._storage.read_bytes(path).decode().split("\n")[:-1]
+        return [json.loads(line) for line in lines]

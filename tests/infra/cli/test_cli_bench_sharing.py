@@ -72,7 +72,9 @@ def test_a_generated_trace_can_be_kept_and_gives_the_same_again(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "needs --simulate TRACE"),
+        (["--policy", "fixed"], "--policy needs --simulate TRACE"),
+        (["--rounds", "3", "--cost", "start_s=1"], "--cost needs --simulate TRACE"),
+        (["--simulate", "philly", "--rounds", "3"], "--rounds is of a measurement"),
         (["--simulate", "nowhere.csv"], "nowhere.csv cannot be read"),
         (["--simulate", "philly", "--policy", "fixed,best"], "there is no policy 'best'"),
         (["--simulate", "philly", "--policy", "fixed,fixed"], "names one of them twice"),
