@@ -21,8 +21,9 @@ from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
 from cluster.storage import Storage
-from train_jobs.listing import run_of
-from train_jobs.run_log import read_events
+from train_jobs.listing import run_of, status_of
+from train_jobs.run_config import read_run_config
+from train_jobs.run_log import read_events, summarize
 from train_jobs.submission import Submissions, new_job_id
 
 _LOOK_S = 0.05
@@ -116,6 +117,8 @@ class OwnJob:
         self.cluster = cluster
         self.job = job
         self.run = run
+        self.submission = job
+        """Ray's id of its newest submission."""
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Its events, of these kinds or all, oldest first."""
@@ -136,9 +139,9 @@ class OwnJob:
         """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
-            ended = self.events("finished")
-            if ended and not condition():
-                raise ShoalError(f"{otherwise}: the job has {ended[-1]['status']} ({ended[-1]['error']})")
+            last = self.events("submitted", "finished")[-1]  # it may have been resumed since it finished
+            if last["kind"] == "finished" and not condition():
+                raise ShoalError(f"{otherwise}: the job has {last['status']} ({last['error']})")
             if time.monotonic() > deadline:
                 raise ShoalError(f"{otherwise} within {timeout_s:.0f} s")
             time.sleep(_LOOK_S)
@@ -149,11 +152,23 @@ class OwnJob:
         first = len(self.metrics())
         self.until(lambda: len(self.metrics()) >= first + count, f"{count} steps were not done", timeout_s)
 
+    def status(self) -> str:
+        """What `shoal jobs` says of it."""
+        return status_of(summarize(self.job, self.run), Submissions(self.cluster.record).statuses())
+
+    def resume(self) -> None:
+        """Submit it again after it has ended, as it was."""
+        storage = Storage(self.cluster.record.storage)
+        name, config = read_run_config(storage, self.job)
+        self.submission = f"{self.job}-{secrets.token_hex(2)}"
+        base = self.cluster.loaded.base
+        Submissions(self.cluster.record).submit(storage, self.job, name, config, self.submission, base)
+
     def stop(self) -> None:
         """Ask it to stop, and wait until it has."""
-        Submissions(self.cluster.record).stop(self.job)
+        Submissions(self.cluster.record).stop(self.submission)
         deadline = time.monotonic() + 150.0
-        while not self.events("finished"):
+        while not summarize(self.job, self.run).ended:
             if time.monotonic() > deadline:
                 raise ShoalError(f"{self.job} does not stop")
             time.sleep(_LOOK_S)

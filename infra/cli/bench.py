@@ -1,4 +1,4 @@
-"""Benchmarks from the command line: `bench train`, and `bench sharing` (see `bench_sharing`)."""
+"""Benchmarks from the command line: `bench train`; `bench sharing` and `bench faults` have own files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.wording import counted
+from infra.cli.bench_faults import faults
 from infra.cli.bench_sharing import sharing
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
     bench = typer.Typer(help="Measure, side by side.", no_args_is_help=True)
     bench.command("train")(train)
     bench.command("sharing")(sharing)
+    bench.command("faults")(faults)
     app.add_typer(bench, name="bench")
 
 
