@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from cluster.config.loader import LoadedConfig, load_config
-from cluster.connection import ClusterRecord, connect, disconnect
+from cluster.connection import ClusterRecord, connect, disconnect, head_is_silent
 from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
@@ -73,6 +73,13 @@ class OwnCluster:
             self._ends.close()
         finally:
             signal.signal(signal.SIGINT, before)
+
+    def up_again(self) -> None:
+        """Start it anew after its head has died, as `shoal up` does; this process joins it."""
+        assert self.directory is not None, "it was up"
+        resolved = self.loaded.resolved.cluster
+        self.record = PROVIDERS[resolved.provider]().up(resolved, self.loaded.path, self.say).record
+        connect(self.record)
 
     # -- jobs -------------------------------------------------------------------------------------------
 
@@ -154,7 +161,9 @@ class OwnJob:
 
     def status(self) -> str:
         """What `shoal jobs` says of it."""
-        return status_of(summarize(self.job, self.run), Submissions(self.cluster.record).statuses())
+        record = self.cluster.record
+        statuses = None if head_is_silent(record) else Submissions(record).statuses()
+        return status_of(summarize(self.job, self.run), statuses)
 
     def resume(self) -> None:
         """Submit it again after it has ended, as it was."""

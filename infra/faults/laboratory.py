@@ -15,11 +15,14 @@ from cluster.config.train_section import RecoveryConfig
 from cluster.errors import ShoalError
 from infra.bench.own_cluster import OwnCluster, OwnJob
 from infra.faults.course import Resumption, resumption, seconds, wrong_losses, wrong_steps
+from infra.faults.processes import node_of
 from infra.faults.scenario import Trial
 from infra.faults.task import Order, order_path
 
 HEARTBEAT_TIMEOUT_S = RecoveryConfig().heartbeat_timeout_s
 HANG_TIMEOUT_S = 8.0
+VICTIM = 1
+"""The rank of one group that faults strike: not the one that writes the logs."""
 EVERY_STEPS = 25
 """Between two checkpoints."""
 WITHIN_STEPS = 8
@@ -128,8 +131,9 @@ class Laboratory:
         beside.rename(path)
 
     def trial(self, job: OwnJob, cause: Callable[[], object]) -> Trial:
-        """Do something to a job of one group that it has to go back for, and see how it goes on."""
+        """Strike rank VICTIM of a job of one group, which has to go back for it, and see how it goes on."""
         wait_between_checkpoints(job)
+        node = node_of(job, VICTIM)
         attempt, failures = job.metrics()[-1]["attempt"], len(job.events("failed"))
         began = time.time()
         cause()
@@ -142,6 +146,7 @@ class Laboratory:
             state=state_of(job, went_on),
             found_s=seconds(failed[0]) - began if failed else None,
             failure=finding(failed[0]) if failed else None,
+            node=node,
             repeated=went_on.repeated,
             lost=went_on.lost,
         )

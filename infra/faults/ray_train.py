@@ -7,6 +7,7 @@ seconds from each SIGKILL to the next step of its successor are printed as JSON.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -90,7 +91,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory)
-        ray.init(log_to_driver=False)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
         trainer = TorchTrainer(
             _loop,
             train_loop_config={"out": directory},

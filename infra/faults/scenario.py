@@ -19,6 +19,7 @@ class Trial:
         state: which state the job went on from, in words.
         found_s: from the fault to the job's word on it; None where it has none to say.
         failure: class, rank and node, as the job found them.
+        node: the one that was struck, where it was one.
         repeated: steps that were done again.
         lost: steps that stand nowhere.
         seen: whatever else is worth knowing, in words.
@@ -28,6 +29,7 @@ class Trial:
     state: str
     found_s: float | None = None
     failure: dict[str, Any] | None = None
+    node: str | None = None
     repeated: int = 0
     lost: int = 0
     seen: str = ""

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from infra.bench.own_cluster import OwnJob
 from infra.faults.files import DAMAGES
-from infra.faults.laboratory import EVERY_STEPS, Laboratory
+from infra.faults.laboratory import EVERY_STEPS, VICTIM, Laboratory
 from infra.faults.processes import rank_process
 from infra.faults.scenario import Outcome, Scenario
-from infra.faults.scenarios.workers import VICTIM
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.spec import CHECKPOINTS
 

@@ -9,12 +9,13 @@ from infra.faults import nodes
 from infra.faults.course import resumption_beyond
 from infra.faults.laboratory import (
     OTHER_ORDER,
+    VICTIM,
     Laboratory,
     wait_until,
 )
 from infra.faults.processes import node_of
 from infra.faults.scenario import Outcome, Scenario, Trial
-from infra.faults.scenarios.workers import GROUPS, VICTIM, lose_group, wait_for_groups
+from infra.faults.scenarios.workers import GROUPS, lose_group, wait_for_groups
 
 
 def lose_node(lab: Laboratory, repeats: int) -> Outcome:

@@ -10,10 +10,16 @@ import psutil
 from cluster.errors import ShoalError
 from infra.bench.own_cluster import OwnJob
 from infra.faults.course import longest_gap_s, resumption
-from infra.faults.laboratory import Laboratory, median_step_s, state_of, wait_between_checkpoints, wait_until
+from infra.faults.laboratory import (
+    VICTIM,
+    Laboratory,
+    median_step_s,
+    state_of,
+    wait_between_checkpoints,
+    wait_until,
+)
 from infra.faults.processes import node_of, process_of
 from infra.faults.scenario import Outcome, Scenario, Trial
-from infra.faults.scenarios.workers import VICTIM
 
 _GOES_ON_S = 0.5
 """What a job that goes on may take longer for a step than it does else."""

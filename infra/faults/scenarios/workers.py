@@ -14,6 +14,7 @@ from infra.faults.laboratory import (
     HANG_TIMEOUT_S,
     HEARTBEAT_TIMEOUT_S,
     OTHER_ORDER,
+    VICTIM,
     Laboratory,
     finding,
     median_step_s,
@@ -23,8 +24,6 @@ from infra.faults.scenario import Outcome, Scenario, Trial
 from infra.faults.task import Order
 from train_jobs.spec import LOGS
 
-VICTIM = 1
-"""The rank of one group that faults strike: not the one that writes the logs."""
 GROUPS = 3
 _AFTER_S = 0.5
 """What the bar of a lost group allows beside the heartbeat timeout and a step."""
@@ -127,6 +126,7 @@ def lose_group(job: OwnJob, cause: object) -> Trial:
     """Do something that costs an elastic job a group; until the first step without it."""
     assert callable(cause)
     before, failures = len(job.events("resized")), len(job.events("failed"))
+    node = node_of(job, 0)
     began = time.time()
     cause()
     lost = job.until(
@@ -139,6 +139,7 @@ def lose_group(job: OwnJob, cause: object) -> Trial:
         state="its peers, at the same step",
         found_s=seconds(failed) - began,
         failure=finding(failed),
+        node=node,
         repeated=went_on.repeated,
         lost=went_on.lost,
     )
