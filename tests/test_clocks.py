@@ -21,8 +21,8 @@ WALL_CLOCK_IS_RIGHT = {
     "serve_apps/gateway_access.py": "`Retry-After`, of a library that counts by the wall clock",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
-    # What has to be told across restarts and machines, where no other clock is shared. A jump may let a node
-    # be trusted an hour early or late, and a trial of a rollout or the hold on a checkpoint end early or late.
+    # What is told across restarts and machines, which share no other clock. A jump may let a node
+    # be trusted an hour early or late; a rollout's trial or the hold on a checkpoint may end so too.
     "cluster/sharing/broker.py": "when failures of nodes were, which outlive the broker",
     "train_jobs/checkpoint/store.py": "whether who reads a checkpoint may be dead, after an hour",
     "train_jobs/workspace.py": "whether copies on a node are nobody's any more, after days",
