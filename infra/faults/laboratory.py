@@ -20,7 +20,7 @@ from infra.faults.scenario import Trial
 from infra.faults.task import Order, order_path
 
 HEARTBEAT_TIMEOUT_S = RecoveryConfig().heartbeat_timeout_s
-HANG_TIMEOUT_S = 8.0
+HANG_TIMEOUT_S = 15.0
 VICTIM = 1
 """The rank of one group that faults strike: not the one that writes the logs."""
 EVERY_STEPS = 25

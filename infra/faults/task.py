@@ -24,6 +24,8 @@ from train_jobs.tasks import Sums
 
 SAMPLES = 256
 _INPUTS = 16
+_WIDTH = 1024
+"""A checkpoint is of some 220 KB."""
 _PIECE_BYTES = 16 * 2**20
 _ROOM_BYTES = 256 * 2**20
 
@@ -68,7 +70,7 @@ class Task:
         self._apart = dist.new_group()
 
     def build(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(_INPUTS, 64), nn.Tanh(), nn.Linear(64, 1))
+        return nn.Sequential(nn.Linear(_INPUTS, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
 
     def samples(self, held_out: bool) -> Dataset[dict[str, Tensor]]:
         return Points()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 
 from cluster.connection import environment
 from infra.bench.own_cluster import OwnJob
@@ -70,24 +71,19 @@ def call_a_collective_alone(lab: Laboratory, repeats: int) -> Outcome:
     return _hangs(lab, repeats, lambda job: lab.order(VICTIM, Order.COLLECTIVE))
 
 
-def _hangs(lab: Laboratory, repeats: int, cause: object) -> Outcome:
-    assert callable(cause)
+def _hangs(lab: Laboratory, repeats: int, cause: Callable[[OwnJob], object]) -> Outcome:
     job = lab.cluster.submit("whole")
     trials, wrong = [], []
     for _ in range(repeats):
         trial = lab.trial(job, lambda: cause(job))
-        attempt = job.events("failed")[-1]["attempt"]
-        stack = next((name for name in job.run.list(f"{LOGS}/attempt-{attempt}") if _is_of_victim(name)), "")
-        if not stack or b"Thread" not in job.run.read_bytes(f"{LOGS}/attempt-{attempt}/{stack}"):
-            wrong.append(f"attempt {attempt} left no stacks of rank {VICTIM}")
+        attempt, rank = (job.events("failed")[-1][key] for key in ("attempt", "rank"))
+        stacks = f"{LOGS}/attempt-{attempt}/rank-{rank}-of-{attempt}-0.stack"
+        if not job.run.exists(stacks) or b"loop.py" not in job.run.read_bytes(stacks):
+            wrong.append(f"{stacks} does not say where rank {rank} stood")
         if trial.found_s is None or trial.found_s > HANG_TIMEOUT_S:
             wrong.append(f"a hang was found after {trial.found_s} s; hang_timeout_s is {HANG_TIMEOUT_S}")
         trials.append(trial)
     return Outcome(trials, wrong + lab.wrong(job))
-
-
-def _is_of_victim(name: str) -> bool:
-    return name.startswith(f"rank-{VICTIM}-") and name.endswith(".stack")
 
 
 def run_out_of_memory(lab: Laboratory, repeats: int) -> Outcome:
@@ -122,9 +118,8 @@ def wait_for_groups(job: OwnJob, count: int = GROUPS) -> None:
     job.until(together, f"{count} groups never stepped together")
 
 
-def lose_group(job: OwnJob, cause: object) -> Trial:
+def lose_group(job: OwnJob, cause: Callable[[], object]) -> Trial:
     """Do something that costs an elastic job a group; until the first step without it."""
-    assert callable(cause)
     before, failures = len(job.events("resized")), len(job.events("failed"))
     node = node_of(job, 0)
     began = time.time()
