@@ -21,8 +21,15 @@ def missing() -> str | None:
     """Why no limit can be set here; None where it can."""
     if os.geteuid() != 0:
         return "control groups are root's"
-    if _parent() is None:
+    parent = _parent()
+    if parent is None:
         return "this machine has no control group for memory"
+    try:
+        probe = parent / f"shoal-{secrets.token_hex(4)}"
+        probe.mkdir()
+        probe.rmdir()
+    except OSError as error:  # in a container they are often read-only
+        return f"no control group can be made: {error}"
     return None
 
 

@@ -140,10 +140,6 @@ def lose_group(job: OwnJob, cause: Callable[[], object]) -> Trial:
     )
 
 
-def _no_control_groups() -> str | None:
-    return memory.missing()
-
-
 SCENARIOS = (
     Scenario(
         "rank-killed",
@@ -184,6 +180,6 @@ SCENARIOS = (
         "killed-for-memory",
         "the kernel kills a rank that has used up the memory of its control group",
         be_killed_for_memory,
-        missing=_no_control_groups,
+        missing=memory.missing,
     ),
 )
