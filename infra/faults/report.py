@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.errors import RequestError, ShoalError
 from infra.faults.laboratory import Laboratory
-from infra.faults.scenario import Outcome, Scenario
+from infra.faults.scenario import Outcome, Scenario, Trial
 from infra.faults.scenarios import SCENARIOS
 
 
@@ -58,9 +58,22 @@ def run(scenarios: Sequence[Scenario], repeats: int, say: Callable[[str], None])
                 outcome = Outcome([], [str(error)])
                 lab.down()  # who knows what is left of it
             rows.append(Row(scenario, outcome))
+            for trial in outcome.trials:
+                say(f"{scenario.name}: {sentence_of(trial)}")
             for sentence in outcome.wrong:
                 say(f"{scenario.name}: {sentence}")
     return rows
+
+
+def sentence_of(trial: Trial) -> str:
+    """What came of one fault."""
+    parts = [f"{trial.seconds:.1f} s"]
+    if trial.found_s is not None:
+        parts.append(f"found after {trial.found_s:.1f} s")
+    if trial.failure is not None:
+        parts.append("{failure_class}, rank {rank} on {node}".format(**trial.failure))
+    parts += [f"from {trial.state}", f"{trial.repeated} steps again", trial.seen]
+    return "; ".join(part for part in parts if part)
 
 
 HEADINGS = ("scenario", "next step", "worst", "of", "found", "bar", "from", "again", "class")

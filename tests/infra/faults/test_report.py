@@ -71,6 +71,7 @@ def test_what_goes_wrong_in_one_scenario_keeps_no_other_from_being_done() -> Non
     assert absent["skipped"] == "not as this user"
     assert [each["seconds"] for each in fine["trials"]] == [1.0, 1.0]
     assert "wrong: steps [6] were never done" in said
+    assert "fine: 1.0 s; found after 0.5 s; worker, rank 1 on n; from checkpoint; 0 steps again" in said
     assert [line[1] for line in table(rows)] == ["failed", "not as this user", "1.0", "1.0"]
 
 
