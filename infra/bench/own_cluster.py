@@ -146,9 +146,9 @@ class OwnJob:
         """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
-            last = self.events("submitted", "finished")[-1]  # it may have been resumed since it finished
-            if last["kind"] == "finished" and not condition():
-                raise ShoalError(f"{otherwise}: the job has {last['status']} ({last['error']})")
+            last = self.events("submitted", "finished")[-1:]  # it may have been resumed since it finished
+            if last and last[0]["kind"] == "finished" and not condition():
+                raise ShoalError(f"{otherwise}: the job has {last[0]['status']} ({last[0]['error']})")
             if time.monotonic() > deadline:
                 raise ShoalError(f"{otherwise} within {timeout_s:.0f} s")
             time.sleep(_LOOK_S)

@@ -23,8 +23,10 @@ def lose_node(lab: Laboratory, repeats: int) -> Outcome:
     job = lab.cluster.submit("whole")
     trials, wrong = [], []
     for _ in range(repeats):
-        lost = node_of(job, VICTIM)
-        trials.append(lab.trial(job, lambda lost=lost: lab.cluster.raylet(lost).kill()))  # type: ignore[misc]
+        trial = lab.trial(job, lambda: lab.cluster.raylet(node_of(job, VICTIM)).kill())
+        trials.append(trial)
+        lost = trial.node
+        assert lost is not None, "a rank was struck"
         if lost in {each["node"] for each in job.events("started")[-1]["ranks"]}:
             wrong.append(f"the group started on {lost} again, which was gone")
         bring_back(lab.cluster, lost)
