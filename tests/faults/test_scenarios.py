@@ -78,4 +78,4 @@ def assert_it_went_on(name: str, trial: Trial, outcome: Outcome) -> None:
     assert trial.state == "checkpoint"
     passed_over = name.startswith("checkpoint-")
     assert (EVERY_STEPS <= trial.repeated < 2 * EVERY_STEPS) is passed_over
-    assert trial.repeated > 0
+    assert trial.repeated > 0 or name == "node-lost", "ranks step on until Ray ends them on a lost node"
