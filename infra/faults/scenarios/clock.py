@@ -31,7 +31,7 @@ def jump(lab: Laboratory, repeats: int) -> Outcome:
             stood = _longest_pause(job, _WATCHED_S)
             if stood > HEARTBEAT_TIMEOUT_S:
                 wrong.append(f"the job stood still for {stood:.1f} s after a jump to {by} s")
-            trials.append(Trial(stood, "no step stood still"))
+            trials.append(Trial(stood, "where it was"))
         wrong += [f"group {event['group']} failed: {event['reason']}" for event in job.events("failed")]
         wrong += [f"groups {event['lost']} were lost" for event in job.events("resized") if event["lost"]]
         list_jobs(Storage(cluster.record.storage))  # times that go back must not trouble whoever counts them

@@ -73,7 +73,7 @@ def kill_broker(lab: Laboratory, repeats: int) -> Outcome:
         broker.kill()
         wait_until(lambda broker=broker: not broker.is_running(), "the broker did not end")  # type: ignore[misc]
         wait_until(knows, "no broker knows of the lease")
-        trials.append(Trial(time.time() - began, "no step stood still"))
+        trials.append(Trial(time.time() - began, "where it was"))
         job.until_steps(_STEPS_AFTER)
         gaps.append(longest_gap_s(job.metrics(), began))
     return Outcome(trials, [*_held_up(job, gaps), *lab.wrong(job)])
@@ -88,7 +88,7 @@ def kill_control(lab: Laboratory, repeats: int) -> Outcome:
         began = time.time()
         process_of(lab.cluster, "control").kill()
         job.until_steps(_STEPS_AFTER)
-        trials.append(Trial(longest_gap_s(job.metrics(), began), "the same step"))
+        trials.append(Trial(longest_gap_s(job.metrics(), began), "where it was"))
     # A line that was on its way then may be logged twice; that is no step done twice.
     return Outcome(trials, lab.wrong(job, logged_twice=True))
 

@@ -90,7 +90,7 @@ def _trial(job: OwnJob, stood: float, began: float, over: float, saved: float) -
     failed = _since(job, "checkpoint_failed", began)
     return Trial(
         stood,
-        "no step stood still",
+        "where it was",
         found_s=seconds(failed[0]) - began if failed else None,
         seen=f"{len(failed)} saves failed; one succeeded {saved - over:.1f} s after the storage came back",
     )
