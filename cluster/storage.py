@@ -222,17 +222,21 @@ class Storage:
     def append_lines(self, path: str, lines: Iterable[str]) -> None:
         """Add lines at the end of a file, in one write; only where the storage is `appendable`.
 
-        What a writer that was killed left of its last line stays a line of its own.
+        What a writer that was killed left of its last line stays a line of its own. Where there was no room
+        for all of it, nothing is added.
         """
         if self._base is None:
             raise StorageError(f"{self.location} cannot append to files: write {path!r} whole instead")
         data = "".join(f"{line}\n" for line in lines).encode()
-        with self._explained("append to", path), open(self._make_parent(path), "ab+") as file:
-            if file.tell() > 0:
+        with self._explained("append to", path), open(self._make_parent(path), "ab+", buffering=0) as file:
+            before = file.seek(0, os.SEEK_END)
+            if before > 0:
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":
                     data = b"\n" + data
-            file.write(data)
+            if file.write(data) < len(data):
+                file.truncate(before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def entries(self, path: str = "") -> list[Entry]:
         """What is directly in a directory, by name, without hidden names; empty when it is not there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -13,6 +14,8 @@ from train_jobs.run_log import RunLog, node_of, now
 
 NAMESPACE = "shoal"
 _FLUSH_S = 2.0
+_LAST_S = 30.0
+_AGAIN_S = 0.5
 
 
 def control_name(job: str) -> str:
@@ -35,11 +38,12 @@ class JobControl:
         self.step = 0
         self._last: tuple[int, float] | None = None
         self._flush_at = 0.0
+        self._trouble = False
 
     def metric(self, line: dict[str, Any]) -> dict[str, bool]:
         """Log one step; the answer says what is asked of all ranks."""
         if (line["step"], line["loss"]) != self._last:  # another group may have said it already
-            self.log.metric({"time": now(), **line})
+            self._write(lambda: self.log.metric({"time": now(), **line}))
         self.step, self._last = line["step"], (line["step"], line["loss"])
         self._flush_now_and_then()
         return {"stop": self.stopping}
@@ -52,26 +56,38 @@ class JobControl:
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
             facts["node"] = node_of(facts["rank"], facts.get("group"), self.log.events())
-        self.log.event(now(), kind, **facts)
+        self._write(lambda: self.log.event(now(), kind, **facts))
         if kind == "finished":
-            self.log.flush()
+            self._flush_at_last()
         else:
             self._flush_now_and_then(soon=kind == "checkpointed")
 
     def _flush_now_and_then(self, *, soon: bool = False) -> None:
-        """People follow the logs: where they are written whole, it happens every few seconds.
-
-        A storage that does not answer now is no reason for the ranks to fail.
-        """
+        """People follow the logs: where they are written whole, it happens every few seconds."""
         began = time.monotonic()
         if began < self._flush_at and not soon:
             return
-        try:
-            self.log.flush()
-        except StorageError as error:  # the next one writes all of it
-            print(f"the logs could not be written: {error}", flush=True)
+        self._write(self.log.flush)
         # Never more than a small share of the time, however long the logs are.
         self._flush_at = time.monotonic() + max(_FLUSH_S, 20 * (time.monotonic() - began))
+
+    def _flush_at_last(self) -> None:
+        """Have the end of the job written, for which others wait; nobody writes it later."""
+        deadline = time.monotonic() + _LAST_S
+        while not self._write(self.log.flush) and time.monotonic() < deadline:
+            time.sleep(_AGAIN_S)
+
+    def _write(self, write: Callable[[], None]) -> bool:
+        """Whether it was written. A storage that takes nothing now is no reason for the ranks to fail."""
+        try:
+            write()
+        except StorageError as error:  # the next one writes all of it
+            if not self._trouble:
+                print(f"the logs cannot be written for now: {error}", flush=True)
+            self._trouble = True
+            return False
+        self._trouble = False
+        return True
 
     def stop(self) -> None:
         """Ask the ranks to save and leave at the next step boundary."""

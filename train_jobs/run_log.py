@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from cluster.storage import Storage
+from cluster.storage import Storage, StorageError
 
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
@@ -24,15 +24,21 @@ def now() -> str:
 class RunLog:
     """Writes the logs of one run; one writer at a time, lines whole and in order.
 
-    Where the storage cannot append, lines are collected and each log is written whole at `flush`.
+    Where the storage cannot append, lines are collected and each log is written whole at `flush`. A line that
+    the storage does not take now is kept, and written with the next one.
 
     Args:
         storage: the run's directory.
+
+    Raises:
+        StorageError: from every method, when the storage takes nothing now.
     """
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         self._whole: dict[str, list[str]] = {}
+        self._unwritten: dict[str, list[str]] = {METRICS: [], EVENTS: []}
+        self._was_there = storage.appendable and storage.exists()
         if not storage.appendable:
             for name in (METRICS, EVENTS):
                 self._whole[name] = list(_lines(storage, name))
@@ -47,6 +53,8 @@ class RunLog:
     def flush(self) -> None:
         for name, lines in self._whole.items():
             self.storage.write_bytes(name, "".join(f"{line}\n" for line in lines).encode())
+        for name in self._unwritten:
+            self._write(name)
 
     def events(self) -> list[dict[str, Any]]:
         """All events so far, those that are not written yet too."""
@@ -56,9 +64,20 @@ class RunLog:
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         text = json.dumps(line)
         if self.storage.appendable:
-            self.storage.append_lines(name, [text])
+            self._unwritten[name].append(text)
+            self._write(name)
         else:
             self._whole[name].append(text)
+
+    def _write(self, name: str) -> None:
+        """Append what is not written yet."""
+        if not self._unwritten[name]:
+            return
+        # A directory of this name, made anew, would lie below the file system that is away now.
+        if self._was_there and not self.storage.exists():
+            raise StorageError(f"cannot write {self.storage.location}: it is not there any more")
+        self.storage.append_lines(name, self._unwritten[name])
+        self._unwritten[name].clear()
 
 
 def _lines(storage: Storage, name: str) -> Iterable[str]:

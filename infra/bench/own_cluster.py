@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 
 from cluster.config.loader import LoadedConfig, load_config
-from cluster.connection import ClusterRecord, connect, disconnect
+from cluster.connection import ClusterRecord, connect, disconnect, head_is_silent
 from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
 from cluster.storage import Storage
-from train_jobs.listing import is_running, run_of
+from train_jobs.listing import is_running, run_of, status_of
 from train_jobs.run_config import read_run_config
 from train_jobs.run_log import read_events, read_metrics_as_logged, summarize
 from train_jobs.submission import Submissions, new_job_id
@@ -74,6 +74,13 @@ class OwnCluster:
         finally:
             signal.signal(signal.SIGINT, before)
 
+    def up_again(self) -> None:
+        """Start it anew after its head has died, as `shoal up` does; this process joins it."""
+        assert self.directory is not None, "it was up"
+        resolved = self.loaded.resolved.cluster
+        self.record = PROVIDERS[resolved.provider]().up(resolved, self.loaded.path, self.say).record
+        connect(self.record)
+
     # -- jobs -------------------------------------------------------------------------------------------
 
     def submit(self, name: str, changes: Mapping[str, Any] | None = None) -> OwnJob:
@@ -117,6 +124,8 @@ class OwnJob:
         self.cluster = cluster
         self.job = job
         self.run = run
+        self.submission = job
+        """Ray's id of its newest submission."""
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         """Its events, of these kinds or all, oldest first."""
@@ -134,9 +143,9 @@ class OwnJob:
         """
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
-            ended = self.events("finished")
-            if ended and not condition():
-                raise ShoalError(f"{otherwise}: the job has {ended[-1]['status']} ({ended[-1]['error']})")
+            last = self.events("submitted", "finished")[-1:]  # it may have been resumed since it finished
+            if last and last[0]["kind"] == "finished" and not condition():
+                raise ShoalError(f"{otherwise}: the job has {last[0]['status']} ({last[0]['error']})")
             if time.monotonic() > deadline:
                 raise ShoalError(f"{otherwise} within {timeout_s:.0f} s")
             time.sleep(_LOOK_S)
@@ -158,20 +167,25 @@ class OwnJob:
         summary = summarize(self.job, self.run)
         return is_running(summary, Submissions(self.cluster.record).statuses())
 
+    def status(self) -> str:
+        """What `shoal jobs` says of it."""
+        record = self.cluster.record
+        statuses = None if head_is_silent(record) else Submissions(record).statuses()
+        return status_of(summarize(self.job, self.run), statuses)
+
     def resume(self) -> None:
-        """Have it go on after its driver was lost."""
+        """Submit it again after it has ended, as it was."""
         storage = Storage(self.cluster.record.storage)
         name, config = read_run_config(storage, self.job)
-        submission = f"{self.job}-{secrets.token_hex(3)}"
-        Submissions(self.cluster.record).submit(
-            storage, self.job, name, config, submission, self.cluster.loaded.base
-        )
+        self.submission = f"{self.job}-{secrets.token_hex(2)}"
+        base = self.cluster.loaded.base
+        Submissions(self.cluster.record).submit(storage, self.job, name, config, self.submission, base)
 
     def stop(self) -> None:
         """Ask it to stop, and wait until it has."""
-        Submissions(self.cluster.record).stop(self.job)
+        Submissions(self.cluster.record).stop(self.submission)
         deadline = time.monotonic() + 150.0
-        while not self.events("finished"):
+        while not summarize(self.job, self.run).ended:
             if time.monotonic() > deadline:
                 raise ShoalError(f"{self.job} does not stop")
             time.sleep(_LOOK_S)

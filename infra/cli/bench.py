@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cluster.wording import counted
+from infra.cli.bench_faults import faults
 from infra.cli.bench_sharing import sharing
 from infra.cli.bench_soak import soak
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     bench.command("train")(train)
     bench.command("sharing")(sharing)
     bench.command("soak")(soak)
+    bench.command("faults")(faults)
     app.add_typer(bench, name="bench")
 
 

@@ -27,6 +27,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from cluster.config.train_section import RecoveryConfig
+from infra.faults import ray_train
 from tests.benchmarks.training_throughput import BATCH, JOB, LENGTH
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
@@ -60,53 +61,6 @@ print("taken", flush=True)
 sys.stdin.read()
 ended.set()
 broker.release("bench/one")
-"""
-
-RAY_TRAIN = """
-import json, os, pathlib, sys, tempfile, threading, time
-import ray
-from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchTrainer
-
-def loop(config):
-    import ray.train.torch, torch
-    model = ray.train.torch.prepare_model(torch.nn.Linear(256, 256))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rank = ray.train.get_context().get_world_rank()
-    out = open(pathlib.Path(config["out"]) / f"{rank}.jsonl", "a", buffering=1)
-    while True:
-        optimizer.zero_grad()
-        model(torch.randn(64, 256)).pow(2).mean().backward()
-        optimizer.step()
-        out.write(json.dumps([time.time(), os.getpid()]) + "\\n")
-        time.sleep(0.05)
-
-out = pathlib.Path(tempfile.mkdtemp())
-ray.init(log_to_driver=False)
-trainer = TorchTrainer(loop, train_loop_config={"out": str(out)},
-    scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}),
-    run_config=RunConfig(storage_path=str(out / "ray"), failure_config=FailureConfig(max_failures=-1)))
-threading.Thread(target=trainer.fit, daemon=True).start()
-def rows(rank):
-    path = out / f"{rank}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("]")]
-def wait(condition):
-    while not condition():
-        time.sleep(0.01)
-pauses = []
-wait(lambda: len(rows(0)) > 20 and len(rows(1)) > 20)
-for _ in range(int(sys.argv[1])):
-    before, (_, victim) = len(rows(0)), rows(1)[-1]
-    killed = time.time()
-    os.kill(victim, 9)
-    wait(lambda: any(when > killed + 0.5 for when, pid in rows(1)) and rows(1)[-1][1] != victim)
-    first = next(when for when, pid in rows(1) if when > killed and pid != victim)
-    pauses.append(first - killed)
-    seen = len(rows(1))
-    wait(lambda: len(rows(1)) > seen + 40)
-print(json.dumps(pauses), flush=True)
-os._exit(0)
 """
 
 
@@ -164,20 +118,6 @@ def measure_pauses(jobs: JobFile, live: LiveCluster, rounds: int) -> dict[str, A
     }
 
 
-def measure_ray_train(live: LiveCluster, rounds: int) -> list[float]:
-    import subprocess
-
-    done = subprocess.run(
-        [sys.executable, "-c", RAY_TRAIN, str(rounds)],
-        env=live.environment,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def measure_throughput(jobs: JobFile, repeats: int) -> dict[str, Any]:
     """Tokens a second of two groups and of one group, and the ratios of neighbouring runs."""
     rates: dict[str, list[float]] = {"two_groups": [], "one_group": []}
@@ -226,7 +166,7 @@ def main() -> None:
         )
         if "pauses" in options.only:
             result["pauses"] = measure_pauses(jobs, live, options.rounds)
-            result["ray_train_s"] = measure_ray_train(live, min(3, options.rounds))
+            result["ray_train_s"] = ray_train.measure(live.environment, min(3, options.rounds))
         if "throughput" in options.only:
             result["throughput"] = measure_throughput(jobs, options.repeats)
     if options.json:

@@ -23,7 +23,8 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from tests.benchmarks.elastic_changes import NODES, SMALL, TAKE_A_DEVICE, job_of, measure_ray_train
+from infra.faults import ray_train
+from tests.benchmarks.elastic_changes import NODES, SMALL, TAKE_A_DEVICE, job_of
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
 
@@ -125,7 +126,7 @@ def main() -> None:
             result["rebuilds"] = measure_rebuilds(jobs, live, options.rounds)
         if "kills" in options.only:
             result["kills"] = measure_kills(jobs, options.rounds)
-            result["ray_train_s"] = measure_ray_train(live, options.rounds)
+            result["ray_train_s"] = ray_train.measure(live.environment, options.rounds)
     if options.json:
         print(json.dumps(result))
         return

@@ -67,6 +67,8 @@ def test_a_save_that_fails_on_one_rank_is_counted_on_all(asynchronous: bool, tmp
         )
         assert "the last, of step 7: rank 1: " in last
         assert "file too large" in last
+    kept = sorted(path.name for path in (run / "checkpoints").glob("step-*"))
+    assert kept == [checkpoint_name(1), checkpoint_name(4)], "halves take the room that the next ones need"
     said = [(line["kind"], line["step"]) for line in reports(run) if "kind" in line]
     assert said == [
         *[("checkpointed", 1), ("checkpoint_failed", 2), ("checkpoint_failed", 3), ("checkpointed", 4)],

@@ -1,10 +1,18 @@
-"""What the events of a run say of it."""
+"""The logs of a run are written whole, and what their events say of it."""
 
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from train_jobs.run_log import RunSummary, node_of
+import pytest
+
+from cluster.storage import Storage, StorageError
+from train_jobs.run_log import RunLog, RunSummary, node_of, read_events, read_metrics
 
 
 def summary(*events: dict[str, Any]) -> RunSummary:
@@ -81,3 +89,43 @@ def test_a_rank_is_where_its_group_was_last_started() -> None:
     ]
     assert [node_of(rank, None, events) for rank in (0, 1, 2)] == ["b", "e", None]
     assert [node_of(1, group, events) for group in ("1-1", "1-2")] == ["d", None]
+
+
+def test_lines_that_the_storage_did_not_take_are_written_with_the_next(tmp_path: Path) -> None:
+    run, away = tmp_path / "run", tmp_path / "away"
+    run.mkdir()
+    log = RunLog(Storage(run))
+    log.event("t1", "submitted")
+    run.rename(away)
+    for step in (1, 2):
+        with pytest.raises(StorageError, match="not there any more"):
+            log.metric({"step": step})
+    assert not run.exists(), "it must not be made anew where the file system is away"
+    away.rename(run)
+    log.metric({"step": 3})
+    assert [line["step"] for line in read_metrics(Storage(run))] == [1, 2, 3]
+    assert [event["kind"] for event in read_events(Storage(run))] == ["submitted"]
+
+
+def test_a_disk_without_room_gets_no_half_line(tmp_path: Path) -> None:
+    log = RunLog(Storage(tmp_path))
+    log.metric({"step": 1})
+    size = (tmp_path / "metrics.jsonl").stat().st_size
+    with room_for(size + 5), pytest.raises(StorageError, match="append to"):
+        log.metric({"step": 2})
+    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"}\n")
+    log.metric({"step": 3})
+    assert [line["step"] for line in read_metrics(Storage(tmp_path))] == [1, 2, 3]
+
+
+@contextmanager
+def room_for(size_bytes: int) -> Iterator[None]:
+    """Files of this process may become no larger: a write beyond that is cut short, as on a full disk."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)

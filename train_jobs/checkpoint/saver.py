@@ -162,11 +162,19 @@ class CheckpointSaver:
         reason = first_line(error)
         if dist.get_rank() == 0:
             self.event("checkpoint_failed", step=step, reason=reason, failures=self.failures)
+            self._drop_half(step)
         if self.failures > self.allowed_failures:
             raise CheckpointError(
                 f"{self.failures} checkpoints in a row could not be saved (recovery.checkpoint_failures "
                 f"allows {self.allowed_failures}); the last, of step {step}: {reason}"
             ) from error
+
+    def _drop_half(self, step: int) -> None:
+        """Delete what was written of a save that failed: it takes the room that the next one needs."""
+        try:
+            self.store.delete(step)
+        except ShoalError as error:  # the next start tries again
+            print(f"what there is of the checkpoint of step {step} stays for now: {error}", flush=True)
 
 
 def first_line(error: BaseException) -> str:

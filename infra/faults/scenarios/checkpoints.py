@@ -1,0 +1,56 @@
+"""What happens to the newest checkpoint, before a job has to go back to it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from infra.bench.own_cluster import OwnJob
+from infra.faults.files import DAMAGES
+from infra.faults.laboratory import EVERY_STEPS, VICTIM, Laboratory
+from infra.faults.processes import rank_process
+from infra.faults.scenario import Outcome, Scenario
+from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
+from train_jobs.spec import CHECKPOINTS
+
+
+def damage_newest(how: str, lab: Laboratory, repeats: int) -> Outcome:
+    """Damage the newest checkpoint and kill a rank: the job goes on from the one before it."""
+    job = lab.cluster.submit("whole")
+    trials, wrong = [], []
+    for _ in range(repeats):
+        damaged: list[int] = []
+
+        def strike(damaged: list[int] = damaged) -> None:
+            store = CheckpointStore(job.run.child(CHECKPOINTS))
+            newest = store.newest()
+            assert newest is not None, "one was saved since the attempt began"
+            damaged.append(newest)
+            DAMAGES[how](Path(store.location(newest)))
+            rank_process(job, VICTIM).kill()
+
+        trials.append(lab.trial(job, strike))
+        wrong += _not_passed_over(job, how, damaged[0])
+    return Outcome(trials, wrong + lab.wrong(job))
+
+
+def _not_passed_over(job: OwnJob, how: str, damaged: int) -> list[str]:
+    """What is wrong with how a job took the damage of the checkpoint of this step."""
+    found = []
+    start = job.events("started")[-1]["step"]
+    if start != damaged - EVERY_STEPS:
+        found.append(f"it went on from step {start}, though the checkpoint before is {damaged - EVERY_STEPS}")
+    told = damaged in [event["step"] for event in job.events("checkpoint_rejected")]
+    if how != "deleted" and not told:
+        found.append(f"nobody says that {checkpoint_name(damaged)} was {how}")
+    return found
+
+
+SCENARIOS = tuple(
+    Scenario(
+        f"checkpoint-{how}",
+        f"the newest checkpoint is {how}, then SIGKILL of a rank: the one before it is taken",
+        partial(damage_newest, how),
+    )
+    for how in DAMAGES
+)

@@ -1,0 +1,109 @@
+"""What is trained while things break: a small model, whose ranks misbehave when they are told to.
+
+Every look at its orders costs a rank microseconds, and none of them changes a bit of what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from train_jobs.tasks import Sums
+
+SAMPLES = 256
+_INPUTS = 16
+_WIDTH = 1024
+"""A checkpoint is of some 220 KB."""
+_PIECE_BYTES = 16 * 2**20
+_ROOM_BYTES = 256 * 2**20
+
+
+class Order(StrEnum):
+    """What a rank can be told to do in its next micro-batch."""
+
+    WAIT = "wait"
+    """Wait for ever, in its own code."""
+    COLLECTIVE = "collective"
+    """Call a collective that no other rank calls."""
+    LIMIT = "limit"
+    """Allow itself little more memory than it has, and allocate until that is used up."""
+    FILL = "fill"
+    """Allocate for ever."""
+
+
+def order_path(orders: Path, rank: int) -> Path:
+    """Where the order to a rank lies; it is gone once the rank has taken it."""
+    return orders / f"rank-{rank}"
+
+
+class Points(Dataset[dict[str, Tensor]]):
+    """Points of a smooth function of several variables."""
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        x = torch.tensor([math.sin(index * (place + 1)) for place in range(_INPUTS)])
+        return {"x": x, "y": x.cumsum(0).sin().mean().reshape(1)}
+
+
+class Task:
+    """Regression by two layers; `settings`: `pause_s` of a micro-batch, and the directory of `orders`."""
+
+    unit = "samples"
+
+    def __init__(self, config: Any) -> None:
+        self.pause_s: float = config.settings["pause_s"]
+        self.orders = Path(config.settings["orders"])
+        self._apart = dist.new_group()
+
+    def build(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(_INPUTS, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
+
+    def samples(self, held_out: bool) -> Dataset[dict[str, Tensor]]:
+        return Points()
+
+    def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Sums:
+        if model.training:
+            self._obey()
+            time.sleep(self.pause_s)
+        loss = (model(batch["x"]) - batch["y"]).square().sum()
+        return Sums(loss, torch.tensor(len(batch["x"])))
+
+    def _obey(self) -> None:
+        path = order_path(self.orders, dist.get_rank())
+        if not path.exists():
+            return
+        order = Order(path.read_text())
+        path.unlink()  # first: the next attempt finds none
+        does: dict[Order, Callable[[], object]] = {
+            Order.WAIT: threading.Event().wait,
+            Order.COLLECTIVE: lambda: dist.all_reduce(torch.zeros(1), group=self._apart),
+            Order.LIMIT: _allocate_to_a_limit,
+            Order.FILL: _allocate,
+        }
+        does[order]()
+
+
+def _allocate_to_a_limit() -> None:
+    limit = psutil.Process().memory_info().vms + _ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    _allocate()
+
+
+def _allocate() -> None:
+    taken = []
+    while True:
+        taken.append(torch.ones(_PIECE_BYTES, dtype=torch.uint8))

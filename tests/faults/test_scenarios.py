@@ -1,0 +1,81 @@
+"""Every fault once, for real: what must hold afterwards does, and the job says what happened to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from infra.faults.laboratory import EVERY_STEPS, HANG_TIMEOUT_S, VICTIM, Laboratory
+from infra.faults.report import chosen
+from infra.faults.scenario import Outcome, Trial
+from infra.faults.scenarios import SCENARIOS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+FAILURES = {
+    "rank-killed": ("worker", VICTIM),
+    "group-killed": ("worker", 0),
+    "train-worker-killed": ("worker", VICTIM),
+    "rank-stopped": ("hang", VICTIM),
+    "rank-waits": ("hang", VICTIM),
+    "collective-hangs": ("hang", None),
+    "out-of-memory": ("memory", VICTIM),
+    "killed-for-memory": ("worker", VICTIM),
+    "node-lost": ("node", VICTIM),
+    "group-node-lost": ("node", 0),
+    "fork-server-killed": ("worker", VICTIM),
+    "checkpoint-truncated": ("worker", VICTIM),
+    "checkpoint-flipped": ("worker", VICTIM),
+    "checkpoint-deleted": ("worker", VICTIM),
+}
+"""Class and rank that the job has to find, where it is a rank or its node that is struck. Where all ranks
+stand in collectives, any of them may be named."""
+GO_ON = ("control-killed", "broker-killed", "disk-full", "disk-full-in-checkpoint", "storage-read-only")
+GO_ON += ("storage-away", "clock-jumps")
+"""Nothing is done again."""
+WITH_PEERS = ("group-killed", "group-node-lost", "node-back")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Laboratory]:
+    with Laboratory(print) as lab:
+        yield lab
+
+
+@pytest.mark.parametrize("name", [scenario.name for scenario in chosen(())])
+def test_a_job_survives(name: str, lab: Laboratory) -> None:
+    scenario = SCENARIOS[name]
+    if (missing := scenario.missing()) is not None:
+        pytest.skip(missing)
+    outcome = scenario.run(lab, 1)
+    # Each step stands once, or again from a checkpoint; losses are those of an undisturbed run (to the last
+    # bit for jobs of one group); no lease and no process is left.
+    assert outcome.wrong == []
+    (trial,) = outcome.trials
+    assert trial.lost == 0
+    assert_it_was_found(name, trial)
+    assert_it_went_on(name, trial, outcome)
+
+
+def assert_it_was_found(name: str, trial: Trial) -> None:
+    if name not in FAILURES:
+        return
+    failure_class, rank = FAILURES[name]
+    assert trial.failure is not None
+    assert trial.failure["failure_class"] == failure_class
+    if rank is not None:
+        assert (trial.failure["rank"], trial.failure["node"]) == (rank, trial.node)
+    if failure_class == "hang":
+        assert trial.found_s is not None
+        assert trial.found_s <= HANG_TIMEOUT_S
+
+
+def assert_it_went_on(name: str, trial: Trial, outcome: Outcome) -> None:
+    if name in GO_ON or name in WITH_PEERS:
+        assert trial.repeated == 0
+        return
+    assert trial.state == "checkpoint"
+    passed_over = name.startswith("checkpoint-")
+    assert (EVERY_STEPS <= trial.repeated < 2 * EVERY_STEPS) is passed_over
+    assert trial.repeated > 0 or name == "node-lost", "ranks step on until Ray ends them on a lost node"

@@ -1,0 +1,57 @@
+"""No lease, heartbeat, hang, backoff or deadline goes by the wall clock, which jumps."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.test_floors import ROOT, attributes
+
+WALL_CLOCKS = {"time.time", "time.time_ns", "time.localtime", "time.gmtime"}
+WALL_CLOCKS |= {"datetime.now", "datetime.utcnow", "datetime.today"}
+WALL_CLOCK_IS_RIGHT = {
+    # What people read, and names.
+    "cluster/registry.py": "when a version was made",
+    "cluster/model_aliases.py": "when an alias was moved",
+    "cluster/sharing/journal.py": "times of events; their order is by number",
+    "train_jobs/run_log.py": "times of events",
+    "train_jobs/listing.py": "how long a job has run, beside the times of its events",
+    "train_jobs/submission.py": "names of jobs",
+    "serve_apps/request_log.py": "times of requests",
+    "serve_apps/gateway_call.py": "`created` of an answer",
+    "serve_apps/gateway_access.py": "`Retry-After`, of a library that counts by the wall clock",
+    "serve_apps/batch/run.py": "when a run began",
+    "serve_apps/controller/store.py": "times of events",
+    # What is told across restarts and machines, which share no other clock. A jump may let a node
+    # be trusted an hour early or late; a rollout's trial or the hold on a checkpoint may end so too.
+    "cluster/sharing/broker.py": "when failures of nodes were, which outlive the broker",
+    "train_jobs/checkpoint/store.py": "whether who reads a checkpoint may be dead, after an hour",
+    "train_jobs/workspace.py": "whether copies on a node are nobody's any more, after days",
+    "serve_apps/controller/actor.py": "when a rollout began, which outlives the controller",
+    "serve_apps/controller/app.py": "when a rollout began, which outlives the controller",
+}
+FLOORS = ("cluster", "train_jobs", "serve_apps")
+
+
+def wall_clocks(source: str) -> set[str]:
+    """Which wall clocks a file reads."""
+    return WALL_CLOCKS & set(attributes(ast.parse(source)))
+
+
+def test_the_wall_clock_is_read_only_where_it_is_right() -> None:
+    sources = [path for floor in FLOORS for path in (ROOT / floor).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)): wall_clocks(path.read_text()) for path in sources}
+    wrong = {name: names for name, names in found.items() if names and name not in WALL_CLOCK_IS_RIGHT}
+    assert len(found) > 100
+    assert wrong == {}, "durations need time.monotonic"
+
+
+def test_the_exceptions_are_needed() -> None:
+    unneeded = [name for name in WALL_CLOCK_IS_RIGHT if not wall_clocks((ROOT / name).read_text())]
+    assert unneeded == []
+
+
+def test_the_rule_sees_what_it_forbids() -> None:
+    assert wall_clocks("import time\ndeadline = time.time() + 3")
+    assert wall_clocks("def f(clock=time.time): ...")
+    assert wall_clocks("from datetime import datetime\nx = datetime.now(UTC)")
+    assert not wall_clocks("import time\ndeadline = time.monotonic() + time.perf_counter()")
