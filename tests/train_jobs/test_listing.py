@@ -12,12 +12,10 @@ import pytest
 from cluster.storage import Storage
 from train_jobs.listing import account_of, list_jobs, result_of
 
-NOW = datetime.now(UTC)
-
 
 def write_run(root: Path, job: str, ago_s: float, ends: bool) -> None:
     """A run that was submitted a while ago: a lease after 10 s, the first step after 20 s, four of 5 s."""
-    began = NOW - timedelta(seconds=ago_s)
+    began = datetime.now(UTC) - timedelta(seconds=ago_s)
 
     def at(seconds: float) -> str:
         return (began + timedelta(seconds=seconds)).isoformat(timespec="milliseconds")
