@@ -17,8 +17,8 @@ TO_FIRST_TOKEN = {
     "step boundary": "the group has said goodbye, the others step without it",
     "way out": "its process has ended, the broker knows that the device is free",
     "grant": "the app is granted the device",
-    "placement": "Serve has started a process there, which begins to load",
-    "model load": "the engine of the new replica can answer",
+    "placement": "a process that Serve has started there takes the replica on",
+    "model load": "its engine is imported, has its weights, and can answer",
     "first token": "a client has a token of it",
 }
 """The parts from an app's want to the first token of the new replica: each ends when this is so."""
