@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -39,7 +41,8 @@ def faults(
             left_out = f" (not here: {each['skipped']})" if each["skipped"] else ""
             typer.echo(f"{each['name']}: {each['what']}{left_out}")
         return
-    rows = run(scenarios, repeats, say)
+    with redirect_stdout(sys.stderr):  # Ray prints there that its nodes have died
+        rows = run(scenarios, repeats, say)
     if as_json:
         print_json(document(rows, repeats))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -41,7 +41,13 @@ class StorageFileSystem(FileSystemBase):
             return
         with self.storage.writer(name) as stream:
             digesting = _Digesting(stream)
-            yield digesting
+            try:
+                yield digesting
+            except RuntimeError:
+                # torch's archive names a position that it did not expect; the stream knows why.
+                if digesting.error is not None:
+                    raise digesting.error from None
+                raise
             self.written[name] = digesting.fact()
 
     def concat_path(self, path: Path, suffix: str) -> str:
@@ -75,13 +81,16 @@ class _Digesting(io.RawIOBase):
         self._stream = stream
         self._digest = hashlib.sha256()
         self._size = 0
+        self.error: OSError | None = None
+        """What first kept it from being written."""
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
         self._digest.update(data)
-        self._stream.write(data)
+        with self._remembering():
+            self._stream.write(data)
         length = memoryview(data).nbytes
         self._size += length
         return length
@@ -91,7 +100,16 @@ class _Digesting(io.RawIOBase):
 
     def flush(self) -> None:
         if not self._stream.closed:
-            self._stream.flush()
+            with self._remembering():
+                self._stream.flush()
+
+    @contextmanager
+    def _remembering(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.error = self.error or error
+            raise
 
     def fileno(self) -> int:
         return self._stream.fileno()

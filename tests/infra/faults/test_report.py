@@ -97,6 +97,21 @@ def test_a_scenario_that_is_not_there_is_refused_and_nothing_starts(
     assert "rank-killed" in error
 
 
+def test_standard_output_holds_one_document_whatever_else_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def noisy(*_: object) -> list[Row]:
+        print("(raylet) Raylet is terminated")
+        outcome = Outcome([trial(1.0)], wrong=["a lease is left"])
+        return [Row(scenario("rank-killed", outcome), outcome)]
+
+    monkeypatch.setattr(report, "run", noisy)
+    assert call(["bench", "faults", "rank-killed", "--json"]) == 1, "something was wrong"
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["scenarios"][0]["wrong"] == ["a lease is left"]
+    assert "Raylet is terminated" in printed.err
+
+
 def test_the_list_says_what_cannot_be_done_here(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["bench", "faults", "--list", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
