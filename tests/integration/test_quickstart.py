@@ -66,11 +66,11 @@ def cut_off(directory: Path, moment: str, number: signal.Signals) -> tuple[subpr
 @pytest.mark.parametrize(
     ("moment", "number"),
     [
-        ("starting 4 nodes", signal.SIGINT),
+        ("starting 3 nodes", signal.SIGINT),
         pytest.param("── train", signal.SIGTERM, marks=pytest.mark.slow),
         pytest.param("attempt 1:", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("chat: starting", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("── scale out", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("── share devices", signal.SIGINT, marks=pytest.mark.slow),
         pytest.param("── stop the cluster", signal.SIGINT, marks=pytest.mark.slow),
     ],
 )
