@@ -168,3 +168,12 @@ def test_other_files_in_the_directory_do_not_disturb(store: CheckpointStore, tmp
     assert store.steps() == [5]
     assert store.drop_unfinished() == []
     assert store.retain(LAST_TEN, "loss") == []
+
+
+def test_half_a_save_is_dropped_and_one_that_was_committed_stays(store: CheckpointStore) -> None:
+    """A rank may die between the commit and the moment when all have heard of it."""
+    write(store, 10)
+    write(store, 20, commit=False)
+    for step in (10, 20, 30):
+        store.drop_half(step)
+    assert [each.step for each in store.all()] == store.steps() == [10]

@@ -172,7 +172,7 @@ class CheckpointSaver:
     def _drop_half(self, step: int) -> None:
         """Delete what was written of a save that failed: it takes the room that the next one needs."""
         try:
-            self.store.delete(step)
+            self.store.drop_half(step)
         except ShoalError as error:  # the next start tries again
             print(f"what there is of the checkpoint of step {step} stays for now: {error}", flush=True)
 

@@ -133,6 +133,11 @@ class CheckpointStore:
             self.delete(step)
         return left
 
+    def drop_half(self, step: int) -> None:
+        """Delete what was written of a save that failed; one that failed after its commit stays."""
+        if self.look(step).unfinished:
+            self.delete(step)
+
     @contextmanager
     def reading(self, step: int) -> Iterator[None]:
         """Keep a checkpoint from being deleted while it is read."""
