@@ -122,6 +122,7 @@ class NodeForks:
                 end = RankEnd(answer["code"], answer["memory"])
                 self._ranks.pop(answer["id"]).ended.set_result(end)
         self._writer = None  # whoever asks next starts another one
+        self._ready.set()  # nobody may wait for ever for one that ended while it imported
         lost, self._ranks = self._ranks, {}
         for rank in lost.values():
             rank.ended.set_exception(ConnectionError("the fork server of the node has ended"))

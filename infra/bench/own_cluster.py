@@ -21,7 +21,7 @@ from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
 from cluster.storage import Storage
-from train_jobs.listing import is_running, run_of, status_of
+from train_jobs.listing import run_of, status_of
 from train_jobs.run_config import read_run_config
 from train_jobs.run_log import read_events, read_metrics_as_logged, summarize
 from train_jobs.submission import Submissions, new_job_id
@@ -161,11 +161,6 @@ class OwnJob:
         started = self.events("started")
         newest = [each for each in started if each["attempt"] == started[-1]["attempt"]]
         return [rank["pid"] for each in newest for rank in each["ranks"] if psutil.pid_exists(rank["pid"])]
-
-    def runs(self) -> bool:
-        """Whether its driver does, or will."""
-        summary = summarize(self.job, self.run)
-        return is_running(summary, Submissions(self.cluster.record).statuses())
 
     def status(self) -> str:
         """What `shoal jobs` says of it."""

@@ -214,7 +214,7 @@ class Soak:
     def _until_ended(self, job: OwnJob) -> None:
         deadline: float | None = None
         while not job.events("finished"):
-            if not job.runs():
+            if job.status() == "failed" and not job.events("finished"):
                 self.say(f"resuming {job.job}")
                 job.resume()
             if self._over.is_set():
