@@ -22,7 +22,7 @@ from train_jobs.loop import Reporter
 from train_jobs.progress import Progress
 from train_jobs.rank_link import RankOrder, Worker, reach_worker
 from train_jobs.rendezvous import open_store, reach_store
-from train_jobs.script import ScriptProcess, free_port, torchrun_environment
+from train_jobs.script import ScriptProcess, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
 from train_jobs.workspace import Workspace
 
@@ -197,21 +197,22 @@ class _ScriptRun:
         self.worker = worker
         self.progress = progress
         self.reporter = _reporter(order, worker)
+        self._store: dist.TCPStore | None = None
 
     def run(self) -> str:
-        spec, place, host = self.order.spec, self.order.place, self.order.host
-        # A port of its own: the script makes its own process group beside this one.
-        master: list[Any] = [(host, free_port(host)) if place.rank == 0 else None]
-        dist.broadcast_object_list(master)
+        spec, rank = self.order.spec, self.order.place.rank
         run = Workspace(Storage(spec.run)).directory
-        environment = torchrun_environment(
-            place, master[0], spec.job, spec.attempt, spec.config.workers.cpus
-        ) | {
+        # A store of its own, as torchrun's agent opens one: torch uses the same names in every default group.
+        self._store, address = open_store(self.order.host) if rank == 0 else (None, "")
+        meeting = [address]
+        dist.broadcast_object_list(meeting)
+        environment = {
+            "MASTER_PORT": meeting[0].rpartition(":")[2],
             "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
             "SHOAL_EXPORT_DIR": str(run / EXPORT),
         }
         _say_started(self.order, self.reporter, step=0)
-        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{place.rank}.log"
+        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{rank}.log"
         process = ScriptProcess(spec.config, environment, log)
         try:
             with self.progress.waiting():  # what a script does only itself knows

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -49,7 +48,8 @@ def torchrun_environment(
     """What torchrun sets for a rank (torch.distributed.run, "Environment Variables").
 
     Args:
-        master: address and port at which rank 0 will listen.
+        master: address and port of the store of the group, which listens already (as torchrun's agent's does:
+            a port that a script had to take for itself could be gone by then).
         attempt: counts from 1 over the life of the job.
         threads: CPUs of the rank.
     """
@@ -68,15 +68,9 @@ def torchrun_environment(
         "TORCHELASTIC_RUN_ID": job,
         "TORCHELASTIC_RESTART_COUNT": str(attempt - 1),
         "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
         "OMP_NUM_THREADS": str(max(1, threads)),
     }
-
-
-def free_port(host: str) -> int:
-    """A port of this host that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
 
 
 class ScriptProcess:

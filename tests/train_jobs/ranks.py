@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import faulthandler
+import itertools
 import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +34,7 @@ TINY: dict[str, Any] = {
 
 
 PRELOADED = ("train_jobs.assembly", "transformers.models.llama.modeling_llama", "safetensors.torch")
+_GROUPS = itertools.count()
 WORDS = "shoal fish swim in one school and turn as one when a wave comes over the reef"
 
 
@@ -60,12 +61,6 @@ def write_corpus(path: Path, documents: int = 24) -> Path:
     ]
     pq.write_table(pa.table({"text": texts}), path)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 # A rank's imports take seconds, and a test starts many ranks: they are forked from one process that has
@@ -108,11 +103,8 @@ class RankProcess:
 def start_program(program: Program, directory: Path, world_size: int, *arguments: Any) -> list[RankProcess]:
     """Start a function on every rank of a new group; logs go into the directory."""
     directory.mkdir(parents=True, exist_ok=True)
-    environment = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "WORLD_SIZE": str(world_size),
-    }
+    # No port, which another process could take first, or a rank that calls there too early be its own answer.
+    environment = {"STORE": str(directory / f"store-{next(_GROUPS)}"), "WORLD_SIZE": str(world_size)}
     return [
         RankProcess({**environment, "RANK": str(rank)}, directory / f"rank-{rank}.log", program, *arguments)
         for rank in range(world_size)
@@ -238,8 +230,9 @@ def _in_group(environment: dict[str, str], log: str, program: Program, arguments
     os.dup2(output, 1)
     os.dup2(output, 2)
     faulthandler.register(signal.SIGUSR1)
-    os.environ.update(environment)
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    store = dist.FileStore(environment["STORE"], world_size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     program(*arguments)
     dist.destroy_process_group()

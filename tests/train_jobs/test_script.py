@@ -14,10 +14,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from cluster.config import TrainJobConfig
 from train_jobs.errors import ScriptError
-from train_jobs.script import RankPlace, ScriptProcess, free_port, torchrun_environment
+from train_jobs.rendezvous import open_store
+from train_jobs.script import RankPlace, ScriptProcess, torchrun_environment
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -28,9 +30,14 @@ def job(script: Path, *arguments: str) -> TrainJobConfig:
     )
 
 
+_STORES: list[TCPStore] = []  # a store ends with its object; a rank's lives as long as the rank
+
+
 def start(config: TrainJobConfig, directory: Path, world_size: int = 2) -> list[ScriptProcess]:
     """All ranks of a script, on one node."""
-    master = ("127.0.0.1", free_port("127.0.0.1"))
+    store, _ = open_store("127.0.0.1")
+    _STORES.append(store)
+    master = ("127.0.0.1", store.port)
     return [
         ScriptProcess(
             config,
@@ -79,7 +86,6 @@ def test_the_environment_is_what_torchrun_sets(tmp_path: Path) -> None:
         assert mine[6:] == expected[6:]
         # What belongs to torchrun's own agent (its store, its error files, its terminal) is not ours.
         own = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}
-        own.add("TORCHELASTIC_USE_AGENT_STORE")
         missing = {key for key in set(expected[0]) - set(mine[0]) if not key.startswith(("TORCH_", "NCCL_"))}
         assert missing <= own
 
