@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -23,6 +23,27 @@ def control_name(job: str) -> str:
     return f"shoal-job-{job}"
 
 
+class Lines:
+    """Tells a step that was done again from one that two groups, which did it together, both report."""
+
+    def __init__(self) -> None:
+        self._last: tuple[int, float] | None = None
+        self._started: set[int] = set()
+
+    def started(self, attempt: int) -> None:
+        """An attempt begins: the step that it reports next was done after the last one that was reported."""
+        self._started.add(attempt)
+
+    def is_new(self, line: Mapping[str, Any]) -> bool:
+        """Whether this line of metrics belongs in the log."""
+        this = (line["step"], line["loss"])
+        if this == self._last and line["attempt"] not in self._started:
+            return False
+        self._last = this
+        self._started.clear()
+        return True
+
+
 @ray.remote(num_cpus=0, max_concurrency=1, max_restarts=-1, max_task_retries=-1)
 class JobControl:
     """Takes metrics and events from the ranks and the driver, and hands out what is asked of the ranks.
@@ -36,15 +57,15 @@ class JobControl:
         self.log = RunLog(Storage(run_location))
         self.stopping = False
         self.step = 0
-        self._last: tuple[int, float] | None = None
+        self._lines = Lines()
         self._flush_at = 0.0
         self._trouble = False
 
     def metric(self, line: dict[str, Any]) -> dict[str, bool]:
         """Log one step; the answer says what is asked of all ranks."""
-        if (line["step"], line["loss"]) != self._last:  # another group may have said it already
+        if self._lines.is_new(line):
             self._write(lambda: self.log.metric({"time": now(), **line}))
-        self.step, self._last = line["step"], (line["step"], line["loss"])
+        self.step = line["step"]
         self._flush_now_and_then()
         return {"stop": self.stopping}
 
@@ -56,6 +77,8 @@ class JobControl:
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
             facts["node"] = node_of(facts["rank"], facts.get("group"), self.log.events())
+        if kind == "started":
+            self._lines.started(facts["attempt"])
         self._write(lambda: self.log.event(now(), kind, **facts))
         if kind == "finished":
             self._flush_at_last()

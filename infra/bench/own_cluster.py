@@ -20,6 +20,7 @@ from cluster.connection import ClusterRecord, connect, disconnect, head_is_silen
 from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.providers.processes import CLUSTER_ID, marked
+from cluster.providers.provider import Provider
 from cluster.storage import Storage
 from train_jobs.listing import run_of, status_of
 from train_jobs.run_config import read_run_config
@@ -36,17 +37,23 @@ class OwnCluster:
         config: the sections of a `shoal.yaml`; the cluster's name and storage are chosen here.
         say: takes each sentence about what happens.
         directory: where config and storage go; a temporary one by default, which is removed.
+        provider: what starts it; by default the one that the config names.
     """
 
     record: ClusterRecord
     loaded: LoadedConfig
 
     def __init__(
-        self, config: Mapping[str, Any], say: Callable[[str], None], directory: Path | None = None
+        self,
+        config: Mapping[str, Any],
+        say: Callable[[str], None],
+        directory: Path | None = None,
+        provider: Provider | None = None,
     ) -> None:
         self.config = dict(config)
         self.say = say
         self.directory = directory
+        self._provider = provider
         self._ends = ExitStack()
 
     def __enter__(self) -> OwnCluster:
@@ -59,9 +66,10 @@ class OwnCluster:
             path.write_text(json.dumps({**self.config, "cluster": cluster}, indent=2))  # which is YAML too
             self.loaded = load_config(path)
             resolved = self.loaded.resolved.cluster
-            provider = PROVIDERS[resolved.provider]()
-            ends.callback(provider.down, name, self.say, path)
-            self.record = provider.up(resolved, path, self.say).record
+            if self._provider is None:
+                self._provider = PROVIDERS[resolved.provider]()
+            ends.callback(self._provider.down, name, self.say, path)
+            self.record = self._provider.up(resolved, path, self.say).record
             connect(self.record)
             ends.callback(disconnect)
             self._ends = ends.pop_all()
@@ -76,9 +84,8 @@ class OwnCluster:
 
     def up_again(self) -> None:
         """Start it anew after its head has died, as `shoal up` does; this process joins it."""
-        assert self.directory is not None, "it was up"
-        resolved = self.loaded.resolved.cluster
-        self.record = PROVIDERS[resolved.provider]().up(resolved, self.loaded.path, self.say).record
+        assert self._provider is not None, "it was up"
+        self.record = self._provider.up(self.loaded.resolved.cluster, self.loaded.path, self.say).record
         connect(self.record)
 
     # -- jobs -------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any
 
 from cluster.config.train_section import RecoveryConfig
 from cluster.errors import ShoalError
+from cluster.providers.provider import Provider
 from infra.bench.own_cluster import OwnCluster, OwnJob
 from infra.faults.course import Resumption, resumption, seconds, wrong_losses, wrong_steps
 from infra.faults.processes import node_of
@@ -115,10 +116,10 @@ class Laboratory:
         self._up.close()
 
     @contextmanager
-    def own_cluster(self, **section: Any) -> Iterator[OwnCluster]:
+    def own_cluster(self, provider: Provider | None = None, **section: Any) -> Iterator[OwnCluster]:
         """Another cluster, instead of the shared one; `section` are keys of its `cluster`."""
         self.down()
-        with OwnCluster(config_of(self.orders, **section), self.say) as cluster:
+        with OwnCluster(config_of(self.orders, **section), self.say, provider=provider) as cluster:
             yield cluster
 
     # -- jobs -------------------------------------------------------------------------------------------

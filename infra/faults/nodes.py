@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
@@ -38,8 +39,11 @@ def kill_node(record: ClusterRecord, name: str) -> None:
         psutil.wait_procs(processes, timeout=_GONE_S)
 
 
-def start_node(record: ClusterRecord, name: str) -> None:
+def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> None:
     """Start a node that has died again, at its address, as an operator would; waits for `ray start`.
+
+    Args:
+        prefix: what comes before its command, where it runs on a host of its own.
 
     Raises:
         ShoalError: it did not start.
@@ -59,7 +63,7 @@ def start_node(record: ClusterRecord, name: str) -> None:
             ports = HeadPorts(gcs=int(record.gcs_address.rpartition(":")[2]), client=probe.getsockname()[1])
     store = store_bytes(psutil.virtual_memory().total, len(shapes))
     done = subprocess.run(
-        node_command(sys.executable, node, identity, record.gcs_address, store, ports),
+        [*prefix, *node_command(sys.executable, node, identity, record.gcs_address, store, ports)],
         env=node_environment(os.environ, sys.executable, node, identity, record.gcs_address, directory),
         cwd=directory,
         capture_output=True,

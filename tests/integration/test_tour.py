@@ -50,6 +50,7 @@ def name(tmp_path: Path) -> Iterator[str]:
         shoal("down", "-f", str(tmp_path / "demo" / "shoal.yaml"))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 60)
 def test_every_command_of_the_tour_does_what_it_says(tmp_path: Path, name: str) -> None:
     blocks = blocks_of_tour()

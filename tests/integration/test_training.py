@@ -156,6 +156,7 @@ broker.release("app/other")
 """
 
 
+@pytest.mark.slow
 def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_more(jobs: JobFile) -> None:
     """Two of four CPUs are leased to an app: the job, which could take four workers, starts with two."""
     with jobs.live.running(HOLD_TWO_CPUS, "granted"):

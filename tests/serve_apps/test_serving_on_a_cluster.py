@@ -297,6 +297,7 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
         assert http.get("/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwise(served: Served) -> None:
     prompt = [10] * 300
     numbers: list[int] = []

@@ -211,7 +211,7 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert found[1].startswith("has said nothing")
     assert ranks[1].stacks.state() == "stopped by a signal"
     assert "in _step" in ranks[0].stacks.dump()
-    assert "in _step" in ranks[1].stacks.dump()
+    assert "loop.py" in ranks[1].stacks.dump()  # wherever it stood in that moment
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     assert {server.answer()["code"], server.answer()["code"]} == {-signal.SIGKILL}

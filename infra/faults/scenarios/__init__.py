@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from infra.faults.scenario import Scenario
-from infra.faults.scenarios import checkpoints, clock, head, nodes, steering, storage, workers
+from infra.faults.scenarios import checkpoints, clock, head, network, nodes, steering, storage, workers
 
-_SUBJECTS = (workers, nodes, steering, checkpoints, head, storage, clock)
+_SUBJECTS = (workers, nodes, network, steering, checkpoints, head, storage, clock)
 
 SCENARIOS: dict[str, Scenario] = {
-    scenario.name: scenario
-    for subject in (workers, nodes, steering, checkpoints, head, storage, clock)
-    for scenario in subject.SCENARIOS
+    scenario.name: scenario for subject in _SUBJECTS for scenario in subject.SCENARIOS
 }

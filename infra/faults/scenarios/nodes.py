@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 from infra.bench.own_cluster import OwnCluster, OwnJob
 from infra.faults import nodes
@@ -67,12 +68,12 @@ def _return(cluster: OwnCluster, job: OwnJob, node: str) -> Trial:
     return Trial(went_on.time - began, "its peers, at the same step", repeated=went_on.repeated)
 
 
-def bring_back(cluster: OwnCluster, node: str) -> None:
-    """Start a node again, and wait until the cluster counts it."""
+def bring_back(cluster: OwnCluster, node: str, prefix: Sequence[str] = ()) -> None:
+    """Start a node again, and wait until the cluster counts it; `prefix` comes before its command."""
     import ray
 
     nodes.kill_node(cluster.record, node)  # its raylet may have left agents
-    nodes.start_node(cluster.record, node)
+    nodes.start_node(cluster.record, node, prefix)
     (ip,) = [each.ip for each in cluster.record.nodes if each.name == node]
     wait_until(
         lambda: any(row["Alive"] and row["NodeManagerAddress"] == ip for row in ray.nodes()),
