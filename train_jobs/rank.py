@@ -21,7 +21,7 @@ from train_jobs.errors import RankError, ScriptError
 from train_jobs.loop import Reporter
 from train_jobs.progress import Progress
 from train_jobs.rank_link import RankOrder, Worker, reach_worker
-from train_jobs.rendezvous import open_store, reach_store
+from train_jobs.rendezvous import open_store, reach_store, use_interface_of
 from train_jobs.script import ScriptProcess, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
 from train_jobs.workspace import Workspace
@@ -97,6 +97,7 @@ def _meet(order: RankOrder, worker: Worker) -> None:
             place, (host, int(port)), order.spec.job, order.spec.attempt, config.workers.cpus
         )
     )
+    use_interface_of(order.host)
     # Offloaded gradients lie on the CPU, and their norm is summed there.
     backend = "gloo" if order.device is None else "cpu:gloo,cuda:nccl"
     dist.init_process_group(

@@ -1,13 +1,16 @@
-"""Stores by which ranks find one another."""
+"""How ranks find one another: stores, and the interface at which a node is reached."""
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 
+import psutil
 import torch.distributed as dist
 
 _TIMEOUT_S = 60.0
+_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 
 
 def open_store(host: str) -> tuple[dist.TCPStore, str]:
@@ -29,3 +32,25 @@ def reach_store(address: str) -> dist.TCPStore:
     """The store that another rank has opened at this address (host:port)."""
     host, _, port = address.rpartition(":")
     return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+
+
+def use_interface_of(host: str) -> None:
+    """Let gloo of this process listen where this node is reached, unless the user has said where.
+
+    Gloo asks by itself what the machine's name resolves to, which on many machines is a loopback address, at
+    which no other node reaches it (the environment variables of torch.distributed).
+
+    Args:
+        host: this node's address.
+    """
+    interface = interface_of(host)
+    if interface is not None:
+        os.environ.setdefault(_GLOO_INTERFACE, interface)
+
+
+def interface_of(host: str) -> str | None:
+    """The network interface that has this address; None where none has (as all but one of loopback)."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address == host for each in addresses):
+            return name
+    return None
