@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import httpx
 
-REQUEST_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 120.0
+_AFTER_FAILURE_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,19 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """A request that was refused, broke off, or got no answer. Times are Unix times."""
+    """A request that got no whole answer. Times are Unix times.
+
+    Attributes:
+        reason: what the client saw.
+        told: the service itself said that it refuses, or that the answer breaks off, and why.
+        status: of HTTP; None where no answer began.
+    """
 
     sent: float
     ended: float
     reason: str
+    told: bool = False
+    status: int | None = None
 
 
 class Load:
@@ -45,7 +54,7 @@ class Load:
 
     Args:
         clients: how many there are at most; nobody asks before `level` says how many do.
-        pause_s: between an answer and the client's next request.
+        pause_s: between an answer and the client's next request; half a second at least after a failure.
 
     Attributes:
         answers, failures: in the order of their ends.
@@ -105,13 +114,17 @@ class Load:
             seed = index
             while self._may_ask(index):
                 seed += self.clients
-                sent = time.time()
+                sent, pause_s = time.time(), self._pause_s
                 try:
                     self.answers.append(self._ask(http, sent, seed))
-                except (httpx.HTTPError, _BrokenError, ValueError, LookupError) as error:
+                except _FailedError as failed:
+                    self.failures.append(Failure(sent, time.time(), str(failed), failed.told, failed.status))
+                    pause_s = max(pause_s, _AFTER_FAILURE_S)
+                except (httpx.HTTPError, ValueError, LookupError) as error:
                     self.failures.append(Failure(sent, time.time(), f"{type(error).__name__}: {error}"))
+                    pause_s = max(pause_s, _AFTER_FAILURE_S)
                 with self._changed:
-                    self._changed.wait_for(lambda: self._stopping, self._pause_s)
+                    self._changed.wait_for(lambda: self._stopping, pause_s)
 
     def _may_ask(self, index: int) -> bool:
         """Wait until this client is one of those that ask; false at the end."""
@@ -123,7 +136,10 @@ class Load:
         first, tokens, whole = 0.0, 0, False
         with http.stream("POST", self._url, json={**self._body, "seed": seed}) as answer:
             if answer.status_code != 200:
-                raise _BrokenError(f"{answer.status_code}: {answer.read().decode(errors='replace')}")
+                body = answer.read()
+                reason = _reason(body)
+                shown = body.decode(errors="replace") if reason is None else reason
+                raise _FailedError(f"{answer.status_code}: {shown}", answer.status_code, reason is not None)
             replica = answer.headers["x-shoal-replica"]
             for line in answer.iter_lines():
                 if not line.startswith("data: "):
@@ -133,16 +149,29 @@ class Load:
                     break
                 event = json.loads(line.removeprefix("data: "))
                 if "error" in event:
-                    raise _BrokenError(f"the stream broke off: {event['error']['message']}")
+                    raise _FailedError(f"the stream broke off: {event['error']['message']}", 200, told=True)
                 if event["choices"] and not first:
                     first = time.time()
                     self.first_tokens.append((first, replica))
                 if event.get("usage"):
                     tokens = event["usage"]["completion_tokens"]
         if not whole or not first:
-            raise _BrokenError("the stream ended before its last event")
+            raise _FailedError("the stream ended before its last event", 200)
         return Answer(sent, first, time.time(), replica, tokens)
 
 
-class _BrokenError(Exception):
-    """An answer that is none, or not whole."""
+def _reason(body: bytes) -> str | None:
+    """The message of an error in OpenAI's shape."""
+    try:
+        return str(json.loads(body)["error"]["message"]) or None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+class _FailedError(Exception):
+    """An answer that is none, or not whole; see Failure."""
+
+    def __init__(self, reason: str, status: int, told: bool = False) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.told = told

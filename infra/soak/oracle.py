@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
+
+from infra.bench.load import Failure
 
 REFUSED = (429, 503)
 """Answers that refuse a request and say when to come back (HTTP status)."""
@@ -52,35 +53,16 @@ def check_losses(
     return wrong[:3]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One request and what came of it.
-
-    Attributes:
-        status: HTTP status; None where no answer came.
-        ended: the answer came to its end, or to an error that it names itself.
-        detail: what the client saw of an error.
-        seconds: until the end.
-    """
-
-    status: int | None
-    ended: bool
-    detail: str = ""
-    seconds: float = 0.0
-
-    @property
-    def outcome(self) -> str:
-        """answered, refused (with a reason), broken (ended by an error that says so), or lost."""
-        if self.status == 200 and self.ended:
-            return "broken" if self.detail else "answered"
-        if self.status in REFUSED and self.detail:
-            return "refused"
-        return "lost"
+def outcome(failure: Failure) -> str:
+    """What became of a request that was not answered: refused or broken off, with a reason, or lost."""
+    if failure.told and failure.status in REFUSED:
+        return "refused"
+    return "broken" if failure.told and failure.status == 200 else "lost"
 
 
-def check_requests(asked: Iterable[Asked]) -> list[str]:
+def check_requests(failures: Iterable[Failure]) -> list[str]:
     """Every request was answered, or refused or broken off with a reason."""
-    lost = Counter(f"{one.status}: {one.detail}" for one in asked if one.outcome == "lost")
+    lost = Counter(failure.reason for failure in failures if outcome(failure) == "lost")
     return [f"{count} requests were lost ({what})" for what, count in lost.most_common(3)]
 
 

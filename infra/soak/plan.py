@@ -47,7 +47,7 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Load:
+class Level:
     """So many requests in flight from this time on."""
 
     at_s: float
@@ -68,13 +68,13 @@ def faults(seed: int, seconds: float, kinds: Sequence[str] = tuple(FAULTS)) -> l
     return planned
 
 
-def loads(seed: int, seconds: float) -> list[Load]:
+def levels(seed: int, seconds: float) -> list[Level]:
     """Rises and falls of the load, in order, beginning and ending low."""
     draw = random.Random(f"loads {seed}")
-    planned, at = [Load(0.0, QUIET_CLIENTS)], draw.uniform(*FALL_S)
+    planned, at = [Level(0.0, QUIET_CLIENTS)], draw.uniform(*FALL_S)
     while at < seconds - RISE_S[1]:
-        planned.append(Load(at, draw.randint(*CLIENTS)))
+        planned.append(Level(at, draw.randint(*CLIENTS)))
         at += draw.uniform(*RISE_S)
-        planned.append(Load(at, QUIET_CLIENTS))
+        planned.append(Level(at, QUIET_CLIENTS))
         at += draw.uniform(*FALL_S)
     return planned

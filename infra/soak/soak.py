@@ -15,10 +15,10 @@ from typing import Any
 from cluster.errors import ShoalError
 from cluster.sharing.audit import granted_twice
 from cluster.sharing.journal import journal_storage, read_events
+from infra.bench.load import Load
 from infra.bench.own_cluster import OwnCluster, OwnJob
 from infra.soak import oracle
-from infra.soak.plan import FAULTS, Fault, Load, faults, loads
-from infra.soak.traffic import Traffic
+from infra.soak.plan import CLIENTS, FAULTS, Fault, Level, faults, levels
 
 APP = "chat"
 ELASTIC, FIXED, SERVED = "elastic", "fixed", "served"
@@ -103,7 +103,7 @@ class Report:
 
     Attributes:
         faults: done, by kind; `missed` are those for which there was nobody to hit.
-        requests: by outcome (see oracle.Asked).
+        requests: answered, and the others by oracle.outcome.
         wrong: a sentence each; none of them is the bar.
     """
 
@@ -161,15 +161,15 @@ class Soak:
                 threading.Thread(target=self._keep_running, args=(name, pause), name=name, daemon=True)
                 for name, pause in ((ELASTIC, 2.0), (FIXED, 20.0))
             ]
-            with Traffic(base_url, APP, "import os\n\n\ndef ", 48) as traffic:
+            with Load(base_url, APP, "import os\n\n\ndef ", CLIENTS[1]) as load:
                 for job in jobs:
                     job.start()
-                self._play(traffic)
+                self._play(load)
                 self._over.set()
                 self.say("no more faults; what runs may end")
                 for job in jobs:
                     job.join()
-            self._judge(reference, traffic)
+            self._judge(reference, load)
         return self.report
 
     # -- the parts of the run ---------------------------------------------------------------------------
@@ -223,10 +223,10 @@ class Soak:
                     raise ShoalError(f"{job.job} has not ended 600 s after the last fault")
             time.sleep(1.0)
 
-    def _play(self, traffic: Traffic) -> None:
+    def _play(self, load: Load) -> None:
         """Do what is planned, when it is."""
-        planned: list[Fault | Load] = [*faults(self.seed, self.seconds, self.kinds)]
-        planned += loads(self.seed, self.seconds)
+        planned: list[Fault | Level] = [*faults(self.seed, self.seconds, self.kinds)]
+        planned += levels(self.seed, self.seconds)
         planned.sort(key=lambda each: each.at_s)
         began = time.monotonic()
         for each in planned:
@@ -236,7 +236,7 @@ class Soak:
                 (self._missed if what is None else self._done)[each.kind] += 1
                 self.say(f"{each.at_s:6.0f} s  {each.kind}: {what or 'nobody to hit'}")
             else:
-                traffic.set(each.clients)
+                load.level = each.clients
                 self.report.rises += each.clients > 1
                 self.say(f"{each.at_s:6.0f} s  load: {each.clients} in flight")
         time.sleep(max(0.0, began + self.seconds - time.monotonic()))
@@ -281,12 +281,12 @@ class Soak:
 
     # -- the oracle -------------------------------------------------------------------------------------
 
-    def _judge(self, reference: Mapping[str, Mapping[int, float]], traffic: Traffic) -> None:
+    def _judge(self, reference: Mapping[str, Mapping[int, float]], load: Load) -> None:
         report, wrong = self.report, self.report.wrong
         for timer in self._thaws:
             timer.join()
         report.faults, report.missed = dict(self._done), dict(self._missed)
-        report.requests = dict(Counter(one.outcome for one in traffic.asked))
+        report.requests = {"answered": len(load.answers), **Counter(map(oracle.outcome, load.failures))}
         for name, job in self._ended:
             lines, ends = job.metrics(), job.events("finished")
             status = ends[-1]["status"] if ends else "not ended"
@@ -300,7 +300,7 @@ class Soak:
             report.resized += len(job.events("resized"))
             wrong += oracle.check_steps(job.job, lines, STEPS[name])
             wrong += oracle.check_losses(job.job, lines, reference[name], TOLERANCE[name])
-        wrong += oracle.check_requests(traffic.asked)
+        wrong += oracle.check_requests(load.failures)
         record = self.cluster.record
         wrong += granted_twice(read_events(journal_storage(record.storage, record.name)))
         wrong += self._left()

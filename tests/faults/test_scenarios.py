@@ -24,6 +24,12 @@ FAILURES = {
     "killed-for-memory": ("worker", VICTIM),
     "node-lost": ("node", VICTIM),
     "group-node-lost": ("node", 0),
+    "node-cut": ("node", VICTIM),
+    "node-cut-out": ("node", VICTIM),
+    "node-cut-in": ("node", VICTIM),
+    "group-cut": ("node", 0),
+    "group-cut-out": ("node", 0),
+    "group-cut-in": ("node", 0),
     "fork-server-killed": ("worker", VICTIM),
     "checkpoint-truncated": ("worker", VICTIM),
     "checkpoint-flipped": ("worker", VICTIM),
@@ -32,9 +38,9 @@ FAILURES = {
 """Class and rank that the job has to find, where it is a rank or its node that is struck. Where all ranks
 stand in collectives, any of them may be named."""
 GO_ON = ("control-killed", "broker-killed", "disk-full", "disk-full-in-checkpoint", "storage-read-only")
-GO_ON += ("storage-away", "clock-jumps")
+GO_ON += ("storage-away", "clock-jumps", "cut-briefly", "packets-lost")
 """Nothing is done again."""
-WITH_PEERS = ("group-killed", "group-node-lost", "node-back")
+WITH_PEERS = ("group-killed", "group-node-lost", "node-back", "group-cut", "group-cut-out", "group-cut-in")
 
 
 @pytest.fixture(scope="module")

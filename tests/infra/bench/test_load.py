@@ -120,7 +120,17 @@ def test_as_many_ask_as_the_level_says_and_those_that_run_are_answered() -> None
 def refused(handler: Handler) -> None:
     handler.send_response(503)
     handler.end_headers()
+    handler.wfile.write(b'{"error": {"message": "no room", "type": "x", "param": null, "code": null}}')
+
+
+def failed(handler: Handler) -> None:
+    handler.send_response(502)
+    handler.end_headers()
     handler.wfile.write(b"no room")
+
+
+def cut_off(handler: Handler) -> None:
+    handler.connection.close()
 
 
 def broken_off(handler: Handler) -> None:
@@ -140,17 +150,23 @@ def without_a_token(handler: Handler) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answering", "words"),
+    ("answering", "words", "told", "status"),
     [
-        (refused, "503: no room"),
-        (broken_off, "ended before its last event"),
-        (ended_with_an_error, "the replica is gone"),
-        (without_a_token, "ended before its last event"),
+        (refused, "503: no room", True, 503),
+        (failed, "502: no room", False, 502),
+        (cut_off, "RemoteProtocolError", False, None),
+        (broken_off, "ended before its last event", False, 200),
+        (ended_with_an_error, "the replica is gone", True, 200),
+        (without_a_token, "ended before its last event", False, 200),
     ],
 )
-def test_what_is_no_whole_answer_has_failed(answering: Answering, words: str) -> None:
+def test_what_is_no_whole_answer_has_failed(
+    answering: Answering, words: str, told: bool, status: int | None
+) -> None:
     with serving(answering) as (_, url), Load(url, "chat", "hi", clients=1, pause_s=0.01) as load:
         load.level = 1
         until(lambda: load.failures)
-    assert words in load.failures[0].reason
+    failure = load.failures[0]
+    assert words in failure.reason
+    assert (failure.told, failure.status) == (told, status)
     assert load.answers == []

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from infra.soak.oracle import Asked, check_left, check_losses, check_requests, check_steps
-from infra.soak.traffic import Traffic
+from infra.bench.load import Failure
+from infra.soak.oracle import check_left, check_losses, check_requests, check_steps, outcome
 
 
 def lines(*done: tuple[int, int]) -> list[dict[str, Any]]:
@@ -50,72 +46,19 @@ def test_losses_are_those_of_the_undisturbed_run_within_the_tolerance() -> None:
     assert check_losses("job", [{"step": 1, "loss": float("nan")}], {1: 2.0}, 1.0) != []
 
 
-def test_a_request_is_answered_refused_with_a_reason_broken_off_with_one_or_lost() -> None:
-    assert Asked(200, True).outcome == "answered"
-    assert Asked(200, True, "the replica ended").outcome == "broken"
-    assert Asked(503, True, "no replica runs").outcome == "refused"
-    lost = [
-        Asked(503, True),
-        Asked(200, False, "closed"),
-        Asked(None, False, "refused"),
-        Asked(500, True, "bug"),
-    ]
-    assert [one.outcome for one in lost] == ["lost"] * 4
-    assert check_requests([Asked(200, True), Asked(429, True, "full")]) == []
-    assert check_requests([*lost, lost[2]])[0] == "2 requests were lost (None: refused)"
+def test_a_request_is_refused_with_a_reason_broken_off_with_one_or_lost() -> None:
+    def failure(status: int | None, told: bool, reason: str = "why") -> Failure:
+        return Failure(0.0, 1.0, reason, told, status)
+
+    assert outcome(failure(200, told=True)) == "broken"
+    assert outcome(failure(503, told=True)) == "refused"
+    lost = [failure(503, False), failure(200, False), failure(None, False, "closed"), failure(500, told=True)]
+    assert [outcome(each) for each in lost] == ["lost"] * 4
+    assert check_requests([failure(429, told=True), failure(200, told=True)]) == []
+    assert check_requests([lost[2], lost[2], lost[0]])[0] == "2 requests were lost (closed)"
 
 
 def test_what_is_left_is_named() -> None:
     assert check_left([], [], []) == []
     found = check_left([{"holder": "job/a"}], ["ray::X (7)"], ["/s/ray_train"])
     assert found == ["the lease of job/a is left", "process ray::X (7) is left", "/s/ray_train is left"]
-
-
-class _Answers(BaseHTTPRequestHandler):
-    """Answers in turn as a gateway may."""
-
-    turns: Iterator[str] = iter(())
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        kind = next(self.turns, "whole")
-        if kind == "refused":
-            body = b'{"error": {"message": "no replica runs", "type": "x", "param": null, "code": null}}'
-            self.send_response(503)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-            return
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-        self.close_connection = True
-        self.wfile.write(b'data: {"choices": [{"text": "a"}]}\n\n')
-        if kind == "broken":
-            self.wfile.write(b'data: {"error": {"message": "the replica ended"}}\n\n')
-        elif kind == "whole":
-            self.wfile.write(b"data: [DONE]\n\n")
-        if kind != "cut off":
-            self.wfile.write(b" " * 1000)
-
-    def log_message(self, *_: object) -> None: ...
-
-
-@pytest.fixture
-def gateway() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/v1"
-    server.shutdown()
-    server.server_close()
-
-
-def test_traffic_notes_what_the_gateway_did(gateway: str) -> None:
-    _Answers.turns = iter(["whole", "refused", "broken", "cut off"])
-    with Traffic(gateway, "chat", "a", 4) as traffic:
-        traffic.set(1)
-        while len(traffic.asked) < 5:
-            time.sleep(0.01)
-    outcomes = [one.outcome for one in traffic.asked[:5]]
-    assert outcomes == ["answered", "refused", "broken", "lost", "answered"], traffic.asked[:5]
-    assert traffic.asked[1].detail == "no replica runs"

@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from infra.soak.plan import CLIENTS, FAULTS, PAUSE_S, QUIET_CLIENTS, Fault, faults, loads
+from infra.soak.plan import CLIENTS, FAULTS, PAUSE_S, QUIET_CLIENTS, Fault, faults, levels
 
 
 def test_a_seed_says_all_and_another_one_something_else() -> None:
     assert faults(3, 1800) == faults(3, 1800)
-    assert loads(3, 1800) == loads(3, 1800)
+    assert levels(3, 1800) == levels(3, 1800)
     assert faults(3, 1800) != faults(4, 1800)
-    assert loads(3, 1800) != loads(4, 1800)
+    assert levels(3, 1800) != levels(4, 1800)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -27,7 +27,7 @@ def test_faults_come_apart_and_leave_the_last_minute_in_peace(seed: int) -> None
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_load_rises_and_falls_and_ends_low(seed: int) -> None:
-    planned = loads(seed, 1800)
+    planned = levels(seed, 1800)
     assert [load.clients == QUIET_CLIENTS for load in planned] == [True, *[False, True] * (len(planned) // 2)]
     assert all(CLIENTS[0] <= load.clients <= CLIENTS[1] for load in planned[1::2])
     assert all(before.at_s < after.at_s <= 1800 for before, after in pairwise(planned))
