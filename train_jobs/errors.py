@@ -36,7 +36,8 @@ class RankError(Exception):
         trace: its traceback, as Python prints it.
         collective: it came out of torch.distributed, most likely because another rank went away.
         died: its process ended without a word; `message` says how.
-        hung: it did not get on, and was killed; `message` says for how long, `trace` where it was.
+        hung: it did not get on, and was killed; `message` says for how long, `trace` where it was. With
+            `collective` it waited for its peers, one of which did not come.
     """
 
     def __init__(

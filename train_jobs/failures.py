@@ -117,7 +117,7 @@ def classify(
         for failure in failures
         if not failure.collective
     }
-    hung = sorted((each for each in failures if each.hung), key=lambda each: "stopped" not in each.message)
+    hung = sorted((each for each in failures if each.hung), key=lambda each: each.collective)
     if hung:  # those that wait for the one that hangs do not get on either
         return found(hung[0], FailureClass.HANG, f"rank {hung[0].rank} {hung[0].message}")
     for failure in failures:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -10,6 +11,14 @@ from pathlib import Path
 
 _DUMP_TIMEOUT_S = 3.0
 _LOOK_S = 0.05
+_THREAD = re.compile(r"[Tt]hread 0x")
+_FRAME = re.compile(r'File "(.*)", line \d+ in (\S+)')
+_WAITING = {
+    "train_jobs/elastic/exchange.py": ("_wait_for_end", "_wait"),
+    "torch/autograd/graph.py": ("_engine_run_backward",),  # DistributedDataParallel waits below Python
+    "train_jobs/loop.py": ("_totals",),  # a collective of a GPU is waited for where its result is read
+}
+"""Functions in which a rank waits for its peers, beside those of torch.distributed, by file."""
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -39,6 +48,10 @@ class RankStacks:
             return "gone"
         return _STATES.get(letter, f"state {letter}")
 
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger keeps it from running."""
+        return self.state() in (_STATES["T"], _STATES["t"])
+
     def dump(self) -> str:
         """The stacks of all threads, the most recent call first; also of a process that is stopped.
 
@@ -61,3 +74,21 @@ class RankStacks:
     def kill(self) -> None:
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
+
+
+def waits_for_others(stacks: str) -> bool:
+    """Whether the main thread stands where a rank waits for its peers: then it is another that hangs.
+
+    Args:
+        stacks: of all threads, as faulthandler writes them.
+    """
+    main = _THREAD.split(stacks)[-1]  # the oldest
+    frames = [
+        (file, function) for file, function in _FRAME.findall(main) if not file.endswith("/threading.py")
+    ]
+    if not frames:
+        return False
+    file, function = frames[0]
+    return "/torch/distributed/" in file or any(
+        file.endswith(place) and function in functions for place, functions in _WAITING.items()
+    )

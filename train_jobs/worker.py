@@ -24,13 +24,14 @@ from train_jobs.elastic.membership import Goodbye, Standing, View, Word
 from train_jobs.errors import RankError
 from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
-from train_jobs.rank_stacks import RankStacks
+from train_jobs.rank_stacks import RankStacks, waits_for_others
 from train_jobs.script import RankPlace
 from train_jobs.spec import LOGS, GroupSpec
 
 _CALL_TIMEOUT_S = 60.0
 _LOOK_S = 0.25
 _OF_HANG_TIMEOUT = 0.9
+_AFTER_THE_CAUSE_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -153,15 +154,18 @@ class RankWorker:
         wrong = self._watch.hang(time.monotonic())
         if wrong is None or self._process is None:
             return
-        state = self._process.state()
+        state, stopped = self._process.state(), self._process.is_stopped()
         trace = self._process.dump()
+        waits = not stopped and waits_for_others(trace)
         self._process.kill()
         name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
         try:
             Storage(self.spec.run).child(LOGS).write_bytes(name, trace.encode())
         except StorageError as error:  # the driver prints it as well
             print(f"{name} could not be written: {error}", flush=True)
-        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True)
+        if waits:
+            time.sleep(_AFTER_THE_CAUSE_S)  # the one that it waits for is heard first
+        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
 
     def outcome(self, how_it_ended: str) -> str:
         """What the rank said at its end.

@@ -1,14 +1,17 @@
 """What joins, leaves and kills of replica groups cost those that stay, beside Ray Train alone; run by hand.
 
-    python tests/benchmarks/elastic_changes.py [--json] [--rounds 5] [--repeats 3] [--only pauses throughput]
+    python tests/benchmarks/elastic_changes.py [--json] [--rounds 5] [--repeats 3] [--only PART...]
 
-One cluster, otherwise idle. Pauses: an elastic job of up to three groups of one rank; in every round somebody
-else takes a device (a group leaves) and gives it back (one joins), and one rank gets SIGKILL (and its group
-joins again). A pause is the longest step around the change; the bars are the median step + 0.5 s for joins
-and leaves, and the heartbeat timeout more for a SIGKILL. Beside them, in the same run: two workers of Ray
-Train alone that report and save nothing but what they must, one killed; from the kill to the next step.
+Parts, on one cluster that is otherwise idle:
 
-Throughput: the same two workers as two replica groups and as one group, in turns (A B A B …).
+- pauses: an elastic job of up to three groups of one rank; in every round somebody else takes a device (a
+  group leaves) and gives it back (one joins), and one rank gets SIGKILL (and its group joins again). A pause
+  is the longest step around the change; the bars are the median step + 0.5 s for joins and leaves, and the
+  heartbeat timeout more for a SIGKILL. Beside them, in the same run: two workers of Ray Train alone that
+  report and save nothing but what they must, one killed; from the kill to the next step.
+- throughput: the same two workers as two replica groups and as one group, in turns (A B A B …).
+- tie: the same, as plain processes without Ray: what the tie costs, without the processes that Ray has for
+  every group.
 """
 
 from __future__ import annotations
@@ -26,11 +29,13 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config.train_section import RecoveryConfig
+from cluster.config.train_section import RecoveryConfig, TrainJobConfig
 from infra.faults import ray_train
 from tests.benchmarks.training_throughput import BATCH, JOB, LENGTH
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
+from tests.train_jobs.elastic.groups import Groups
+from tests.train_jobs.ranks import run_ranks
 
 NODES = (
     "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
@@ -126,8 +131,38 @@ def measure_throughput(jobs: JobFile, repeats: int) -> dict[str, Any]:
             run = jobs.submit(name)
             assert finished(run)["status"] == "succeeded"
             seconds = [line["step_s"] for line in metrics(run) if not line.get("profiled")]
-            found.append(BATCH["global"] * LENGTH / statistics.median(seconds[len(seconds) // 4 :]))
+            found.append(tokens_per_s(seconds))
             print(f"{name}: {found[-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+    return with_ratio(rates)
+
+
+def measure_tie(repeats: int, steps: int) -> dict[str, Any]:
+    """As measure_throughput does, without a cluster."""
+    rates: dict[str, list[float]] = {"two_groups": [], "one_group": []}
+    changes = {"steps": steps, "checkpoint": {"every_steps": steps}}
+    for _ in range(repeats):
+        for name, found in rates.items():
+            workers = {"min": 2, "max": 2} | ({"group": 1} if name == "two_groups" else {})
+            config = TrainJobConfig.model_validate(job_of(workers, **changes))
+            with tempfile.TemporaryDirectory() as directory:
+                if name == "two_groups":
+                    groups = Groups(config, Path(directory), ["a", "b"])
+                    groups.start("a", "b")
+                    groups.wait("a", "b")
+                    lines = groups.lines()
+                else:
+                    lines = run_ranks(config, Path(directory), 2)
+            found.append(tokens_per_s([line["step_s"] for line in lines if not line.get("profiled")]))
+            print(f"{name}, without Ray: {found[-1]:.0f} tokens/s", file=sys.stderr, flush=True)
+    return with_ratio(rates)
+
+
+def tokens_per_s(seconds: list[float]) -> float:
+    """Of a run's steps but the first quarter."""
+    return BATCH["global"] * LENGTH / statistics.median(seconds[len(seconds) // 4 :])
+
+
+def with_ratio(rates: dict[str, list[float]]) -> dict[str, Any]:
     ratios = [a / b for a, b in zip(rates["two_groups"], rates["one_group"], strict=True)]
     return {**rates, "ratios": ratios, "ratio": statistics.median(ratios)}
 
@@ -140,11 +175,34 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
-    parser.add_argument(
-        "--only", nargs="+", choices=["pauses", "throughput"], default=["pauses", "throughput"]
-    )
+    parts = ["pauses", "throughput", "tie"]
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     options = parser.parse_args()
+    result = measure(options)
+    if options.json:
+        print(json.dumps(result))
+        return
+    if "pauses" in result:
+        found = result["pauses"]
+        print(f"median step {found['median_step_s']:.3f} s, heartbeat timeout {HEARTBEAT_TIMEOUT_S} s")
+        for what, seconds in found["pauses_s"].items():
+            worst, count = max(seconds), len(seconds)
+            print(f"{what:7} median {statistics.median(seconds):.2f} s, worst {worst:.2f} s of {count}")
+        print(f"{found['steps']} steps, lost {found['steps_lost']}, repeated {found['steps_repeated']}")
+        alone = ", ".join(f"{each:.1f} s" for each in result["ray_train_s"])
+        print(f"Ray Train alone, SIGKILL to next step: {alone}")
+    for part, what in (("throughput", ""), ("tie", ", without Ray")):
+        if part in result:
+            shown = ", ".join(f"{each:.3f}" for each in result[part]["ratios"])
+            print(f"two groups / one group{what}: {result[part]['ratio']:.3f} ({shown})")
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
+    if "tie" in options.only:
+        result["tie"] = measure_tie(options.repeats, options.steps)
+    if options.only == ["tie"]:
+        return result
     with tempfile.TemporaryDirectory() as directory, started(Path(directory) / "cluster", *NODES) as live:
         (Path(directory) / "jobs").mkdir()
         steps = {"steps": options.steps, "checkpoint": {"every_steps": options.steps}}
@@ -169,21 +227,7 @@ def main() -> None:
             result["ray_train_s"] = ray_train.measure(live.environment, min(3, options.rounds))
         if "throughput" in options.only:
             result["throughput"] = measure_throughput(jobs, options.repeats)
-    if options.json:
-        print(json.dumps(result))
-        return
-    if "pauses" in result:
-        found = result["pauses"]
-        print(f"median step {found['median_step_s']:.3f} s, heartbeat timeout {HEARTBEAT_TIMEOUT_S} s")
-        for what, seconds in found["pauses_s"].items():
-            worst, count = max(seconds), len(seconds)
-            print(f"{what:7} median {statistics.median(seconds):.2f} s, worst {worst:.2f} s of {count}")
-        print(f"{found['steps']} steps, lost {found['steps_lost']}, repeated {found['steps_repeated']}")
-        alone = ", ".join(f"{each:.1f} s" for each in result["ray_train_s"])
-        print(f"Ray Train alone, SIGKILL to next step: {alone}")
-    if "throughput" in result:
-        shown = ", ".join(f"{each:.3f}" for each in result["throughput"]["ratios"])
-        print(f"two groups / one group: {result['throughput']['ratio']:.3f} ({shown})")
+    return result
 
 
 if __name__ == "__main__":

@@ -240,3 +240,12 @@ def test_the_last_exception_of_an_output_has_its_module_taken_off() -> None:
     assert last_exception(output) == ("CError", "why: so")
     assert last_exception("Traceback (most recent call last):\n  cut off") is None
     assert last_exception("KeyError: 'x'") is None
+
+
+def test_of_ranks_that_hang_the_one_that_waits_for_no_other_is_named() -> None:
+    waits = RankFailure(0, None, "Hang", "has done nothing (sleeping)", "", hung=True, collective=True)
+    hangs = RankFailure(1, None, "Hang", "has done nothing (sleeping)", "", hung=True)
+    failure = classify([waits, hangs], NODES, NAMES.keys(), NAMES)
+    assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 1)
+    alone = classify([waits], NODES, NAMES.keys(), NAMES)
+    assert (alone.failure_class, alone.rank) == (FailureClass.HANG, 0)

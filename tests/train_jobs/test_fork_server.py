@@ -24,7 +24,7 @@ from train_jobs.failures import FailureClass, RankFailure, classify
 from train_jobs.forks import PRELOADED, RankEnd
 from train_jobs.progress import HangWatch, Heartbeat
 from train_jobs.rank_link import RankLink, RankOrder
-from train_jobs.rank_stacks import RankStacks
+from train_jobs.rank_stacks import RankStacks, waits_for_others
 from train_jobs.script import RankPlace
 from train_jobs.spec import DATA, group_spec
 
@@ -210,7 +210,10 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert found[0].startswith("has done nothing")
     assert found[1].startswith("has said nothing")
     assert ranks[1].stacks.state() == "stopped by a signal"
-    assert "in _step" in ranks[0].stacks.dump()
+    assert [rank.stacks.is_stopped() for rank in ranks] == [False, True]
+    waiting = ranks[0].stacks.dump()
+    assert "in _step" in waiting
+    assert waits_for_others(waiting), waiting
     assert "loop.py" in ranks[1].stacks.dump()  # wherever it stood in that moment
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
