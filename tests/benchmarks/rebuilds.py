@@ -74,6 +74,9 @@ def measure_kills(jobs: JobFile, rounds: int) -> list[Pause]:
     wait_until(lambda: len(metrics(run)) > 20, "steps")
     found = []
     for _ in range(rounds):
+        furthest = max(line["step"] for line in metrics(run))
+        # A job that fails again before it has got further waits longer every time.
+        wait_until(lambda furthest=furthest: metrics(run)[-1]["step"] > furthest, "a step further")  # type: ignore[misc]
         psutil.Process(events(run, "started")[-1]["ranks"][1]["pid"]).kill()
         found.append(next_pause(run))
     finish(jobs, run, repeats=True)
