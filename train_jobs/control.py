@@ -58,6 +58,7 @@ class JobControl:
         self.stopping = False
         self.step = 0
         self._lines = Lines()
+        self._started: set[int] = set()
         self._flush_at = 0.0
         self._trouble = False
 
@@ -79,6 +80,7 @@ class JobControl:
             facts["node"] = node_of(facts["rank"], facts.get("group"), self.log.events())
         if kind == "started":
             self._lines.started(facts["attempt"])
+            self._started.add(facts["attempt"])
         self._write(lambda: self.log.event(now(), kind, **facts))
         if kind == "finished":
             self._flush_at_last()
@@ -125,6 +127,10 @@ class JobControl:
 
     def last_step(self) -> int:
         return self.step
+
+    def has_started(self, attempt: int) -> bool:
+        """Whether all ranks of an attempt have met, and have their state."""
+        return attempt in self._started
 
 
 def find_control(job: str) -> ActorHandle | None:

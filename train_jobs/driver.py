@@ -135,6 +135,8 @@ class Driver:
         workers = self.config.workers
 
         def say(reason: str | None = None) -> None:
+            if reason is not None:
+                self.single.give_up()  # nobody waits for devices that this job still has
             self._event("waiting", min=workers.min, max=workers.most, reason=reason)
 
         say()
@@ -182,6 +184,10 @@ class Driver:
     def event(self, kind: str, **facts: Any) -> None:
         """Log an event of this attempt."""
         self._event(kind, attempt=self.attempt, **facts)
+
+    def has_started(self, attempt: int) -> bool:
+        """Whether all ranks of an attempt of one group have met, and have their state."""
+        return bool(ray.get(self.control.has_started.remote(attempt), timeout=60))
 
     def ask_to_stop(self) -> bool:
         """Whether the job is to stop; if so, its ranks are told."""

@@ -9,12 +9,17 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from train_jobs.errors import RankError
+from train_jobs.restarts import Restarts
+from train_jobs.spec import GroupSpec
 
 PRELOADED = ("train_jobs.rank", "transformers.models.llama.modeling_llama")
 """What ranks import, whatever they train."""
@@ -63,6 +68,7 @@ class NodeForks:
         self._next = 0
         self._starting = asyncio.Lock()
         self._ready = asyncio.Event()
+        self._restarts = Restarts()
 
     async def start(self) -> None:
         """Wait until everything that the ranks need is imported."""
@@ -93,6 +99,18 @@ class NodeForks:
             assert rank.pid is not None, "it was looked at"
             os.kill(rank.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
         await asyncio.gather(*(rank.ended for rank in left), return_exceptions=True)
+
+    async def report(self, group: str, error: RankError) -> GroupSpec | None:
+        """Report that a rank has failed; returns what its worker does next (see train_jobs.restarts)."""
+        return await self._restarts.report(group, error)
+
+    async def reports(self, group: str, more_than: int) -> Sequence[RankError]:
+        """Wait for more reports of a group's ranks on this node than so many; all of them."""
+        return await self._restarts.reports(group, more_than)
+
+    async def decide(self, group: str, following: GroupSpec | None) -> None:
+        """Tell the workers of a group on this node what comes next."""
+        self._restarts.decide(group, following)
 
     async def _server(self) -> asyncio.StreamWriter:
         async with self._starting:
@@ -159,8 +177,62 @@ class ForkServers:
             ray.kill(self._by_node.pop(node))
             del self._started[node]
 
+    def reports(self, spec: GroupSpec) -> Reports:
+        """What the ranks of a group report from now on."""
+        return Reports(spec.name, self.on(spec.nodes))
+
+    def decide(self, spec: GroupSpec, following: GroupSpec | None) -> None:
+        """Tell the workers of a group whose ranks have failed what comes next; None ends them."""
+        for node in set(spec.nodes) & self._by_node.keys():
+            self._by_node[node].decide.remote(spec.name, following)
+
     def end(self, group: str, nodes: Collection[str]) -> None:
         """Kill what is left of a group; its devices are free when this returns, or the node is gone."""
         ends = [self._by_node[node].end.remote(group) for node in set(nodes) & self._by_node.keys()]
         if ends:
             ray.wait(ends, num_returns=len(ends), timeout=_END_TIMEOUT_S)
+
+
+class Reports:
+    """How ranks of a group have failed, as their nodes have told the driver."""
+
+    def __init__(self, group: str, nodes: Mapping[str, ActorHandle]) -> None:
+        self._group = group
+        self._nodes = nodes
+        self._heard: dict[str, Sequence[RankError]] = {}
+        self._calls: dict[ray.ObjectRef, str] = {}
+        for node in nodes:
+            self._ask(node)
+
+    @property
+    def calls(self) -> list[ray.ObjectRef]:
+        """One of them is ready when there is something new to take."""
+        return list(self._calls)
+
+    @property
+    def errors(self) -> list[RankError]:
+        """By rank."""
+        return sorted((error for each in self._heard.values() for error in each), key=lambda each: each.rank)
+
+    def take(self) -> None:
+        """Take what has come."""
+        if not self._calls:
+            return
+        for call in ray.wait(self.calls, num_returns=len(self._calls), timeout=0)[0]:
+            node = self._calls.pop(call)
+            try:
+                self._heard[node] = ray.get(call)
+            except ray.exceptions.RayError:
+                continue  # the node is gone, or its actor: nothing is heard of it any more
+            self._ask(node)
+
+    def wait(self, enough: Callable[[Sequence[RankError]], bool], timeout_s: float) -> bool:
+        """Wait until there are enough of them; whether there are."""
+        deadline = time.monotonic() + timeout_s
+        while not enough(self.errors) and (left := deadline - time.monotonic()) > 0 and self._calls:
+            ray.wait(self.calls, timeout=left)
+            self.take()
+        return enough(self.errors)
+
+    def _ask(self, node: str) -> None:
+        self._calls[self._nodes[node].reports.remote(self._group, len(self._heard.get(node, ())))] = node

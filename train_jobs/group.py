@@ -90,7 +90,7 @@ class GroupRunner:
             return GroupOutcome(trainer.fit().return_value)
         except WorkerGroupError as error:
             return GroupOutcome(
-                "failed", [_rank_failure(rank, e) for rank, e in error.worker_failures.items()]
+                "failed", [rank_failure(rank, e) for rank, e in error.worker_failures.items()]
             )
         except TrainingFailedError as error:
             cause = error.controller_failure if isinstance(error, ControllerError) else error
@@ -104,7 +104,8 @@ def _train_loop(config: dict[str, Any]) -> str:
     return run_worker(config["spec"], config["forks"])
 
 
-def _rank_failure(rank: int, error: BaseException) -> RankFailure:
+def rank_failure(rank: int, error: BaseException) -> RankFailure:
+    """What the end of a rank's worker tells of the rank."""
     if isinstance(error, RankError):
         return RankFailure(
             error.rank,
@@ -157,6 +158,10 @@ class Group:
         # An actor that is there already has imported everything: that saves the next attempt seconds.
         self._spec = spec
         self._ended = self._actor.fit.remote(spec, own, self._forks.on(spec.nodes), wait_s)
+
+    def go_on_as(self, spec: GroupSpec) -> None:
+        """The workers that it has start the ranks of another attempt."""
+        self._spec = spec
 
     @property
     def spec(self) -> GroupSpec:

@@ -13,12 +13,14 @@ _DUMP_TIMEOUT_S = 3.0
 _LOOK_S = 0.05
 _THREAD = re.compile(r"[Tt]hread 0x")
 _FRAME = re.compile(r'File "(.*)", line \d+ in (\S+)')
+_OF_TORCH = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
+"""Files of torch in which it waits for peers."""
 _WAITING = {
     "train_jobs/elastic/exchange.py": ("_wait_for_end", "_wait"),
     "torch/autograd/graph.py": ("_engine_run_backward",),  # DistributedDataParallel waits below Python
     "train_jobs/loop.py": ("_totals",),  # a collective of a GPU is waited for where its result is read
 }
-"""Functions in which a rank waits for its peers, beside those of torch.distributed, by file."""
+"""Other functions in which a rank waits for its peers, by file."""
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -89,6 +91,6 @@ def waits_for_others(stacks: str) -> bool:
     if not frames:
         return False
     file, function = frames[0]
-    return "/torch/distributed/" in file or any(
+    return any(place in file for place in _OF_TORCH) or any(
         file.endswith(place) and function in functions for place, functions in _WAITING.items()
     )

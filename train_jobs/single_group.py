@@ -6,14 +6,19 @@ import math
 import time
 from typing import Any, Protocol
 
+import ray
 from ray.actor import ActorHandle
 
 from cluster.sharing.demand import Grant
 from cluster.storage import Storage
-from train_jobs.forks import ForkServers
-from train_jobs.group import Group, GroupOutcome, first_ended
+from train_jobs.forks import ForkServers, Reports
+from train_jobs.group import Group, GroupOutcome, first_ended, rank_failure
 from train_jobs.lease import RENEW_S, Lease, alive_nodes
 from train_jobs.spec import GroupSpec
+
+_CAUSE_S = 1.0
+_REPORTS_S = 3.0
+_END_TIMEOUT_S = 10.0
 
 
 class Job(Protocol):
@@ -26,6 +31,9 @@ class Job(Protocol):
 
     def event(self, kind: str, **facts: Any) -> None: ...
 
+    def has_started(self, attempt: int) -> bool:
+        """Whether all ranks of an attempt have met, and have their state."""
+
     def ask_to_stop(self) -> bool:
         """Whether the job is to stop; if so, its ranks are told."""
 
@@ -35,6 +43,9 @@ class SingleGroup:
 
     When the grant is another one, the group saves at a step boundary and ends. Meanwhile the next one starts
     as far as it can without devices, which are its own as soon as the group before is gone.
+
+    When ranks fail and the grant stays what it was, those of the next attempt start in the workers that are
+    there: nothing of Ray Train starts again.
 
     Args:
         own: where Ray Train keeps what is its own.
@@ -49,13 +60,16 @@ class SingleGroup:
         self.grace_s = grace_s
         self.group = Group(forks)
         self._next: Group | None = None
+        self._failed: GroupSpec | None = None
+        """The attempt whose workers wait for what comes next."""
 
     def run(self, grant: Grant, attempt: int) -> tuple[GroupSpec, GroupOutcome]:
         """Run what a grant pays for, to its end or until the grant is another one ("left")."""
         spec = self.job.spec_for(grant, attempt)
         self._start(spec)
+        reports = self.forks.reports(spec)
         leave_by: float | None = None
-        while first_ended([self.group], RENEW_S) is None:
+        while not self._is_over(reports):
             grant_now = self.lease.renew(spec.nodes[:: self.lease.tensor])
             if not self.job.ask_to_stop() and leave_by is None and self._prepare(spec, grant_now):
                 somebody_waits = grant_now is not None and grant_now.gave_way_to
@@ -68,7 +82,7 @@ class SingleGroup:
                 outcome = GroupOutcome("left" if late else "failed")
                 break
         else:
-            outcome = self.group.outcome()
+            outcome = self._failure(spec, reports) or self.group.outcome()
         if not self.job.ask_to_stop():
             self.job.control.go_on.remote()  # whoever was asked to stop has done so
             if outcome.status == "stopped":
@@ -76,12 +90,51 @@ class SingleGroup:
                 outcome = GroupOutcome("left")
         return spec, outcome
 
+    def give_up(self) -> None:
+        """End the workers of a failed attempt: there is no grant for another one now."""
+        failed, self._failed = self._failed, None
+        if failed is None:
+            return
+        self.forks.decide(failed, None)
+        if first_ended([self.group], _END_TIMEOUT_S) is None:
+            self.group.kill()
+
     def kill(self) -> None:
+        self._failed = None
         self.group.kill()
         self._drop_next()
 
+    def _is_over(self, reports: Reports) -> bool:
+        """Whether the group has ended, or ranks of it have failed; waits a little for that."""
+        ray.wait([self.group.ended, *reports.calls], timeout=RENEW_S)
+        reports.take()
+        return bool(reports.errors) or first_ended([self.group], 0) is not None
+
+    def _failure(self, spec: GroupSpec, reports: Reports) -> GroupOutcome | None:
+        """How ranks have failed whose workers all wait for what comes next; None where the group ends."""
+        if not reports.errors:
+            return None
+        # Where a rank is lost the others fail too, a moment before or after.
+        reports.wait(lambda errors: any(not each.collective for each in errors), _CAUSE_S)
+        causes = reports.errors
+        self.forks.end(spec.name, spec.nodes)
+        all_wait = reports.wait(lambda errors: len(errors) == spec.world_size, _REPORTS_S)
+        if not all_wait or not self.job.has_started(spec.attempt) or not alive_nodes() >= set(spec.nodes):
+            self.forks.decide(spec, None)
+            return None
+        self._failed = spec
+        return GroupOutcome("failed", [rank_failure(each.rank, each) for each in causes])
+
     def _start(self, spec: GroupSpec) -> None:
-        """Start a group, unless the next one is this one."""
+        """Start a group, unless the next one is this one, or its workers are there."""
+        failed = self._failed
+        if failed is not None and failed.nodes == spec.nodes and first_ended([self.group], 0) is None:
+            self._failed = None
+            self._drop_next()
+            self.group.go_on_as(spec)
+            self.forks.decide(failed, spec)
+            return
+        self.give_up()
         if self._next is not None and self._next.spec == spec:
             self.group.kill()
             self.group, self._next = self._next, None

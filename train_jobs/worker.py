@@ -29,6 +29,8 @@ from train_jobs.script import RankPlace
 from train_jobs.spec import LOGS, GroupSpec
 
 _CALL_TIMEOUT_S = 60.0
+_VERDICT_TIMEOUT_S = 120.0
+"""Longer than any wait before another attempt."""
 _LOOK_S = 0.25
 _OF_HANG_TIMEOUT = 0.9
 _AFTER_THE_CAUSE_S = 0.5
@@ -38,15 +40,36 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
     """Have the rank trained to its end: "finished", "followed", "stopped" or "left".
 
+    Where a rank of the job's only group fails, the driver may have the next attempt started in the same
+    workers (train_jobs.restarts).
+
     Args:
         forks: the job's fork servers, by node id.
 
     Raises:
         RankError: whatever went wrong, in a form that reaches the driver whole.
     """
+    here = forks[ray.get_runtime_context().get_node_id()]
+    while True:
+        try:
+            return _run_attempt(spec, here)
+        except RankError as error:
+            following = _ask_what_next(spec, here, error) if spec.config.group_size is None else None
+            if following is None:
+                raise
+            spec = following
+
+
+def _ask_what_next(spec: GroupSpec, here: ActorHandle, error: RankError) -> GroupSpec | None:
+    try:
+        return ray.get(here.report.remote(spec.name, error), timeout=_VERDICT_TIMEOUT_S)
+    except (TimeoutError, ray.exceptions.RayError):  # then Ray Train tells the driver
+        return None
+
+
+def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
     worker = RankWorker(spec)
     link = RankLink(worker)
-    here = forks[ray.get_runtime_context().get_node_id()]
     ended = here.run.remote(spec.name, link.address, link.authkey)
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         worker.end_if_it_hangs()

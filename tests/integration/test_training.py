@@ -218,9 +218,11 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     first = wait_until(lambda: next(iter(events(run, "started")), None), "the start")["ranks"]
     assert first[0]["node"] != first[1]["node"]
     wait_until(lambda: len(metrics(run)) >= 70, "step 70")
+    workers = {process.pid for process in own_cluster.processes("ray::RayTrainWorker")}
     os.kill(first[1]["pid"], signal.SIGKILL)
 
     second = wait_until(lambda: next(iter(events(run, "started")[1:]), None), "the second start")["ranks"]
+    assert {process.pid for process in own_cluster.processes("ray::RayTrainWorker")} == workers
     wait_until(lambda: max(losses(run)) >= 170, "step 170")
     lost = second[0]["node"]
     raylet = own_cluster.raylet(lost)

@@ -33,6 +33,7 @@ def stacks(main: str, header: str = "Current thread") -> str:
             WAIT + '  File "/x/train_jobs/elastic/exchange.py", line 111 in _wait_for_end\n' + LOOP,
             True,
         ),
+        ('  File "/v/torch/nn/parallel/distributed.py", line 9 in _pre_forward\n' + LOOP, True),
         ('  File "/v/torch/autograd/graph.py", line 823 in _engine_run_backward\n' + LOOP, True),
         (LOOP, True),
         ('  File "/home/me/task.py", line 3 in loss\n' + LOOP, False),
@@ -45,7 +46,17 @@ def stacks(main: str, header: str = "Current thread") -> str:
         (WAIT + '  File "/home/me/task.py", line 3 in loss\n' + LOOP, False),
         ("", False),
     ],
-    ids=["collective", "groups", "backward", "totals", "own code", "own code in FSDP", "own lock", "nothing"],
+    ids=[
+        "collective",
+        "groups",
+        "DDP",
+        "backward",
+        "totals",
+        "own code",
+        "own code in FSDP",
+        "own lock",
+        "nothing",
+    ],
 )
 def test_who_waits_for_others_is_told_from_who_hangs(main: str, waits: bool, header: str) -> None:
     assert waits_for_others(stacks(main, header)) is waits
