@@ -27,7 +27,7 @@ from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
 from train_jobs.workspace import Workspace
 
 _HEARTBEAT_S = 1.0
-_HEARTBEATS_PER_TIMEOUT = 10
+_HEARTBEATS_PER_TIMEOUT = 20
 _AFTER_HANG_S = 30.0
 
 

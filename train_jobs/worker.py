@@ -32,7 +32,7 @@ _CALL_TIMEOUT_S = 60.0
 _VERDICT_TIMEOUT_S = 120.0
 """Longer than any wait before another attempt."""
 _LOOK_S = 0.25
-_OF_HANG_TIMEOUT = 0.9
+_OF_HANG_TIMEOUT = 0.85
 _AFTER_THE_CAUSE_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
