@@ -186,11 +186,11 @@ class ForkServers:
         for node in set(spec.nodes) & self._by_node.keys():
             self._by_node[node].decide.remote(spec.name, following)
 
-    def end(self, group: str, nodes: Collection[str]) -> None:
-        """Kill what is left of a group; its devices are free when this returns, or the node is gone."""
+    def end(self, group: str, nodes: Collection[str], timeout_s: float = _END_TIMEOUT_S) -> None:
+        """Kill what is left of a group; when this returns in time its devices are free, or a node is gone."""
         ends = [self._by_node[node].end.remote(group) for node in set(nodes) & self._by_node.keys()]
         if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=_END_TIMEOUT_S)
+            ray.wait(ends, num_returns=len(ends), timeout=timeout_s)
 
 
 class Reports:
@@ -226,11 +226,18 @@ class Reports:
                 continue  # the node is gone, or its actor: nothing is heard of it any more
             self._ask(node)
 
-    def wait(self, enough: Callable[[Sequence[RankError]], bool], timeout_s: float) -> bool:
-        """Wait until there are enough of them; whether there are."""
+    def wait(
+        self, enough: Callable[[Sequence[RankError]], bool], timeout_s: float, unless: ray.ObjectRef
+    ) -> bool:
+        """Wait until there are enough of them; whether there are.
+
+        Args:
+            unless: once it is ready, there will be no more.
+        """
         deadline = time.monotonic() + timeout_s
-        while not enough(self.errors) and (left := deadline - time.monotonic()) > 0 and self._calls:
-            ray.wait(self.calls, timeout=left)
+        while not enough(self.errors) and (left := deadline - time.monotonic()) > 0:
+            if unless in ray.wait([unless, *self.calls], timeout=left)[0]:
+                break
             self.take()
         return enough(self.errors)
 

@@ -115,10 +115,11 @@ class SingleGroup:
         if not reports.errors:
             return None
         # Where a rank is lost the others fail too, a moment before or after.
-        reports.wait(lambda errors: any(not each.collective for each in errors), _CAUSE_S)
+        ended = self.group.ended
+        reports.wait(lambda errors: any(not each.collective for each in errors), _CAUSE_S, ended)
         causes = reports.errors
-        self.forks.end(spec.name, spec.nodes)
-        all_wait = reports.wait(lambda errors: len(errors) == spec.world_size, _REPORTS_S)
+        self.forks.end(spec.name, spec.nodes, timeout_s=0)
+        all_wait = reports.wait(lambda errors: len(errors) == spec.world_size, _REPORTS_S, ended)
         if not all_wait or not self.job.has_started(spec.attempt) or not alive_nodes() >= set(spec.nodes):
             self.forks.decide(spec, None)
             return None
