@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import ray
@@ -11,6 +12,7 @@ from ray.actor import ActorHandle
 
 from cluster.sharing.demand import Grant
 from cluster.storage import Storage
+from train_jobs.errors import RankError
 from train_jobs.forks import ForkServers, Reports
 from train_jobs.group import Group, GroupOutcome, first_ended, rank_failure
 from train_jobs.lease import RENEW_S, Lease, alive_nodes
@@ -116,10 +118,17 @@ class SingleGroup:
             return None
         # Where a rank is lost the others fail too, a moment before or after.
         ended = self.group.ended
-        reports.wait(lambda errors: any(not each.collective for each in errors), _CAUSE_S, ended)
+
+        def have_all(errors: Sequence[RankError]) -> bool:
+            return len(errors) == spec.world_size
+
+        def have_cause(errors: Sequence[RankError]) -> bool:
+            return have_all(errors) or any(not each.collective for each in errors)
+
+        reports.wait(have_cause, _CAUSE_S, ended)
         causes = reports.errors
         self.forks.end(spec.name, spec.nodes, timeout_s=0)
-        all_wait = reports.wait(lambda errors: len(errors) == spec.world_size, _REPORTS_S, ended)
+        all_wait = reports.wait(have_all, _REPORTS_S, ended)
         if not all_wait or not self.job.has_started(spec.attempt) or not alive_nodes() >= set(spec.nodes):
             self.forks.decide(spec, None)
             return None

@@ -21,7 +21,7 @@ FAILURES = {
     "rank-waits": ("hang", VICTIM),
     "collective-hangs": ("hang", None),
     "out-of-memory": ("memory", VICTIM),
-    "killed-for-memory": ("worker", VICTIM),
+    "killed-for-memory": ("memory", VICTIM),
     "node-lost": ("node", VICTIM),
     "group-node-lost": ("node", 0),
     "node-cut": ("node", VICTIM),

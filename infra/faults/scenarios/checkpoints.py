@@ -29,9 +29,17 @@ def damage_newest(how: str, lab: Laboratory, repeats: int) -> Outcome:
             DAMAGES[how](Path(store.location(newest)))
             rank_process(job, VICTIM).kill()
 
+        job.until(partial(_has_two, job), "no two checkpoints were saved")
         trials.append(lab.trial(job, strike))
         wrong += _not_passed_over(job, how, damaged[0])
     return Outcome(trials, wrong + lab.wrong(job))
+
+
+def _has_two(job: OwnJob) -> bool:
+    """Whether this attempt has saved twice: there is one to go back to behind the newest."""
+    started = job.events("started")
+    since = started[-1]["step"] if started else 0
+    return sum(event["step"] > since for event in job.events("checkpointed")) >= 2
 
 
 def _not_passed_over(job: OwnJob, how: str, damaged: int) -> list[str]:
