@@ -19,7 +19,7 @@ from train_jobs.lease import RENEW_S, Lease, alive_nodes
 from train_jobs.spec import GroupSpec
 
 _CAUSE_S = 1.0
-_REPORTS_S = 3.0
+_REPORTS_S = 2.0
 _END_TIMEOUT_S = 10.0
 
 
@@ -84,7 +84,7 @@ class SingleGroup:
                 outcome = GroupOutcome("left" if late else "failed")
                 break
         else:
-            outcome = self._failure(spec, reports) or self.group.outcome()
+            outcome = self._failure(spec, reports) or self._end(spec)
         if not self.job.ask_to_stop():
             self.job.control.go_on.remote()  # whoever was asked to stop has done so
             if outcome.status == "stopped":
@@ -134,6 +134,15 @@ class SingleGroup:
             return None
         self._failed = spec
         return GroupOutcome("failed", [rank_failure(each.rank, each) for each in causes])
+
+    def _end(self, spec: GroupSpec) -> GroupOutcome:
+        """Wait for the end of a group that has ended, or fails."""
+        while first_ended([self.group], RENEW_S) is None:
+            self.lease.renew(spec.nodes[:: self.lease.tensor])
+            if not alive_nodes() >= set(spec.nodes):
+                self.group.kill()
+                return GroupOutcome("failed")
+        return self.group.outcome()
 
     def _start(self, spec: GroupSpec) -> None:
         """Start a group, unless the next one is this one, or its workers are there."""
