@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -13,24 +13,38 @@ REFUSED = (429, 503)
 """Answers that refuse a request and say when to come back (HTTP status)."""
 
 
-def check_steps(job: str, lines: Sequence[Mapping[str, Any]], steps: int) -> list[str]:
-    """Every step once and in order; a step is done again only by another attempt, from a checkpoint on.
+def check_steps(
+    job: str,
+    lines: Sequence[Mapping[str, Any]],
+    steps: int,
+    checkpoints: Collection[int],
+    failed_at: Sequence[str] = (),
+) -> list[str]:
+    """Every step once and in order; steps are done again only from a checkpoint on, after a failure.
 
     Args:
         lines: those of the job's metrics.jsonl, as they were written.
         steps: how many the job had to do.
+        checkpoints: steps that were saved, or were to be.
+        failed_at: when ranks or groups failed, as events tell it (ISO 8601). Replica groups that were all
+            lost go on from a checkpoint without another attempt.
     """
     wrong = []
     missing = sorted(set(range(1, steps + 1)) - {line["step"] for line in lines})
     if missing:
         wrong.append(f"{job}: {len(missing)} of {steps} steps are missing, first {missing[0]}")
     for before, after in pairwise(lines):
-        if after["attempt"] == before["attempt"] and after["step"] != before["step"] + 1:
-            where = f"in attempt {after['attempt']} step {after['step']} follows step {before['step']}"
-            wrong.append(f"{job}: {where}")
-        elif after["attempt"] < before["attempt"] or after["step"] > before["step"] + 1:
-            where = f"attempt {after['attempt']} goes on with step {after['step']}"
-            wrong.append(f"{job}: {where} after step {before['step']} of attempt {before['attempt']}")
+        step, attempt = after["step"], after["attempt"]
+        after_what = f"after step {before['step']} of attempt {before['attempt']}"
+        if attempt < before["attempt"] or step > before["step"] + 1:
+            wrong.append(f"{job}: attempt {attempt} goes on with step {step} {after_what}")
+        elif step <= before["step"]:
+            if attempt == before["attempt"] and not any(
+                before["time"] <= at <= after["time"] for at in failed_at
+            ):
+                wrong.append(f"{job}: step {step} is done again {after_what}, though nothing failed")
+            elif step - 1 not in {0, *checkpoints}:
+                wrong.append(f"{job}: step {step} is done again {after_what}, from no checkpoint")
     return wrong
 
 

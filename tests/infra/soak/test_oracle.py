@@ -11,14 +11,30 @@ from infra.soak.oracle import check_left, check_losses, check_requests, check_st
 
 
 def lines(*done: tuple[int, int]) -> list[dict[str, Any]]:
-    """Of (attempt, step)."""
-    return [{"attempt": attempt, "step": step, "loss": float(step)} for attempt, step in done]
+    """Of (attempt, step), a second apart."""
+    return [
+        {
+            "attempt": attempt,
+            "step": step,
+            "loss": float(step),
+            "time": f"2026-01-01T00:00:{second:02}.000+00:00",
+        }
+        for second, (attempt, step) in enumerate(done)
+    ]
 
 
 def test_steps_in_order_are_right_and_so_are_those_done_again_from_a_checkpoint() -> None:
-    assert check_steps("job", lines((1, 1), (1, 2), (1, 3), (1, 4)), 4) == []
-    assert check_steps("job", lines((1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4)), 4) == []
-    assert check_steps("job", lines((1, 1), (1, 2), (3, 3), (3, 4)), 4) == []
+    assert check_steps("job", lines((1, 1), (1, 2), (1, 3), (1, 4)), 4, [2]) == []
+    assert check_steps("job", lines((1, 1), (1, 2), (1, 3), (2, 3), (2, 4)), 4, [2]) == []
+    assert check_steps("job", lines((1, 1), (1, 2), (2, 1), (2, 2), (2, 3), (2, 4)), 4, [2]) == []
+    assert check_steps("job", lines((1, 1), (1, 2), (3, 3), (3, 4)), 4, []) == []
+
+
+def test_groups_that_were_all_lost_go_on_from_a_checkpoint_in_the_same_attempt() -> None:
+    done = lines((1, 1), (1, 2), (1, 3), (1, 3), (1, 4))
+    assert check_steps("job", done, 4, [2], ["2026-01-01T00:00:02.500+00:00"]) == []
+    (found,) = check_steps("job", done, 4, [2], ["2026-01-01T00:00:01.500+00:00"])
+    assert found == "job: step 3 is done again after step 3 of attempt 1, though nothing failed"
 
 
 @pytest.mark.parametrize(
@@ -26,8 +42,18 @@ def test_steps_in_order_are_right_and_so_are_those_done_again_from_a_checkpoint(
     [
         (lines((1, 1), (1, 2), (1, 4)), "1 of 4 steps are missing, first 3"),
         (lines((1, 1), (1, 2), (1, 3)), "1 of 4 steps are missing, first 4"),
-        (lines((1, 1), (1, 2), (1, 2), (1, 3), (1, 4)), "in attempt 1 step 2 follows step 2"),
-        (lines((1, 1), (1, 3), (1, 2), (1, 4)), "in attempt 1 step 3 follows step 1"),
+        (
+            lines((1, 1), (1, 2), (1, 2), (1, 3), (1, 4)),
+            "step 2 is done again after step 2 of attempt 1, though nothing failed",
+        ),
+        (
+            lines((1, 1), (1, 3), (1, 2), (1, 4)),
+            "attempt 1 goes on with step 3 after step 1 of attempt 1",
+        ),
+        (
+            lines((1, 1), (1, 2), (1, 3), (2, 2), (2, 3), (2, 4)),
+            "step 2 is done again after step 3 of attempt 1, from no checkpoint",
+        ),
         (lines((1, 1), (2, 3), (2, 4)), "attempt 2 goes on with step 3 after step 1 of attempt 1"),
         (lines((1, 1), (2, 2), (1, 3), (1, 4)), "attempt 1 goes on with step 3 after step 2 of attempt 2"),
     ],
@@ -35,7 +61,7 @@ def test_steps_in_order_are_right_and_so_are_those_done_again_from_a_checkpoint(
 def test_steps_that_are_missing_repeated_or_out_of_order_are_found(
     done: list[dict[str, Any]], found: str
 ) -> None:
-    assert f"job: {found}" in check_steps("job", done, 4)
+    assert f"job: {found}" in check_steps("job", done, 4, [2])
 
 
 def test_losses_are_those_of_the_undisturbed_run_within_the_tolerance() -> None:
