@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import httpx
 
-REQUEST_TIMEOUT_S = 120.0
+REQUEST_TIMEOUT_S = 60.0
 _AFTER_FAILURE_S = 0.5
 
 
@@ -55,6 +55,7 @@ class Load:
     Args:
         clients: how many there are at most; nobody asks before `level` says how many do.
         pause_s: between an answer and the client's next request; half a second at least after a failure.
+        timeout_s: silence after which a request has failed.
 
     Attributes:
         answers, failures: in the order of their ends.
@@ -62,7 +63,14 @@ class Load:
     """
 
     def __init__(
-        self, base_url: str, app: str, prompt: str, clients: int, max_tokens: int = 48, pause_s: float = 0.0
+        self,
+        base_url: str,
+        app: str,
+        prompt: str,
+        clients: int,
+        max_tokens: int = 48,
+        pause_s: float = 0.0,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> None:
         self._url = f"{base_url}/completions"
         self._body = {
@@ -74,6 +82,7 @@ class Load:
             "stream_options": {"include_usage": True},
         }
         self._pause_s = pause_s
+        self._timeout_s = timeout_s
         self.answers: list[Answer] = []
         self.failures: list[Failure] = []
         self.first_tokens: list[tuple[float, str]] = []
@@ -110,7 +119,7 @@ class Load:
         return {replica for first, replica in list(self.first_tokens) if first >= when}
 
     def _ask_again_and_again(self, index: int) -> None:
-        with httpx.Client(timeout=REQUEST_TIMEOUT_S) as http:
+        with httpx.Client(timeout=self._timeout_s) as http:
             seed = index
             while self._may_ask(index):
                 seed += self.clients

@@ -1,8 +1,7 @@
 """A program that is the cables of a network: it passes frames on, and loses and delays them as it is told.
 
-Linux has `tc netem` for this, but not every kernel is built with it, and none loses what goes one way through
-an interface that others share. Frames are passed on with the header of their offloads (packet(7),
-PACKET_VNET_HDR): large segments and open checksums stay what they were.
+Linux has `tc netem` for this, but not every kernel is built with it. Frames are passed on with the header of
+their offloads (packet(7), PACKET_VNET_HDR): large segments and open checksums stay what they were.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def carry(qualities: mmap.mmap, cables: list[tuple[str, str]]) -> None:
     """Carry frames until standard input ends.
 
     Args:
-        qualities: QUALITY of each cable, of its way in and its way out; may change at any time.
+        qualities: QUALITY of each cable, from its first interface to its second and back; may change.
         cables: the two interfaces of each.
     """
     random.seed(0)

@@ -13,6 +13,7 @@ from enum import Enum
 from pathlib import Path
 
 from cluster.errors import ShoalError
+from cluster.providers.addresses import FIRST_HOST
 from cluster.providers.embedded import Hosts
 from infra.faults.cable import QUALITY
 
@@ -128,8 +129,6 @@ class Network:
             _ip("-n", name, "link", "set", interface, "up")
 
     def _address(self, host: int) -> str:
-        from cluster.providers.addresses import FIRST_HOST
-
         return f"{self.subnet}.{FIRST_HOST + host}"
 
     def _start_cables(self, wires: str, ends: ExitStack) -> None:

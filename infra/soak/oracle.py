@@ -18,7 +18,7 @@ def check_steps(
     lines: Sequence[Mapping[str, Any]],
     steps: int,
     checkpoints: Collection[int],
-    failed_at: Sequence[str] = (),
+    losses: Sequence[tuple[str, str]] = (),
 ) -> list[str]:
     """Every step once and in order; steps are done again only from a checkpoint on, after a failure.
 
@@ -26,8 +26,8 @@ def check_steps(
         lines: those of the job's metrics.jsonl, as they were written.
         steps: how many the job had to do.
         checkpoints: steps that were saved, or were to be.
-        failed_at: when ranks or groups failed, as events tell it (ISO 8601). Replica groups that were all
-            lost go on from a checkpoint without another attempt.
+        losses: replica groups of one rank that failed or left: when (ISO 8601), and which. A job that has
+            lost all of them goes on from a checkpoint without another attempt.
     """
     wrong = []
     missing = sorted(set(range(1, steps + 1)) - {line["step"] for line in lines})
@@ -39,10 +39,10 @@ def check_steps(
         if attempt < before["attempt"] or step > before["step"] + 1:
             wrong.append(f"{job}: attempt {attempt} goes on with step {step} {after_what}")
         elif step <= before["step"]:
-            if attempt == before["attempt"] and not any(
-                before["time"] <= at <= after["time"] for at in failed_at
-            ):
-                wrong.append(f"{job}: step {step} is done again {after_what}, though nothing failed")
+            lost = {group for at, group in losses if before["time"] <= at <= after["time"]}
+            if attempt == before["attempt"] and len(lost) < before["world_size"]:
+                of = f"{len(lost)} of {before['world_size']} groups were lost"
+                wrong.append(f"{job}: step {step} is done again {after_what}, though {of}")
             elif step - 1 not in {0, *checkpoints}:
                 wrong.append(f"{job}: step {step} is done again {after_what}, from no checkpoint")
     return wrong

@@ -28,6 +28,7 @@ TOLERANCE = {ELASTIC: 1e-4, FIXED: 0.0}
 goes back to a checkpoint changes nothing."""
 SAVE_EVERY = 50
 FROZEN_S = 6.0
+REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 120.0
 """How long the last jobs, leases and processes may take to end."""
 _OF_JOBS = (
@@ -162,7 +163,7 @@ class Soak:
                 threading.Thread(target=self._keep_running, args=(name, pause), name=name, daemon=True)
                 for name, pause in ((ELASTIC, 2.0), (FIXED, 20.0))
             ]
-            with Load(base_url, APP, "import os\n\n\ndef ", CLIENTS[1]) as load:
+            with Load(base_url, APP, "import os\n\n\ndef ", CLIENTS[1], timeout_s=REQUEST_TIMEOUT_S) as load:
                 for job in jobs:
                     job.start()
                 self._play(load)
@@ -302,8 +303,12 @@ class Soak:
             saved = {event["step"] for event in job.events("checkpointed")}
             # Who dies between a save and its event leaves a checkpoint that nobody has told of.
             saved |= {*range(0, STEPS[name], SAVE_EVERY)}
-            failed_at = [event["time"] for event in job.events("failed")]
-            wrong += oracle.check_steps(job.job, lines, STEPS[name], saved, failed_at)
+            losses = [
+                (event["time"], event["group"])
+                for event in job.events("failed", "leaving")
+                if event.get("group") is not None
+            ]
+            wrong += oracle.check_steps(job.job, lines, STEPS[name], saved, losses)
             wrong += oracle.check_losses(job.job, lines, reference[name], TOLERANCE[name])
         wrong += oracle.check_requests(load.failures)
         record = self.cluster.record

@@ -123,27 +123,19 @@ _WAYS: tuple[tuple[str, str, tuple[Way, ...]], ...] = (
     ("-in", "nothing that is sent to a node gets through its cable", (Way.IN,)),
 )
 
+
+def _each_way(
+    name: str, then: str, cut: Callable[..., Callable[[Laboratory, int], Outcome]]
+) -> list[Scenario]:
+    return [
+        Scenario(f"{name}{suffix}", f"{what}, {then}", cut(*ways), network.missing, own_cluster=True)
+        for suffix, what, ways in _WAYS
+    ]
+
+
 SCENARIOS = (
-    *(
-        Scenario(
-            f"node-cut{suffix}",
-            f"{what}, with a rank of one group: it starts again on a spare node",
-            _cut_off(*ways),
-            network.missing,
-            own_cluster=True,
-        )
-        for suffix, what, ways in _WAYS
-    ),
-    *(
-        Scenario(
-            f"group-cut{suffix}",
-            f"{what}, with one of three replica groups: the others go on",
-            _cut_off_group(*ways),
-            network.missing,
-            own_cluster=True,
-        )
-        for suffix, what, ways in _WAYS
-    ),
+    *_each_way("node-cut", "with a rank of one group: it starts again on a spare node", _cut_off),
+    *_each_way("group-cut", "with one of three replica groups: the others go on", _cut_off_group),
     Scenario(
         "cut-briefly",
         f"nothing gets through the cable of a node for {_BRIEF_S:.0f} s: the job stands, and goes on",

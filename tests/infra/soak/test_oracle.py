@@ -17,6 +17,7 @@ def lines(*done: tuple[int, int]) -> list[dict[str, Any]]:
             "attempt": attempt,
             "step": step,
             "loss": float(step),
+            "world_size": 2,
             "time": f"2026-01-01T00:00:{second:02}.000+00:00",
         }
         for second, (attempt, step) in enumerate(done)
@@ -32,9 +33,11 @@ def test_steps_in_order_are_right_and_so_are_those_done_again_from_a_checkpoint(
 
 def test_groups_that_were_all_lost_go_on_from_a_checkpoint_in_the_same_attempt() -> None:
     done = lines((1, 1), (1, 2), (1, 3), (1, 3), (1, 4))
-    assert check_steps("job", done, 4, [2], ["2026-01-01T00:00:02.500+00:00"]) == []
-    (found,) = check_steps("job", done, 4, [2], ["2026-01-01T00:00:01.500+00:00"])
-    assert found == "job: step 3 is done again after step 3 of attempt 1, though nothing failed"
+    now, before = "2026-01-01T00:00:02.500+00:00", "2026-01-01T00:00:01.500+00:00"
+    assert check_steps("job", done, 4, [2], [(now, "1-0"), (now, "1-1")]) == []
+    for losses in ([(now, "1-0"), (before, "1-1")], [(now, "1-0"), (now, "1-0")]):
+        (found,) = check_steps("job", done, 4, [2], losses)
+        assert found == "job: step 3 is done again after step 3 of attempt 1, though 1 of 2 groups were lost"
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ def test_groups_that_were_all_lost_go_on_from_a_checkpoint_in_the_same_attempt()
         (lines((1, 1), (1, 2), (1, 3)), "1 of 4 steps are missing, first 4"),
         (
             lines((1, 1), (1, 2), (1, 2), (1, 3), (1, 4)),
-            "step 2 is done again after step 2 of attempt 1, though nothing failed",
+            "step 2 is done again after step 2 of attempt 1, though 0 of 2 groups were lost",
         ),
         (
             lines((1, 1), (1, 3), (1, 2), (1, 4)),
