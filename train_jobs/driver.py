@@ -177,9 +177,9 @@ class Driver:
         run = self.run_storage.location
         return group_spec(self.job, self.config, run, self.attempt, index, units)
 
-    def judge(self, spec: GroupSpec, outcome: GroupOutcome) -> float:
+    def judge(self, spec: GroupSpec, outcome: GroupOutcome, in_vain: int) -> float:
         """Log the failure of one of several groups; returns the seconds before it is started again."""
-        return self._judge(spec, outcome, goes_on=True)[1]
+        return self._judge(spec, outcome, goes_on=True, in_vain=in_vain)[1]
 
     def event(self, kind: str, **facts: Any) -> None:
         """Log an event of this attempt."""
@@ -196,12 +196,13 @@ class Driver:
         return self.stop_asked.is_set()
 
     def _judge(
-        self, spec: GroupSpec, outcome: GroupOutcome, *, goes_on: bool = False
+        self, spec: GroupSpec, outcome: GroupOutcome, *, goes_on: bool = False, in_vain: int = 0
     ) -> tuple[Failure, float]:
         """Log a failure; returns it with the seconds to wait before another attempt.
 
         Args:
             goes_on: other groups of the job do.
+            in_vain: how often in a row groups in its place have failed before they took part.
 
         Raises:
             ShoalError: the job may not go on.
@@ -222,7 +223,7 @@ class Driver:
         if failure.failure_class is FailureClass.HANG and failure.trace:
             print(f"where rank {failure.rank} stood:\n{failure.trace}", flush=True)
         self.lease.blame(failure, step, elsewhere=goes_on or len(set(spec.nodes)) > 1)
-        decision = self.budget.decide(failure, step)
+        decision = self.budget.decide(failure, step, in_vain)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)
         if not decision.again:

@@ -59,6 +59,9 @@ class FailureBudget:
     the job got further than ever before. An exception of the user's code, a loss that is no number and a
     request that cannot be met end the job at once.
 
+    A replica group that fails again and again before it takes part, while others step, never ends the job:
+    they do not miss it. It only waits longer each time.
+
     The wait before another attempt doubles with every failure of its class, to 30 s, and a part of it, up
     to a half, is left out at random: what made one job fail (a node, a switch, the storage) most often made
     others fail in the same second, and they should not all come back in the same second too (equal jitter;
@@ -75,8 +78,12 @@ class FailureBudget:
         self._furthest = -1
         self._in_a_row: dict[FailureClass, int] = {}
 
-    def decide(self, failure: Failure, step: int) -> Decision:
-        """Judge a failure that came when the job had done `step` steps."""
+    def decide(self, failure: Failure, step: int, in_vain: int = 0) -> Decision:
+        """Judge a failure that came when the job had done `step` steps.
+
+        Args:
+            in_vain: how often in a row a group has now failed before it took part, while others go on.
+        """
         failure_class = failure.failure_class
         if failure_class is FailureClass.REQUEST and step > 0:
             # Of a job that has stepped the request was right: some file could not be read for a moment.
@@ -86,9 +93,11 @@ class FailureBudget:
         if step > self._furthest:
             self._furthest = step
             self._in_a_row.clear()
-        count = self._in_a_row[failure_class] = self._in_a_row.get(failure_class, 0) + 1
         rule = _RULES[failure_class]
         allowed = getattr(self.recovery, rule.key)
+        if in_vain and allowed:
+            return Decision(True, self._backoff_s(rule, in_vain))
+        count = self._in_a_row[failure_class] = self._in_a_row.get(failure_class, 0) + 1
         if count > allowed:
             return Decision(
                 False,

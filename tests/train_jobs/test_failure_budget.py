@@ -50,6 +50,28 @@ def test_progress_fills_the_budget() -> None:
     assert not counted.decide(failure(FailureClass.WORKER), step=10).again, "it got no further than before"
 
 
+@pytest.mark.parametrize("failure_class", KEYS)
+def test_a_group_that_others_do_not_miss_is_started_again_for_ever_and_less_and_less_often(
+    failure_class: FailureClass,
+) -> None:
+    counted = budget(**{KEYS[failure_class]: 1})
+    decisions = [counted.decide(failure(failure_class), step=5, in_vain=number) for number in range(1, 100)]
+    assert all(decision.again for decision in decisions)
+    assert all(BACKOFF_MOST_S / 2 <= decision.backoff_s <= BACKOFF_MOST_S for decision in decisions[8:])
+    assert decisions[0].backoff_s <= 2.0
+    # Nor does it use up what the job has for itself.
+    assert counted.decide(failure(failure_class), step=5).again
+
+
+def test_who_wants_no_second_attempt_has_none_of_a_group_either() -> None:
+    assert not budget(worker_failures=0).decide(failure(FailureClass.WORKER), step=5, in_vain=1).again
+
+
+@pytest.mark.parametrize("failure_class", AT_ONCE)
+def test_what_the_program_does_wrong_in_a_group_ends_the_job_too(failure_class: FailureClass) -> None:
+    assert not budget().decide(failure(failure_class), step=5, in_vain=1).again
+
+
 @pytest.mark.parametrize("failure_class", AT_ONCE)
 @pytest.mark.parametrize("step", [0, 7])
 def test_what_the_program_does_wrong_ends_the_job_at_once(failure_class: FailureClass, step: int) -> None:

@@ -30,8 +30,11 @@ class Job(Protocol):
     def group_at(self, index: int, units: Sequence[str]) -> GroupSpec:
         """One more group of this attempt, on these nodes."""
 
-    def judge(self, spec: GroupSpec, outcome: GroupOutcome) -> float:
+    def judge(self, spec: GroupSpec, outcome: GroupOutcome, in_vain: int) -> float:
         """Log a failure; returns how long to wait before the group is started again.
+
+        Args:
+            in_vain: how often in a row groups in its place have failed before they took part.
 
         Raises:
             ShoalError: the job may not go on.
@@ -83,6 +86,9 @@ class Supervisor:
         self.running: dict[str, _Running] = {}
         self._started = 0
         self._not_before: dict[Gang, float] = {}
+        self._took_part: set[str] = set()
+        self._in_vain: dict[Gang, int] = {}
+        """How often in a row groups on these nodes have failed before they took part."""
         self._ending = False
         """The last step is done, or the job is stopped: nobody starts any more."""
         self._done: float | None = None
@@ -128,8 +134,11 @@ class Supervisor:
             self._ending = True
             self._end_newcomers()
         if outcome.status == "failed" and self.running and not self._ending:
-            wait = self.job.judge(spec, outcome)
-            self._not_before[_gang(spec, self.units)] = time.monotonic() + wait
+            gang = _gang(spec, self.units)
+            took_part = spec.name in self._took_part
+            self._in_vain[gang] = 0 if took_part else self._in_vain.get(gang, 0) + 1
+            wait = self.job.judge(spec, outcome, self._in_vain[gang])
+            self._not_before[gang] = time.monotonic() + wait
 
     def _follow_grant(self) -> None:
         """Renew the lease, and let groups leave or start as the grant says."""
@@ -150,6 +159,7 @@ class Supervisor:
         held = [node for each in self.running.values() for node in each.gang]
         view = self.lighthouse.view()
         stepping = () if view is None else view.groups
+        self._took_part.update(stepping)
         starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
         return self.lease.renew(held, starting)
 
