@@ -12,11 +12,16 @@ TITLES = {
     "worker": "ray::RayTrainWorker",
     "controller": "ray::TrainController",
     "runner": "ray::GroupRunner",
+    "forks": "ray::NodeForks",
     "fork server": "train_jobs.fork_server",
     "control": "ray::JobControl",
+    "lighthouse": "ray::Lighthouse",
+    "driver": "-m train_jobs ",
     "broker": "ray::Broker",
 }
 """What stands in the command line of the processes that carry a job, beside its ranks."""
+OF_JOBS = tuple(title for role, title in TITLES.items() if role != "broker")
+"""Those that a job brings with it, and that end with it."""
 
 
 def newest_ranks(job: OwnJob) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ from cluster.sharing.audit import granted_twice
 from cluster.sharing.journal import journal_storage, read_events
 from infra.bench.load import Load
 from infra.bench.own_cluster import OwnCluster, OwnJob
+from infra.faults.processes import OF_JOBS, TITLES
 from infra.soak import oracle
 from infra.soak.plan import CLIENTS, FAULTS, Fault, Level, faults, levels
 
@@ -31,17 +32,6 @@ FROZEN_S = 6.0
 REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 120.0
 """How long the last jobs, leases and processes may take to end."""
-_OF_JOBS = (
-    "ray::RayTrainWorker",
-    "ray::TrainController",
-    "ray::GroupRunner",
-    "ray::NodeForks",
-    "ray::Lighthouse",
-    "ray::JobControl",
-    "train_jobs.fork_server",
-    "-m train_jobs ",
-)
-"""What stands in the command lines of a job's processes."""
 _LOOK_S = 0.2
 _MODEL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1024}
 
@@ -247,14 +237,8 @@ class Soak:
 
     def _do(self, fault: Fault) -> str | None:
         """Do it; returns whom it hit."""
-        titles = {
-            "kill_worker": "ray::RayTrainWorker",
-            "kill_fork_server": "train_jobs.fork_server",
-            "kill_controller": "ray::TrainController",
-            "kill_replica": f"ray::ServeReplica:{APP}",
-            "kill_broker": "ray::Broker",
-            "kill_driver": "-m train_jobs ",
-        }
+        titles = {f"kill_{role.replace(' ', '_')}": title for role, title in TITLES.items()}
+        titles["kill_replica"] = f"ray::ServeReplica:{APP}"
         if fault.kind in titles:
             found = {process.pid: process for process in self.cluster.processes(titles[fault.kind])}
             pids = [str(pid) for pid in sorted(found)]
@@ -324,7 +308,7 @@ class Soak:
         while wrong and time.monotonic() < deadline:
             leases = [each for each in BrokerClient().leases() if each["kind"] == "training"]
             processes = [
-                f"{title} ({process.pid})" for title in _OF_JOBS for process in self.cluster.processes(title)
+                f"{title} ({process.pid})" for title in OF_JOBS for process in self.cluster.processes(title)
             ]
             files = [
                 f"{job.run.location}/{scratch}"
