@@ -24,6 +24,8 @@ from train_jobs.spec import GroupSpec
 PRELOADED = ("train_jobs.rank", "transformers.models.llama.modeling_llama")
 """What ranks import, whatever they train."""
 _END_TIMEOUT_S = 10.0
+_HEARS_TIMEOUT_S = 2.0
+"""A node that does not answer for so long is taken for cut off."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,9 @@ class NodeForks:
             assert rank.pid is not None, "it was looked at"
             os.kill(rank.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
         await asyncio.gather(*(rank.ended for rank in left), return_exceptions=True)
+
+    async def hears(self) -> None:
+        """Answer at once, whatever else goes on."""
 
     async def report(self, group: str, error: RankError) -> GroupSpec | None:
         """Report that a rank has failed; returns what its worker does next (see train_jobs.restarts)."""
@@ -187,10 +192,18 @@ class ForkServers:
             self._by_node[node].decide.remote(spec.name, following)
 
     def end(self, group: str, nodes: Collection[str], timeout_s: float = _END_TIMEOUT_S) -> None:
-        """Kill what is left of a group; when this returns in time its devices are free, or a node is gone."""
-        ends = [self._by_node[node].end.remote(group) for node in set(nodes) & self._by_node.keys()]
-        if ends:
-            ray.wait(ends, num_returns=len(ends), timeout=timeout_s)
+        """Kill what is left of a group; when this returns in time its devices are free.
+
+        Of a node that cannot be reached nothing is known: it is not waited for.
+        """
+        actors = [self._by_node[node] for node in set(nodes) & self._by_node.keys()]
+        ends = [actor.end.remote(group) for actor in actors]
+        if not ends or not timeout_s:
+            return
+        hears = {actor.hears.remote(): end for actor, end in zip(actors, ends, strict=True)}
+        there, _ = ray.wait(list(hears), num_returns=len(hears), timeout=min(timeout_s, _HEARS_TIMEOUT_S))
+        if there:
+            ray.wait([hears[each] for each in there], num_returns=len(there), timeout=timeout_s)
 
 
 class Reports:

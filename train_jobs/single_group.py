@@ -129,11 +129,16 @@ class SingleGroup:
         causes = reports.errors
         self.forks.end(spec.name, spec.nodes, timeout_s=0)
         all_wait = reports.wait(have_all, _REPORTS_S, ended)
+        outcome = GroupOutcome("failed", [rank_failure(each.rank, each) for each in causes])
+        if not all_wait and not self.lease.alive_of(spec.nodes) >= set(spec.nodes):
+            # Ray Train waits for a worker that cannot be reached until Ray has given its node up.
+            self.group.kill()
+            return outcome
         if not all_wait or not self.job.has_started(spec.attempt) or not alive_nodes() >= set(spec.nodes):
             self.forks.decide(spec, None)
             return None
         self._failed = spec
-        return GroupOutcome("failed", [rank_failure(each.rank, each) for each in causes])
+        return outcome
 
     def _end(self, spec: GroupSpec) -> GroupOutcome:
         """Wait for the end of a group that has ended, or fails."""
