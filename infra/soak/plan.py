@@ -16,6 +16,7 @@ FAULTS = {
     "kill_replica": 3.0,
     "kill_broker": 1.0,
     "kill_driver": 1.0,
+    "kill_node": 1.0,
 }
 """What can be done, and how often it is drawn, relative to the others."""
 PAUSE_S = (8.0, 30.0)

@@ -17,6 +17,7 @@ from cluster.sharing.audit import granted_twice
 from cluster.sharing.journal import journal_storage, read_events
 from infra.bench.load import Load
 from infra.bench.own_cluster import OwnCluster, OwnJob
+from infra.faults.nodes import kill_node, start_node
 from infra.faults.processes import OF_JOBS, TITLES
 from infra.soak import oracle
 from infra.soak.plan import CLIENTS, FAULTS, Fault, Level, faults, levels
@@ -29,6 +30,9 @@ TOLERANCE = {ELASTIC: 1e-4, FIXED: 0.0}
 goes back to a checkpoint changes nothing."""
 SAVE_EVERY = 50
 FROZEN_S = 6.0
+NODES = ("worker-1", "worker-2")
+AWAY_S = 10.0
+"""A node is started again so long after all of its processes were killed."""
 REQUEST_TIMEOUT_S = 120.0
 SETTLE_S = 120.0
 """How long the last jobs, leases and processes may take to end."""
@@ -57,8 +61,7 @@ def config() -> dict[str, Any]:
         "cluster": {
             "nodes": [
                 {"name": "head", "cpus": 0},
-                {"name": "worker-1", "cpus": 3},
-                {"name": "worker-2", "cpus": 3},
+                *({"name": node, "cpus": 3} for node in NODES),
             ],
             "sharing": {"reclaim_grace_s": 10, "settle_s": 1, "avoid_after": 0},
         },
@@ -139,7 +142,10 @@ class Soak:
         self._missed: Counter[str] = Counter()
         self._running: dict[str, OwnJob] = {}
         self._ended: list[tuple[str, OwnJob]] = []
-        self._thaws: list[threading.Timer] = []
+        self._nodes = list(NODES)
+        """Those that are there."""
+        self._mends: list[threading.Timer] = []
+        """What undoes a fault, later."""
         self._over = threading.Event()
 
     def run(self) -> Report:
@@ -237,6 +243,8 @@ class Soak:
 
     def _do(self, fault: Fault) -> str | None:
         """Do it; returns whom it hit."""
+        if fault.kind == "kill_node":
+            return self._kill_node(fault)
         titles = {f"kill_{role.replace(' ', '_')}": title for role, title in TITLES.items()}
         titles["kill_replica"] = f"ray::ServeReplica:{APP}"
         if fault.kind in titles:
@@ -261,15 +269,36 @@ class Soak:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
-        timer = threading.Timer(FROZEN_S, thaw)
+        self._later(FROZEN_S, thaw)
+
+    def _kill_node(self, fault: Fault) -> str | None:
+        node = fault.of(self._nodes)
+        if node is None:
+            return None
+        self._nodes.remove(node)
+        kill_node(self.cluster.record, node)
+
+        def start() -> None:
+            try:
+                start_node(self.cluster.record, node)
+                self._nodes.append(node)
+                self.say(f"{node} is back")
+            except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
+                self.report.wrong.append(f"{node}: {type(error).__name__}: {error}")
+
+        self._later(AWAY_S, start)
+        return f"all processes of {node}"
+
+    def _later(self, seconds: float, mend: Callable[[], None]) -> None:
+        timer = threading.Timer(seconds, mend)
         timer.start()
-        self._thaws.append(timer)
+        self._mends.append(timer)
 
     # -- the oracle -------------------------------------------------------------------------------------
 
     def _judge(self, reference: Mapping[str, Mapping[int, float]], load: Load) -> None:
         report, wrong = self.report, self.report.wrong
-        for timer in self._thaws:
+        for timer in self._mends:
             timer.join()
         report.faults, report.missed = dict(self._done), dict(self._missed)
         report.requests = {"answered": len(load.answers), **Counter(map(oracle.outcome, load.failures))}

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from infra.faults.processes import TITLES
 from infra.soak.plan import CLIENTS, FAULTS, PAUSE_S, QUIET_CLIENTS, Fault, faults, levels
 
 
@@ -43,3 +44,8 @@ def test_a_fault_hits_one_of_those_that_are_there() -> None:
     assert Fault(0, "kill_rank", 0.0).of(["a", "b"]) == "a"
     assert Fault(0, "kill_rank", 0.99).of(["a", "b"]) == "b"
     assert Fault(0, "kill_rank", 0.5).of([]) is None
+
+
+def test_whatever_is_killed_is_a_process_that_is_known() -> None:
+    known = {f"kill_{role.replace(' ', '_')}" for role in TITLES} | {"kill_rank", "kill_replica", "kill_node"}
+    assert {kind for kind in FAULTS if kind.startswith("kill_")} <= known
