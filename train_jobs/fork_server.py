@@ -53,7 +53,10 @@ class ForkServer:
 
     def _read(self) -> bool:
         """Fork as asked; False at the end of the requests."""
-        received = self._requests.recv(65536)
+        try:
+            received = self._requests.recv(65536)
+        except ConnectionResetError:  # whoever asked was killed before it had read every answer
+            return False
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
             self._fork(json.loads(line))

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
@@ -57,7 +59,6 @@ class _Rank:
     pid: int | None = None
 
 
-@ray.remote(num_cpus=0, max_restarts=-1)
 class NodeForks:
     """Starts the ranks' processes of one job on one node, and sees to their end.
 
@@ -66,6 +67,7 @@ class NodeForks:
 
     def __init__(self) -> None:
         self._writer: asyncio.StreamWriter | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, _Rank] = {}
         self._next = 0
         self._starting = asyncio.Lock()
@@ -102,6 +104,14 @@ class NodeForks:
             os.kill(rank.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
         await asyncio.gather(*(rank.ended for rank in left), return_exceptions=True)
 
+    async def give_up(self, group: str) -> None:
+        """Kill processes of a group that never said a word; where there are none yet, the fork server too."""
+        for rank in [each for each in self._ranks.values() if each.group == group]:
+            if rank.pid is not None:
+                os.kill(rank.pid, signal.SIGKILL)
+            elif self._process is not None:
+                self._process.kill()  # another one is started for whoever asks next
+
     async def hears(self) -> None:
         """Answer at once, whatever else goes on."""
 
@@ -120,9 +130,10 @@ class NodeForks:
     async def _server(self) -> asyncio.StreamWriter:
         async with self._starting:
             if self._writer is None:
+                self._ready.clear()
                 ours, theirs = socket.socketpair()
                 program = [sys.executable, "-m", "train_jobs.fork_server", str(theirs.fileno())]
-                subprocess.Popen(
+                self._process = subprocess.Popen(
                     [*program, json.dumps(sys.path), *PRELOADED],
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
@@ -131,24 +142,32 @@ class NodeForks:
                 )
                 theirs.close()
                 reader, self._writer = await asyncio.open_connection(sock=ours)
-                self._listening = asyncio.create_task(self._listen(reader))
+                self._listening = asyncio.create_task(self._listen(reader, self._process))
             return self._writer
 
-    async def _listen(self, reader: asyncio.StreamReader) -> None:
-        while line := await reader.readline():
-            answer = json.loads(line)
-            if not answer:
-                self._ready.set()
-            elif "pid" in answer:
-                self._ranks[answer["id"]].pid = answer["pid"]
-            else:
-                end = RankEnd(answer["code"], answer["memory"])
-                self._ranks.pop(answer["id"]).ended.set_result(end)
+    async def _listen(self, reader: asyncio.StreamReader, server: subprocess.Popen[bytes]) -> None:
+        # One that is killed before it has read a request resets the connection instead of closing it.
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                self._hear(json.loads(line))
         self._writer = None  # whoever asks next starts another one
         self._ready.set()  # nobody may wait for ever for one that ended while it imported
         lost, self._ranks = self._ranks, {}
         for rank in lost.values():
             rank.ended.set_exception(ConnectionError("the fork server of the node has ended"))
+        await asyncio.to_thread(server.wait)  # no zombie may stay
+
+    def _hear(self, answer: dict[str, Any]) -> None:
+        if not answer:
+            self._ready.set()
+        elif "pid" in answer:
+            self._ranks[answer["id"]].pid = answer["pid"]
+        else:
+            end = RankEnd(answer["code"], answer["memory"])
+            self._ranks.pop(answer["id"]).ended.set_result(end)
+
+
+_NodeForksActor = ray.remote(num_cpus=0, max_restarts=-1)(NodeForks)
 
 
 class ForkServers:
@@ -163,7 +182,7 @@ class ForkServers:
         for node in set(nodes) - self._by_node.keys():
             # Held to a node: Ray would put an actor without resources anywhere.
             strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-            self._by_node[node] = NodeForks.options(scheduling_strategy=strategy).remote()  # type: ignore[attr-defined]
+            self._by_node[node] = _NodeForksActor.options(scheduling_strategy=strategy).remote()
             self._started[node] = self._by_node[node].start.remote()
 
     def ready(self, nodes: Collection[str]) -> bool:

@@ -51,10 +51,14 @@ class HangWatch:
 
     Args:
         timeout_s: longest time without progress, and without a heartbeat.
+        began: when the rank was started; `now` of the other methods is of the same clock.
+        first_word_s: longest time until its first heartbeat, where that is longer.
     """
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, began: float, first_word_s: float) -> None:
         self.timeout_s = timeout_s
+        self.first_word_s = max(timeout_s, first_word_s)
+        self._began = began
         self._last: Heartbeat | None = None
         self._heard_at = 0.0
         self._progress_at = 0.0
@@ -67,9 +71,10 @@ class HangWatch:
         self._last = heartbeat
 
     def hang(self, now: float) -> str | None:
-        """What is wrong, without the subject; None while nothing is, or nothing was heard yet."""
+        """What is wrong, without the subject; None while nothing is."""
         if self._last is None:
-            return None
+            silent = now - self._began
+            return f"has not said a word for {silent:.1f} s" if silent > self.first_word_s else None
         if now - self._heard_at > self.timeout_s:
             return f"has said nothing for {now - self._heard_at:.1f} s"
         if now - self._progress_at > self.timeout_s:

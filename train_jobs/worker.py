@@ -33,6 +33,8 @@ _VERDICT_TIMEOUT_S = 120.0
 """Longer than any wait before another attempt."""
 _LOOK_S = 0.25
 _OF_HANG_TIMEOUT = 0.85
+_FIRST_WORD_S = 300.0
+"""What a rank imports may lie on a disk that many read from."""
 _AFTER_THE_CAUSE_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -72,7 +74,12 @@ def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
     link = RankLink(worker)
     ended = here.run.remote(spec.name, link.address, link.authkey)
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
-        worker.end_if_it_hangs()
+        try:
+            worker.end_if_it_hangs()
+        except RankError:
+            if not worker.is_watching:
+                here.give_up.remote(spec.name)
+            raise
     try:
         return worker.outcome(str(ray.get(ended)))
     except (ConnectionError, ray.exceptions.RayError) as error:
@@ -98,7 +105,8 @@ class RankWorker:
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
         # Earlier than asked for: keeping the stacks and ending the group takes time too.
-        self._watch = HangWatch(_OF_HANG_TIMEOUT * spec.config.recovery.hang_timeout_s)
+        timeout_s = _OF_HANG_TIMEOUT * spec.config.recovery.hang_timeout_s
+        self._watch = HangWatch(timeout_s, time.monotonic(), _FIRST_WORD_S)
         self._process: RankStacks | None = None
         self._status: str | None = None
         self._error: RankError | None = None
@@ -168,6 +176,11 @@ class RankWorker:
     def stay(self) -> None:
         threading.Event().wait()
 
+    @property
+    def is_watching(self) -> bool:
+        """Whether the rank has said which process it is."""
+        return self._process is not None
+
     def end_if_it_hangs(self) -> None:
         """Kill a rank that does not get on, once it is known where it stands.
 
@@ -175,8 +188,10 @@ class RankWorker:
             RankError: it did not.
         """
         wrong = self._watch.hang(time.monotonic())
-        if wrong is None or self._process is None:
+        if wrong is None:
             return
+        if self._process is None:
+            raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
         state, stopped = self._process.state(), self._process.is_stopped()
         trace = self._process.dump()
         waits = not stopped and waits_for_others(trace)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import statistics
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from infra.faults.laboratory import job_config
 from tests import clusters
 from tests.clusters import LiveCluster
 from tests.integration.jobs import (
@@ -27,6 +30,7 @@ from tests.train_jobs.ranks import merged, write_corpus
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GRACE_S = 5.0
+FATAL = "fatal"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +38,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
     lines = (
         "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
         "storage: ./storage",
-        f"sharing: {{reclaim_grace_s: {GRACE_S}}}",
+        f"sharing: {{reclaim_grace_s: {GRACE_S}, avoid_after: 0}}",
     )
     with clusters.started(tmp_path_factory.mktemp("cluster"), *lines) as live:
         yield live
@@ -42,17 +46,28 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
 
 @pytest.fixture(scope="module")
 def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile:
+    directory = tmp_path_factory.mktemp("jobs")
+    shutil.copy(Path(__file__).with_name("fragile_task.py"), directory)
+    settings = {"pause_s": 0.04, "orders": str(directory), "fatal": str(directory / FATAL)}
     corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet")
     job = merged(JOB, {"data": {"source": str(corpus)}, "batch": {"global": 24, "micro": 2}})
     return job_file(
         live,
-        tmp_path_factory.mktemp("jobs"),
+        directory,
         {
             "groups": merged(
                 job,
                 {"parallel": {"strategy": "ddp"}, "workers": {"min": 1, "max": 3}, "steps": 1_000_000},
             ),
             "whole": merged(job, {"workers": {"min": 1, "max": 3}, "steps": 1_000_000}),
+            "fragile": {
+                **job_config(directory),
+                "task": "fragile_task:Task",
+                "settings": settings,
+                "parallel": {"strategy": "ddp"},
+                "workers": {"min": 1, "max": 3, "group": 1},
+                "recovery": {"worker_failures": 2},
+            },
             "short": merged(job, {"workers": {"min": 2, "max": 2}, "steps": 20}),
         },
     )
@@ -118,6 +133,23 @@ def test_a_killed_rank_costs_the_others_a_heartbeat_timeout_and_comes_back(
     assert (failure["failure_class"], failure["group"]) == ("worker", lost["lost"][0])
     usual = statistics.median(line["step_s"] for line in lines)
     assert lines[lost["step"]]["step_s"] < 2.0 + usual + 2.0, "on cores that others use as well"
+
+
+def test_a_group_that_dies_as_it_starts_is_tried_less_and_less_often_while_others_step(
+    jobs: JobFile,
+) -> None:
+    run = jobs.submit("fragile")
+    at_world_size(run, 3)
+    (fatal := jobs.path.with_name(FATAL)).touch()
+    psutil.Process(events(run, "started")[-1]["ranks"][0]["pid"]).kill()
+    wait_until(lambda: len(events(run, "failed")) >= 7, "six failures of a group that starts")
+    fatal.unlink()
+    grown_beyond(run, metrics(run)[-1]["step"], 3)
+    stop(jobs, run)
+    failures = events(run, "failed")
+    assert all(each["goes_on"] and each["failure_class"] == "worker" for each in failures)
+    pauses = [after["time"] - before["time"] for before, after in pairwise(failures)]
+    assert pauses[5] > pauses[0] + 2.0, "4 to 8 s, and none at first"
 
 
 def test_a_group_that_does_not_leave_in_time_is_taken_down(jobs: JobFile) -> None:

@@ -79,7 +79,7 @@ class LocalWorker:
         self.leaving = threading.Event()
         self.called = threading.Event()
         self.on_metric: Callable[[], bool] = lambda: False
-        self.hangs = HangWatch(order.spec.config.recovery.hang_timeout_s)
+        self.hangs = HangWatch(order.spec.config.recovery.hang_timeout_s, time.monotonic(), 300.0)
 
     def order(self) -> RankOrder:
         self.called.set()

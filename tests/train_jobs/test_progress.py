@@ -14,18 +14,22 @@ from train_jobs.progress import HangWatch, Heartbeat, Progress
 from train_jobs.rank_stacks import RankStacks
 
 TIMEOUT_S = 10.0
+FIRST_WORD_S = 60.0
 
 
 def watch_of(*heartbeats: tuple[float, int, bool]) -> HangWatch:
     """One that heard (when, count, waits)."""
-    watch = HangWatch(TIMEOUT_S)
+    watch = HangWatch(TIMEOUT_S, 90.0, FIRST_WORD_S)
     for when, count, waits in heartbeats:
         watch.heard(Heartbeat(count, waits), when)
     return watch
 
 
-def test_nothing_hangs_before_it_was_heard_of() -> None:
-    assert HangWatch(TIMEOUT_S).hang(1e9) is None
+@pytest.mark.parametrize(("first_word_s", "allowed"), [(FIRST_WORD_S, FIRST_WORD_S), (1.0, TIMEOUT_S)])
+def test_who_never_says_a_word_hangs_after_a_time_of_its_own(first_word_s: float, allowed: float) -> None:
+    watch = HangWatch(TIMEOUT_S, 100.0, first_word_s)
+    assert watch.hang(100.0 + allowed) is None
+    assert watch.hang(100.5 + allowed) == f"has not said a word for {allowed + 0.5:.1f} s"
 
 
 def test_silence_is_a_hang_after_the_timeout_even_of_who_waits() -> None:
