@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -59,6 +59,7 @@ class JobControl:
         self.step = 0
         self._lines = Lines()
         self._started: set[int] = set()
+        self._turn: tuple[int, Sequence[str]] | None = None
         self._flush_at = 0.0
         self._trouble = False
 
@@ -124,6 +125,13 @@ class JobControl:
 
     def is_stopping(self) -> bool:
         return self.stopping
+
+    def begin(self, attempt: int, nodes: Sequence[str]) -> None:
+        """It is the turn of this attempt, on these nodes: of those before it nobody steps any more."""
+        self._turn = attempt, nodes
+
+    def is_turn(self, attempt: int, nodes: Sequence[str]) -> bool:
+        return self._turn == (attempt, nodes)
 
     def last_step(self) -> int:
         return self.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -44,7 +45,9 @@ class SingleGroup:
     """The one group of a job, over all of its attempts.
 
     When the grant is another one, the group saves at a step boundary and ends. Meanwhile the next one starts
-    as far as it can without devices, which are its own as soon as the group before is gone.
+    as far as it can without devices, which are its own as soon as the group before is gone. Until that is
+    gone the next one does not step, even where it has its devices already. A group that has not started yet
+    and loses a device is ended at once: nothing is lost, and what it waits for may be somebody else's now.
 
     When ranks fail and the grant stays what it was, those of the next attempt start in the workers that are
     there: nothing of Ray Train starts again.
@@ -69,11 +72,20 @@ class SingleGroup:
         """Run what a grant pays for, to its end or until the grant is another one ("left")."""
         spec = self.job.spec_for(grant, attempt)
         self._start(spec)
+        self.job.control.begin.remote(spec.attempt, spec.nodes)
         reports = self.forks.reports(spec)
+        units, started = spec.nodes[:: self.lease.tensor], False
         leave_by: float | None = None
         while not self._is_over(reports):
-            grant_now = self.lease.renew(spec.nodes[:: self.lease.tensor])
-            if not self.job.ask_to_stop() and leave_by is None and self._prepare(spec, grant_now):
+            self.job.control.begin.remote(spec.attempt, spec.nodes)  # again: it may have died meanwhile
+            started = started or self.job.has_started(spec.attempt)
+            grant_now = self.lease.renew(units, () if started else units)
+            if not started and grant_now is not None and Counter(units) - Counter(grant_now.nodes):
+                self.group.kill()
+                outcome = GroupOutcome("left")
+                break
+            goes_on = not self.job.ask_to_stop() and leave_by is None
+            if goes_on and started and self._prepare(spec, grant_now):
                 somebody_waits = grant_now is not None and grant_now.gave_way_to
                 leave_by = time.monotonic() + self.grace_s if somebody_waits else math.inf
                 self.job.control.stop.remote()

@@ -32,6 +32,7 @@ _CALL_TIMEOUT_S = 60.0
 _VERDICT_TIMEOUT_S = 120.0
 """Longer than any wait before another attempt."""
 _LOOK_S = 0.25
+_TURN_LOOK_S = 0.1
 _OF_HANG_TIMEOUT = 0.85
 _FIRST_WORD_S = 300.0
 """What a rank imports may lie on a disk that many read from."""
@@ -52,6 +53,8 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
         RankError: whatever went wrong, in a form that reaches the driver whole.
     """
     here = forks[ray.get_runtime_context().get_node_id()]
+    if spec.config.group_size is None:
+        _await_turn(spec)
     while True:
         try:
             return _run_attempt(spec, here)
@@ -60,6 +63,19 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
             if following is None:
                 raise
             spec = following
+
+
+def _await_turn(spec: GroupSpec) -> None:
+    """Wait until the attempt before has ended: this one may have been given other devices already."""
+    while not ray.get(_control_of(spec).is_turn.remote(spec.attempt, spec.nodes), timeout=_CALL_TIMEOUT_S):
+        time.sleep(_TURN_LOOK_S)
+
+
+def _control_of(spec: GroupSpec) -> ActorHandle:
+    control = find_control(spec.job)
+    if control is None:
+        raise ConnectionError(f"the driver of {spec.job} is gone")
+    return control
 
 
 def _ask_what_next(spec: GroupSpec, here: ActorHandle, error: RankError) -> GroupSpec | None:
@@ -218,9 +234,7 @@ class RankWorker:
         return self._status
 
     def _reach_control(self) -> ActorHandle:
-        self._control = self._control or find_control(self.spec.job)
-        if self._control is None:
-            raise ConnectionError(f"the driver of {self.spec.job} is gone")
+        self._control = self._control or _control_of(self.spec)
         return self._control
 
     def _reach_lighthouse(self) -> LighthouseClient:

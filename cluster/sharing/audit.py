@@ -3,9 +3,9 @@
 The events are replayed with arithmetic of their own. A unit occupies its node from the event that grants it,
 or that says it is held, until events say that it is neither. Two promises are checked:
 
-- what is granted or held never exceeds what a node has, but for replicas of serving that run elsewhere than
-  they were granted: those are Serve's choice, and what was promised there moves at its holder's next word;
-- what is held never exceeds it at all.
+- what is granted or held never exceeds what a node has, but for replicas of serving that run where they were
+  not granted: those are Serve's choice, and what was promised there moves at its holder's next word;
+- what runs never exceeds it at all. What is being started need not be there yet.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ class _Holder:
     unit: Mapping[str, Fraction]
     told: Counter[str] = field(default_factory=Counter)
     held: Counter[str] = field(default_factory=Counter)
+    starting: Counter[str] = field(default_factory=Counter)
     elsewhere: Counter[str] = field(default_factory=Counter)
 
 
@@ -50,7 +51,7 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
                 nodes[event["node"]] = _exact(event["resources"])
                 if event["cause"] == "node_joined":  # whatever was on another node of this name is gone
                     for holder in holders.values():
-                        for units in (holder.told, holder.held, holder.elsewhere):
+                        for units in (holder.told, holder.held, holder.starting, holder.elsewhere):
                             units.pop(event["node"], None)
         elif event["cause"] in ("released", "expired"):
             holders.pop(event["holder"], None)
@@ -65,9 +66,12 @@ def _apply(holders: dict[str, _Holder], event: Mapping[str, Any]) -> None:
     unit = _exact(event["unit"])
     holder = holders.setdefault(event["holder"], _Holder(unit))
     after, held = Counter(event["after"]), Counter(event["held"])
-    if event["cause"] in ("placed_elsewhere", "found"):
+    if event["cause"] == "found":
         holder.elsewhere += after - holder.told
+    elif event["kind"] == "serving":  # what runs already as it is granted was not placed by the grant
+        holder.elsewhere += (after - holder.told) & (held - holder.told)
     holder.unit, holder.told, holder.held = unit, after, held
+    holder.starting = Counter(event.get("starting", {}))
     holder.elsewhere &= held
 
 
@@ -82,7 +86,7 @@ def _excess(
         if units:
             whose.append(f"{name} ({units})")
         for resource, amount in holder.unit.items():
-            running[resource] += amount * holder.held[node]  # type: ignore[assignment]
+            running[resource] += amount * (holder.held[node] - holder.starting[node])  # type: ignore[assignment]
             granted[resource] += amount * (units - holder.elsewhere[node])  # type: ignore[assignment]
     return [
         f"event {event.get('seq', '?')}: {what} on {node}, which has {amounts({resource: float(room)})}, are"

@@ -36,6 +36,23 @@ Cause = Literal[
 ]
 """Why something changed; cluster/sharing/README.md says what each means."""
 
+
+@dataclass(frozen=True)
+class Units:
+    """Those that a holder names, by node.
+
+    Attributes:
+        starting: of those held.
+    """
+
+    held: Mapping[str, int]
+    starting: Mapping[str, int]
+
+    @property
+    def running(self) -> Mapping[str, int]:
+        return Counter(self.held) - Counter(self.starting)
+
+
 UNITS = {"training": "worker", "serving": "replica"}
 
 
@@ -49,6 +66,7 @@ class Event:
         before, after: units that the holder was told, by node.
         held: units that the holder says run or are being started, by node, as of now.
         by: the holders that it gave way to.
+        starting: those of `held` that are being started: nothing of them need be there yet.
         node, resources, foreign: of events of nodes: all that it has, and what strangers use of that.
         facts: of events about the trust in a node, in place of what it has.
         reason: a sentence.
@@ -63,6 +81,7 @@ class Event:
     after: Mapping[str, int] = field(default_factory=dict)
     held: Mapping[str, int] = field(default_factory=dict)
     by: tuple[str, ...] = ()
+    starting: Mapping[str, int] = field(default_factory=dict)
     node: str | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
     foreign: Mapping[str, float] = field(default_factory=dict)
@@ -79,6 +98,7 @@ class Event:
                 "before": dict(self.before),
                 "after": dict(self.after),
                 "held": dict(self.held),
+                "starting": dict(self.starting),
                 "by": list(self.by),
             }
         if self.node is not None and self.facts is not None:
@@ -157,13 +177,17 @@ def grant_reason(
     raise ValueError(f"no sentence for {cause}")
 
 
-def held_reason(holder: str, kind: Kind, before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """The sentence about units that started or are gone, as their holder says."""
-    gone, come = Counter(before) - Counter(after), Counter(after) - Counter(before)
+def held_reason(holder: str, kind: Kind, before: Units, after: Units) -> str:
+    """The sentence about units that start, run or are gone, as their holder says."""
+    gone = Counter(before.held) - Counter(after.held)
     parts = []
-    if come:
-        verb = "runs" if come.total() == 1 else "run"
-        parts.append(f"{units_of(kind, come.total())} {verb} on {places(come)}")
+    for verb, come in (
+        ("start", Counter(after.starting) - Counter(before.starting)),
+        ("run", Counter(after.running) - Counter(before.running)),
+    ):
+        if come:
+            verb += "s" if come.total() == 1 else ""
+            parts.append(f"{units_of(kind, come.total())} {verb} on {places(come)}")
     if gone:
         verb = "is" if gone.total() == 1 else "are"
         parts.append(f"{units_of(kind, gone.total())} {verb} gone from {places(gone)}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
-from cluster.sharing.events import Cause, Event, amounts, grant_reason, held_reason, units_of
+from cluster.sharing.events import Cause, Event, Units, amounts, grant_reason, held_reason, units_of
 from cluster.sharing.foreign import countable
 from cluster.sharing.lease import Lease
 
@@ -145,7 +145,7 @@ class Ledger:
         if lease is None:
             lease = self._leases[demand.holder] = Lease(demand, since=now, heard=now)
             self._grants = None
-        old, held = lease.told, lease.demand.held if not new else ()
+        old, held = lease.told, self._units(lease.demand) if not new else Units({}, {})
         if lease.demand != demand:
             self._grants = None
         lease.renew(demand, now, {node.node_id for node in self._nodes if node.avoided})
@@ -318,9 +318,10 @@ class Ledger:
             waited = now - (lease.waiting_since or now)
             reason = f"{holder} has waited for {waited:.0f} s: nothing starts any more that is in its way"
             told = self._by_node(lease.told or ())
-            held = self._by_node(lease.demand.held)
+            units = self._units(lease.demand)
             kind, unit = lease.demand.kind, lease.demand.unit
-            self._events.append(Event("overdue", reason, holder, kind, unit, told, told, held))
+            words = (holder, kind, unit, told, told, units.held)
+            self._events.append(Event("overdue", reason, *words, starting=units.starting))
         self._overdue_told = overdue
 
     def _note_grant(
@@ -328,30 +329,30 @@ class Ledger:
         lease: Lease,
         grant: Grant,
         old: tuple[str, ...] | None,
-        old_held: tuple[str, ...],
+        old_units: Units,
         now: float,
         *,
         waited: bool,
     ) -> None:
         demand = lease.demand
         before, after = self._by_node(old or ()), self._by_node(grant.nodes)
-        held = self._by_node(demand.held)
-        told = (demand.holder, demand.kind, demand.unit, before, after, held)
+        units = self._units(demand)
+        told = (demand.holder, demand.kind, demand.unit, before, after, units.held)
         if before != after:
             cause = self._cause(lease, grant, old)
             by = grant.gave_way_to if cause == "gave_way" else ()
             words = (demand.holder, demand.kind, before, after, by, demand.most)
-            event = Event(cause, grant_reason(cause, *words), *told, by)
+            event = Event(cause, grant_reason(cause, *words), *told, by, units.starting)
             self._last[demand.holder] = (now, event)
             self._events.append(event)
-        elif (old_held and held != self._by_node(old_held)) or (held and not old_held):
-            reason = held_reason(demand.holder, demand.kind, self._by_node(old_held), held)
-            self._events.append(Event("held", reason, *told))
+        elif units != old_units:
+            reason = held_reason(demand.holder, demand.kind, old_units, units)
+            self._events.append(Event("held", reason, *told, starting=units.starting))
         if lease.waiting_since is not None and not waited:
             least = units_of(demand.kind, demand.min)
             reason = f"{demand.holder} waits: there is no room now for {least} of {amounts(demand.unit)} each"
-            event = Event("waiting", reason, demand.holder, demand.kind, demand.unit, after, after, held)
-            self._events.append(event)
+            now_told = (demand.holder, demand.kind, demand.unit, after, after, units.held)
+            self._events.append(Event("waiting", reason, *now_told, starting=units.starting))
 
     def _cause(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None) -> Cause:
         """Why the grant is another than before."""
@@ -374,6 +375,9 @@ class Ledger:
         if demand.kind == "serving" and grant.units == len(old):
             return "placed_elsewhere"
         return "place_taken"
+
+    def _units(self, demand: Demand) -> Units:
+        return Units(self._by_node(demand.held), self._by_node(demand.starting))
 
     def _by_node(self, units: Iterable[str]) -> dict[str, int]:
         count = Counter(self._names.get(node, node) for node in units)

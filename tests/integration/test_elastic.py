@@ -31,6 +31,29 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 GRACE_S = 5.0
 FATAL = "fatal"
+SLOW_S = 10.0
+"""Longer than a group takes to start."""
+
+STRAY = """
+import sys, threading, time
+import ray
+ray.init(namespace="shoal", log_to_driver=False)
+from cluster.nodes import NODE_LABEL
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand
+
+(node,) = [row["NodeID"] for row in ray.nodes() if row["Labels"].get(NODE_LABEL) == "{node}"]
+
+def ask():
+    while True:
+        BrokerClient().request(Demand("app/stray", "serving", {{"CPU": 1}}, 1, 1, held=(node,)))
+        time.sleep(0.5)
+
+threading.Thread(target=ask, daemon=True).start()
+print("asks", flush=True)
+sys.stdin.read()
+"""
+"""A replica that Serve has put where another holder was granted a place."""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +90,10 @@ def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile
                 "parallel": {"strategy": "ddp"},
                 "workers": {"min": 1, "max": 3, "group": 1},
                 "recovery": {"worker_failures": 2},
+            },
+            "slow": {
+                **job_config(directory),
+                "settings": {"pause_s": SLOW_S, "orders": str(directory)},
             },
             "short": merged(job, {"workers": {"min": 2, "max": 2}, "steps": 20}),
         },
@@ -174,6 +201,21 @@ def test_a_job_of_one_group_is_built_anew_with_every_grant_and_loses_no_step(job
     assert {"rebuilding", "checkpointed", "ended", "leased", "entered", "started"} <= {
         event["kind"] for event in events(run)
     }
+
+
+def test_a_group_whose_new_devices_are_free_waits_for_the_end_of_the_one_before(
+    jobs: JobFile, live: LiveCluster
+) -> None:
+    run = jobs.submit("slow")
+    started = wait_until(lambda: events(run, "started"), "the start")[0]
+    (node,) = {each["node"] for each in started["ranks"]}
+    with live.running(STRAY.format(node=node), "asks"):
+        wait_until(lambda: len(events(run, "started")) == 2, "the group on another node")
+    lines = stop(jobs, run)
+    (ended,), (_, entered) = events(run, "ended"), events(run, "entered")
+    assert node not in {each["node"] for each in events(run, "started")[1]["ranks"]}
+    assert entered["time"] > ended["time"]
+    assert sorted({line["attempt"] for line in lines}) == [1, 2]
 
 
 def test_a_sigterm_costs_no_step(jobs: JobFile) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,6 +12,7 @@ import ray
 from cluster.sharing.demand import Grant
 from cluster.storage import Storage
 from train_jobs.elastic.lighthouse import LighthouseClient, start_lighthouse
+from train_jobs.elastic.membership import View
 from train_jobs.elastic.roster import Gang, compare, gangs_of
 from train_jobs.forks import ForkServers
 from train_jobs.group import Group, GroupOutcome, first_ended
@@ -132,7 +133,7 @@ class Supervisor:
             self._done = self._done or time.monotonic()
         if outcome.status in ("finished", "stopped", "followed") and not self._ending:
             self._ending = True
-            self._end_newcomers()
+            self._end_newcomers(self.running)
         if outcome.status == "failed" and self.running and not self._ending:
             gang = _gang(spec, self.units)
             took_part = spec.name in self._took_part
@@ -143,7 +144,9 @@ class Supervisor:
     def _follow_grant(self) -> None:
         """Renew the lease, and let groups leave or start as the grant says."""
         grant = self._renew()
-        if grant is None or not grant.nodes:
+        if grant is None:
+            return
+        if not grant.nodes and not self._took_part.isdisjoint(self.running):
             return  # nobody takes all that a job has: whoever keeps the leases is about to know better
         staying = {name: each.gang for name, each in self.running.items() if each.leave_by is None}
         leaving, more = compare(gangs_of(grant.nodes, self.units), staying)
@@ -151,15 +154,15 @@ class Supervisor:
             self.running[name].leave_by = time.monotonic() + self.grace_s
             self.lighthouse.leave(name)
             self.job.event("leaving", group=name, for_whom=list(grant.gave_way_to))
+        self._end_newcomers(leaving)
         for gang in more:
             if time.monotonic() >= self._not_before.get(gang, 0.0):
                 self._start(self._spec(gang))
 
     def _renew(self) -> Grant | None:
         held = [node for each in self.running.values() for node in each.gang]
-        view = self.lighthouse.view()
+        view = self._look()
         stepping = () if view is None else view.groups
-        self._took_part.update(stepping)
         starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
         return self.lease.renew(held, starting)
 
@@ -175,12 +178,20 @@ class Supervisor:
                 # Ray Train would find out too, but later; nothing of this group is left to save.
                 each.group.take_down()
 
-    def _end_newcomers(self) -> None:
-        """Groups that have yet to join have nobody to meet any more."""
+    def _end_newcomers(self, names: Iterable[str]) -> None:
+        """End those of these groups at once that do not take part: they have nothing to save."""
+        view = self._look()
+        for name in names:
+            # A lighthouse that died knows of no view until it is reminded.
+            if name not in (self._took_part if view is None else view.groups):
+                self.running[name].group.take_down()
+
+    def _look(self) -> View | None:
+        """The groups that step together now."""
         view = self.lighthouse.view()
-        for name, each in self.running.items():
-            if view is None or name not in view.groups:
-                each.group.take_down()
+        if view is not None:
+            self._took_part.update(view.groups)
+        return view
 
     def _spec(self, gang: Gang) -> GroupSpec:
         spec = self.job.group_at(self._started, gang)

@@ -11,8 +11,17 @@ def node(name: str, cpus: float, cause: str = "node_joined") -> dict[str, Any]:
     return {"cause": cause, "node": name, "resources": {"CPU": cpus}, "foreign": {}}
 
 
-def grant(holder: str, after: dict[str, int], held: dict[str, int], cause: str = "started", cpus: float = 1):
-    return {"cause": cause, "holder": holder, "unit": {"CPU": cpus}, "after": after, "held": held}
+def grant(
+    holder: str,
+    after: dict[str, int],
+    held: dict[str, int],
+    cause: str = "started",
+    cpus: float = 1,
+    starting: dict[str, int] | None = None,
+) -> dict[str, Any]:
+    kind = "serving" if holder == "app" else "training"
+    event = {"cause": cause, "holder": holder, "kind": kind, "unit": {"CPU": cpus}}
+    return {**event, "after": after, "held": held, "starting": starting or {}}
 
 
 def test_a_device_that_two_were_granted_is_found():
@@ -45,6 +54,24 @@ def test_a_replica_that_serve_put_elsewhere_is_held_twice_only_if_both_run():
     assert granted_twice(log) == []
     (found,) = granted_twice([*log, grant("job", {"a": 1}, {"a": 1}, "held")])
     assert "held on a" in found
+
+
+def test_what_starts_need_not_be_there_yet_but_is_promised_its_place():
+    log = [node("a", 1), node("b", 1), grant("app", {"b": 1}, {"b": 1})]
+    log += [grant("job", {"a": 1}, {"a": 1}, starting={"a": 1})]
+    assert granted_twice([*log, grant("app", {"a": 1}, {"a": 1}, "placed_elsewhere")]) == []
+    assert granted_twice([*log, grant("other", {"a": 1}, {})]), "it is granted to somebody else"
+    log += [grant("app", {"a": 1}, {"a": 1}, "placed_elsewhere")]
+    (found,) = granted_twice([*log, grant("job", {"a": 1}, {"a": 1}, "held")])
+    assert "held on a" in found
+
+
+def test_a_replica_that_runs_before_it_is_granted_was_put_there_by_serve():
+    log = [node("a", 1), node("b", 1), grant("job", {"a": 1}, {}), grant("app", {"b": 1}, {"b": 1})]
+    assert granted_twice([*log, grant("app", {"a": 1, "b": 1}, {"a": 1, "b": 1}, "grew")]) == []
+    assert granted_twice([*log, grant("app", {"a": 1, "b": 1}, {"b": 1}, "grew")])
+    log = [node("a", 1), grant("app", {"a": 1}, {}), grant("app", {"a": 1}, {"a": 1}, "held")]
+    assert granted_twice([*log, grant("app", {"a": 2}, {"a": 1}, "grew")])
 
 
 def test_another_node_of_the_same_name_has_nothing_of_the_one_before():

@@ -42,6 +42,7 @@ def test_events_are_numbered_stamped_kept_and_written(tmp_path: Path):
         "before": {},
         "after": {},
         "held": {"worker-1": 1},
+        "starting": {},
         "by": [],
         "reason": "number 1",
     }

@@ -381,6 +381,24 @@ def causes(ledger: Ledger) -> list[tuple[str, str | None]]:
     return [(event.cause, event.holder or event.node) for event in ledger.take_events()]
 
 
+def test_units_that_start_are_told_from_those_that_run():
+    ledger = ledger_of(2, 2)
+    held = ledger.request(job("job", 1, 4), now=0).nodes
+    ledger.take_events()
+    for now, starting, reason in (
+        (1, held, "of job, 4 workers start on n0 (2) and n1 (2)"),
+        (2, held[:1], "of job, 3 workers run on n0 (1) and n1 (2)"),
+        (3, (), "of job, 1 worker runs on n0"),
+    ):
+        ledger.request(replace(job("job", 1, 4, held), starting=tuple(starting)), now=now)
+        (event,) = ledger.take_events()
+        assert (event.cause, event.reason) == ("held", reason)
+        assert event.held == {"n0": 2, "n1": 2}
+        assert sum(event.starting.values()) == len(starting)
+    ledger.request(job("job", 1, 4, held), now=4)
+    assert ledger.take_events() == []
+
+
 def test_every_change_is_an_event_with_its_cause():
     ledger = ledger_of(2, 2)
     assert causes(ledger) == [("node_joined", "n0"), ("node_joined", "n1")]

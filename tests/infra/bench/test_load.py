@@ -14,7 +14,7 @@ import pytest
 
 from infra.bench.load import Load
 
-WAIT_S = 0.2
+WAIT_S = 0.5
 Answering = Callable[["Handler"], None]
 
 
@@ -96,7 +96,8 @@ def test_the_first_token_is_timed_and_not_the_answer() -> None:
         assert not load.answers
         until(lambda: load.answers)
         answer = load.answers[0]
-    assert answer.first - answer.sent < WAIT_S < answer.ended - answer.first
+    assert answer.first - answer.sent < WAIT_S
+    assert answer.ended - answer.first > WAIT_S / 2  # the first may have been read late
     assert (answer.replica, answer.tokens) == ("r1", 2)
     assert load.first_tokens[0] == (answer.first, "r1")
     assert (server.asked["model"], server.asked["stream"]) == ("chat", True)
