@@ -6,6 +6,7 @@ import shutil
 import signal
 import statistics
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,7 @@ def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile
                 "settings": settings,
                 "parallel": {"strategy": "ddp"},
                 "workers": {"min": 1, "max": 3, "group": 1},
+                "batch": {"global": 12, "micro": 4},
                 "recovery": {"worker_failures": 2},
             },
             "slow": {
@@ -175,7 +177,8 @@ def test_a_group_that_dies_as_it_starts_is_tried_less_and_less_often_while_other
     stop(jobs, run)
     failures = events(run, "failed")
     assert all(each["goes_on"] and each["failure_class"] == "worker" for each in failures)
-    pauses = [after["time"] - before["time"] for before, after in pairwise(failures)]
+    times = [datetime.fromisoformat(each["time"]) for each in failures]
+    pauses = [(after - before).total_seconds() for before, after in pairwise(times)]
     assert pauses[5] > pauses[0] + 2.0, "4 to 8 s, and none at first"
 
 
