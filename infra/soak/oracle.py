@@ -22,6 +22,8 @@ def check_steps(
 ) -> list[str]:
     """Every step once and in order; steps are done again only from a checkpoint on, after a failure.
 
+    A replica group that was thought lost may come back: then the job goes on from where that was.
+
     Args:
         lines: those of the job's metrics.jsonl, as they were written.
         steps: how many the job had to do.
@@ -33,10 +35,12 @@ def check_steps(
     missing = sorted(set(range(1, steps + 1)) - {line["step"] for line in lines})
     if missing:
         wrong.append(f"{job}: {len(missing)} of {steps} steps are missing, first {missing[0]}")
+    furthest = 0
     for before, after in pairwise(lines):
+        furthest = max(furthest, before["step"])
         step, attempt = after["step"], after["attempt"]
         after_what = f"after step {before['step']} of attempt {before['attempt']}"
-        if attempt < before["attempt"] or step > before["step"] + 1:
+        if attempt < before["attempt"] or (step > before["step"] + 1 and step != furthest + 1):
             wrong.append(f"{job}: attempt {attempt} goes on with step {step} {after_what}")
         elif step <= before["step"]:
             lost = {group for at, group in losses if before["time"] <= at <= after["time"]}

@@ -321,6 +321,12 @@ class Soak:
                 for event in job.events("failed", "leaving")
                 if event.get("group") is not None
             ]
+            # One that stands still is lost before it fails, and may come back without having failed.
+            losses += [
+                (event["time"], group)
+                for event in job.events("resized")
+                for group in (*event["lost"], *event["left"])
+            ]
             wrong += oracle.check_steps(job.job, lines, STEPS[name], saved, losses)
             wrong += oracle.check_losses(job.job, lines, reference[name], TOLERANCE[name])
         wrong += oracle.check_requests(load.failures)

@@ -87,9 +87,10 @@ class Exchange:
         return self.failure is None
 
     def give_up(self, reason: str) -> None:
-        """End the waiting of whoever waits in a collective of this view; may be called from any thread."""
-        if self._group is None and not self._meeting:
-            return
+        """End the waiting of whoever waits in a collective of this view; may be called from any thread.
+
+        Who is alone in a view gives up as well: others may have agreed on another one.
+        """
         if self.failure is None:
             self.failure = dist.DistError(reason)
         with self._lock:

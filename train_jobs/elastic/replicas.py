@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -70,6 +71,10 @@ class ReplicaQuorum:
     A step counts for a group when its gradients and its totals came through on all its ranks. Where it came
     through in one group and not in another, the latter takes the former's state: nobody goes back.
 
+    A step counts only while the lighthouse cannot have given this rank up: it has answered a heartbeat that
+    was sent less than the timeout ago, and knew of no other view. Otherwise a group that stood still for a
+    while, and was replaced, would go on beside those that took its place.
+
     Args:
         state: the rank's training state; `restore` fills it from the newest good checkpoint.
         progress: told when the rank only waits.
@@ -113,6 +118,10 @@ class ReplicaQuorum:
         self.place: Place | None = None
         self.ranks: list[Rank] = []
         self._ended = threading.Event()
+        self._confirmed: tuple[int, float] = (0, -math.inf)
+        """The view of which the lighthouse last said that it holds, and when it was asked."""
+        self._beat_now = threading.Event()
+        self._heard = threading.Condition()
         self._heart = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._heart.start()
 
@@ -131,6 +140,7 @@ class ReplicaQuorum:
     def close(self) -> None:
         """Stop the heartbeats."""
         self._ended.set()
+        self._beat_now.set()
 
     # -- a step -------------------------------------------------------------------------------------------
 
@@ -149,6 +159,7 @@ class ReplicaQuorum:
         view = self._view
         assert view is not None, "a step has begun"
         self._take_state()
+        self._await_confirmation(view)
         self._buckets.finish()
         self._share_statistics()
         # The last two are for the quorum itself: whoever heard of a change, and whoever lost a peer.
@@ -187,6 +198,23 @@ class ReplicaQuorum:
     def forget(self) -> None:
         self._has_state, self._changes = False, True
 
+    def _await_confirmation(self, view: View) -> None:
+        """Wait until the lighthouse has said lately that the view holds, or the exchange has failed."""
+
+        def is_known() -> bool:
+            number, asked_at = self._confirmed
+            confirmed = (
+                number == view.number and time.monotonic() - asked_at < self.settings.heartbeat_timeout_s
+            )
+            return confirmed or self._exchange.failure is not None
+
+        if is_known():
+            return
+        self._beat_now.set()
+        with self._progress.waiting(), self._heard:
+            while not self._heard.wait_for(is_known, timeout=_LOOK_S):
+                pass
+
     def _with_own_group(self, vector: Tensor) -> Tensor:
         """What all ranks of this group make of it together: where one lost a peer, all of them did."""
         lost = vector[-1:].clone()
@@ -222,6 +250,7 @@ class ReplicaQuorum:
             raise Left(answer.last)
         view, store = answer
         before, self._view = self._view, view
+        self._beat_now.set()
         self.ranks = [(group, rank) for group in view.groups for rank in range(dist.get_world_size())]
         self._changes = False
         if view.standing == NO_STATE:
@@ -304,21 +333,30 @@ class ReplicaQuorum:
         """Say that this rank is there, and hear of changes."""
         settings, rank = self.settings, dist.get_rank()
         period = settings.heartbeat_timeout_s / _BEATS_PER_TIMEOUT
-        while not self._ended.wait(period):
-            view = self._view
+        while True:
+            self._beat_now.wait(period)
+            self._beat_now.clear()
+            if self._ended.is_set():
+                return
+            view, asked_at = self._view, time.monotonic()
             try:
                 number = 0 if view is None else view.number
                 word = self._lighthouse.heartbeat(settings.group, rank, number, settings.heartbeat_timeout_s)
                 if word.forgotten and view is not None:
                     self._lighthouse.remind(view)
+                    self._beat_now.set()
             except Exception:  # noqa: BLE001  (it is away; the groups go on as they are)
                 continue
             if view is not self._view:
                 continue  # the answer is about a view that is over
             if word.change:
                 self._noticed = number
-            if word.broken and view is not None:
-                self._exchange.give_up("a group of this view is gone")
+            with self._heard:
+                if word.broken and view is not None:
+                    self._exchange.give_up("this view is over, or a group of it is gone")
+                elif not word.forgotten:
+                    self._confirmed = number, asked_at
+                self._heard.notify_all()
 
 
 def _statistics(module: nn.Module) -> Sequence[Tensor]:

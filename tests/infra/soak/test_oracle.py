@@ -40,6 +40,20 @@ def test_groups_that_were_all_lost_go_on_from_a_checkpoint_in_the_same_attempt()
         assert found == "job: step 3 is done again after step 3 of attempt 1, though 1 of 2 groups were lost"
 
 
+def test_a_group_that_comes_back_goes_on_from_where_it_was() -> None:
+    done = lines((1, 1), (1, 2), (1, 3), (1, 2), (1, 4))
+    both = [("2026-01-01T00:00:02.500+00:00", group) for group in ("1-0", "1-1")]
+    assert check_steps("job", done, 4, [1], both) == []
+    (found,) = check_steps(
+        "job",
+        lines((1, 1), (1, 2), (1, 3), (1, 4), (1, 2), (1, 4)),
+        4,
+        [1],
+        [("2026-01-01T00:00:03.500+00:00", group) for group in ("1-0", "1-1")],
+    )
+    assert found == "job: attempt 1 goes on with step 4 after step 2 of attempt 1"
+
+
 @pytest.mark.parametrize(
     ("done", "found"),
     [

@@ -41,3 +41,15 @@ def test_after_giving_up_the_next_view_is_met_as_if_nothing_had_been() -> None:
     for thread in threads:
         thread.join(TIMEOUT_S)
     assert [tensor.item() for tensor in tensors] == [3.0, 3.0]
+
+
+def test_who_is_alone_gives_up_as_well_until_the_next_view() -> None:
+    exchange = Exchange(torch.device("cpu"), TIMEOUT_S)
+    exchange.configure("nobody:0/1", "a/0", 0, 1)
+    assert exchange.alone
+    assert exchange.sum(torch.ones(1))
+    exchange.give_up("others have agreed on another view")
+    assert not exchange.alone
+    assert not exchange.sum(torch.ones(1))
+    exchange.configure("nobody:0/2", "a/0", 0, 1)
+    assert exchange.alone

@@ -110,6 +110,27 @@ def test_a_group_joins_one_leaves_and_one_is_killed_while_the_others_go_on(
     assert CheckpointStore(Storage(groups.run).child(CHECKPOINTS)).steps() == [20, 40, 60]
 
 
+def test_a_group_that_stood_still_does_not_step_beside_the_one_that_took_its_place(
+    corpus: Path, tmp_path: Path
+) -> None:
+    config = tiny_job(corpus, **merged(JOB, {"steps": 90}))
+    groups = Groups(config, tmp_path / "run", ["a"], pace_s=0.1)
+    groups.start("a")
+    groups.at_step(23)
+    groups.stop("a")
+    groups.start("b")
+    assert groups.changed(1)["lost"] == ["a"]
+    groups.stop("a", signal.SIGCONT)
+    back = groups.changed(2)
+    assert {"a", "b"} >= set(back["joined"]) > set()
+    groups.wait("a", "b")
+    check_steps(groups, alone(config, tmp_path / "alone"))
+    lines = groups.lines()
+    first = next(index for index, line in enumerate(lines) if line["group"] == "b")
+    together = next(index for index, line in enumerate(lines) if line["world_size"] == 2)
+    assert {line["group"] for line in lines[first:together]} == {"b"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "parallel",
