@@ -68,8 +68,8 @@ def _apply(holders: dict[str, _Holder], event: Mapping[str, Any]) -> None:
     after, held = Counter(event["after"]), Counter(event["held"])
     if event["cause"] == "found":
         holder.elsewhere += after - holder.told
-    elif event["kind"] == "serving":  # what runs already as it is granted was not placed by the grant
-        holder.elsewhere += (after - holder.told) & (held - holder.told)
+    elif event["kind"] == "serving":  # what has come where nothing was told was not placed by a grant
+        holder.elsewhere += (held - holder.held) & (held - holder.told)
     holder.unit, holder.told, holder.held = unit, after, held
     holder.starting = Counter(event.get("starting", {}))
     holder.elsewhere &= held

@@ -70,6 +70,8 @@ def test_a_replica_that_runs_before_it_is_granted_was_put_there_by_serve():
     log = [node("a", 1), node("b", 1), grant("job", {"a": 1}, {}), grant("app", {"b": 1}, {"b": 1})]
     assert granted_twice([*log, grant("app", {"a": 1, "b": 1}, {"a": 1, "b": 1}, "grew")]) == []
     assert granted_twice([*log, grant("app", {"a": 1, "b": 1}, {"b": 1}, "grew")])
+    log = [node("a", 3), node("b", 1), grant("job", {"a": 2}, {}), grant("app", {"a": 1, "b": 1}, {})]
+    assert granted_twice([*log, grant("app", {"a": 2}, {"a": 3}, "placed_elsewhere")]) == []
     log = [node("a", 1), grant("app", {"a": 1}, {}), grant("app", {"a": 1}, {"a": 1}, "held")]
     assert granted_twice([*log, grant("app", {"a": 2}, {"a": 1}, "grew")])
 
