@@ -38,7 +38,7 @@ FAILURES = {
 """Class and rank that the job has to find, where it is a rank or its node that is struck. Where all ranks
 stand in collectives, any of them may be named."""
 GO_ON = ("control-killed", "broker-killed", "disk-full", "disk-full-in-checkpoint", "storage-read-only")
-GO_ON += ("storage-away", "clock-jumps", "cut-briefly", "packets-lost")
+GO_ON += ("lighthouse-killed", "storage-away", "clock-jumps", "cut-briefly", "packets-lost")
 """Nothing is done again."""
 WITH_PEERS = ("group-killed", "group-node-lost", "node-back", "group-cut", "group-cut-out", "group-cut-in")
 

@@ -11,6 +11,7 @@ from cluster.errors import ShoalError
 from infra.bench.own_cluster import OwnJob
 from infra.faults.course import longest_gap_s, resumption
 from infra.faults.laboratory import (
+    OTHER_ORDER,
     VICTIM,
     Laboratory,
     median_step_s,
@@ -20,6 +21,7 @@ from infra.faults.laboratory import (
 )
 from infra.faults.processes import node_of, process_of
 from infra.faults.scenario import Outcome, Scenario, Trial
+from infra.faults.scenarios.workers import wait_for_groups
 
 _GOES_ON_S = 0.5
 """What a job that goes on may take longer for a step than it does else."""
@@ -93,6 +95,21 @@ def kill_control(lab: Laboratory, repeats: int) -> Outcome:
     return Outcome(trials, lab.wrong(job, logged_twice=True))
 
 
+def kill_lighthouse(lab: Laboratory, repeats: int) -> Outcome:
+    """Where replica groups agree on who takes part: no step counts until Ray has started it again."""
+    job = lab.cluster.submit("groups")
+    trials = []
+    for _ in range(repeats):
+        wait_for_groups(job)
+        began = time.time()
+        process_of(lab.cluster, "lighthouse").kill()
+        job.until_steps(_STEPS_AFTER)
+        trials.append(Trial(longest_gap_s(job.metrics(), began), "where it was"))
+    changes = [event for event in job.events("resized") if event["lost"] or event["left"]]
+    wrong = [f"groups {event['lost']} were taken for lost" for event in changes]
+    return Outcome(trials, [*wrong, *lab.wrong(job, OTHER_ORDER)])
+
+
 def kill_driver(lab: Laboratory, repeats: int) -> Outcome:
     """The job ends, Ray frees its devices, and `shoal resume` goes on: to the first step after that."""
     job = lab.cluster.submit("whole")
@@ -143,6 +160,11 @@ SCENARIOS = (
         "control-killed",
         "SIGKILL of the actor that writes a job's logs: the job goes on, and no step is missing in them",
         kill_control,
+    ),
+    Scenario(
+        "lighthouse-killed",
+        "SIGKILL of the actor where replica groups agree on who takes part: they stand until it is back",
+        kill_lighthouse,
     ),
     Scenario(
         "broker-killed",
