@@ -84,13 +84,7 @@ def kill_broker(lab: Laboratory, repeats: int) -> Outcome:
 def kill_control(lab: Laboratory, repeats: int) -> Outcome:
     """The actor that writes the logs of a job is killed: to the next step that is logged."""
     job = lab.cluster.submit("whole")
-    trials = []
-    for _ in range(repeats):
-        wait_between_checkpoints(job)
-        began = time.time()
-        process_of(lab.cluster, "control").kill()
-        job.until_steps(_STEPS_AFTER)
-        trials.append(Trial(longest_gap_s(job.metrics(), began), "where it was"))
+    trials = [_pause(lab, job, "control", wait_between_checkpoints) for _ in range(repeats)]
     # A line that was on its way then may be logged twice; that is no step done twice.
     return Outcome(trials, lab.wrong(job, logged_twice=True))
 
@@ -98,16 +92,19 @@ def kill_control(lab: Laboratory, repeats: int) -> Outcome:
 def kill_lighthouse(lab: Laboratory, repeats: int) -> Outcome:
     """Where replica groups agree on who takes part: no step counts until Ray has started it again."""
     job = lab.cluster.submit("groups")
-    trials = []
-    for _ in range(repeats):
-        wait_for_groups(job)
-        began = time.time()
-        process_of(lab.cluster, "lighthouse").kill()
-        job.until_steps(_STEPS_AFTER)
-        trials.append(Trial(longest_gap_s(job.metrics(), began), "where it was"))
+    trials = [_pause(lab, job, "lighthouse", wait_for_groups) for _ in range(repeats)]
     changes = [event for event in job.events("resized") if event["lost"] or event["left"]]
     wrong = [f"groups {event['lost']} were taken for lost" for event in changes]
     return Outcome(trials, [*wrong, *lab.wrong(job, OTHER_ORDER)])
+
+
+def _pause(lab: Laboratory, job: OwnJob, role: str, wait: Callable[[OwnJob], None]) -> Trial:
+    """How long a job logs no step after the SIGKILL of a process without which it goes on."""
+    wait(job)
+    began = time.time()
+    process_of(lab.cluster, role).kill()
+    job.until_steps(_STEPS_AFTER)
+    return Trial(longest_gap_s(job.metrics(), began), "where it was")
 
 
 def kill_driver(lab: Laboratory, repeats: int) -> Outcome:
