@@ -67,7 +67,8 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
 
 def _await_turn(spec: GroupSpec) -> None:
     """Wait until the attempt before has ended: this one may have been given other devices already."""
-    while not ray.get(_control_of(spec).is_turn.remote(spec.attempt, spec.nodes), timeout=_CALL_TIMEOUT_S):
+    control = _control_of(spec)
+    while not ray.get(control.is_turn.remote(spec.attempt, spec.nodes), timeout=_CALL_TIMEOUT_S):
         time.sleep(_TURN_LOOK_S)
 
 
