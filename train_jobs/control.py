@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -24,18 +25,29 @@ def control_name(job: str) -> str:
 
 
 class Lines:
-    """Tells a step that was done again from one that two groups, which did it together, both report."""
+    """Tells a step that was done again from one that two groups, which did it together, both report.
+
+    A group that stood still after it had counted a step may report it when the others have taken it for lost,
+    have reported the step themselves, or done it again, and have gone on.
+    """
 
     def __init__(self) -> None:
         self._last: tuple[int, float] | None = None
         self._started: set[int] = set()
+        self._lost: set[str] = set()
 
     def started(self, attempt: int) -> None:
         """An attempt begins: the step that it reports next was done after the last one that was reported."""
         self._started.add(attempt)
 
-    def is_new(self, line: Mapping[str, Any]) -> bool:
-        """Whether this line of metrics belongs in the log."""
+    def resized(self, lost: Iterable[str], members: Iterable[str]) -> None:
+        """These groups take part from now on."""
+        self._lost = (self._lost | set(lost)) - set(members)
+
+    def is_new(self, line: Mapping[str, Any], group: str | None = None) -> bool:
+        """Whether this line of metrics, reported by this group, belongs in the log."""
+        if group in self._lost:
+            return False
         this = (line["step"], line["loss"])
         if this == self._last and line["attempt"] not in self._started:
             return False
@@ -62,19 +74,23 @@ class JobControl:
         self._turn: tuple[int, Sequence[str]] | None = None
         self._flush_at = 0.0
         self._trouble = False
+        with suppress(StorageError):  # without them a line may be logged twice
+            for event in self.log.events():
+                if event["kind"] == "resized":
+                    self._lines.resized(event["lost"], event.get("members", ()))
 
-    def metric(self, line: dict[str, Any]) -> dict[str, bool]:
-        """Log one step; the answer says what is asked of all ranks."""
-        if self._lines.is_new(line):
+    def metric(self, line: dict[str, Any], group: str) -> dict[str, bool]:
+        """Log one step that a group reports; the answer says what is asked of all ranks."""
+        if self._lines.is_new(line, group):
             self._write(lambda: self.log.metric({"time": now(), **line}))
-        self.step = line["step"]
-        self._flush_now_and_then()
+            self.step = line["step"]
+            self._flush_now_and_then()
         return {"stop": self.stopping}
 
-    def missed_metric(self, line: dict[str, Any]) -> None:
+    def missed_metric(self, line: dict[str, Any], group: str) -> None:
         """Log a step that another group's rank may have died with."""
         if line["step"] > self.step:
-            self.metric(line)
+            self.metric(line, group)
 
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
@@ -82,6 +98,8 @@ class JobControl:
         if kind == "started":
             self._lines.started(facts["attempt"])
             self._started.add(facts["attempt"])
+        if kind == "resized":
+            self._lines.resized(facts["lost"], facts["members"])
         self._write(lambda: self.log.event(now(), kind, **facts))
         if kind == "finished":
             self._flush_at_last()

@@ -148,12 +148,13 @@ class RankWorker:
 
     def metric(self, line: dict[str, Any]) -> bool:
         """Send without waiting; the answer to the step before says whether the job is to stop."""
-        before, self._answer = self._answer, self._reach_control().metric.remote(line)
+        before, self._answer = self._answer, self._reach_control().metric.remote(line, self.spec.name)
         # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
         return before is not None and ray.get(before, timeout=_CALL_TIMEOUT_S)["stop"]
 
     def missed_metric(self, line: dict[str, Any]) -> None:
-        ray.get(self._reach_control().missed_metric.remote(line), timeout=_CALL_TIMEOUT_S)
+        sent = self._reach_control().missed_metric.remote(line, self.spec.name)
+        ray.get(sent, timeout=_CALL_TIMEOUT_S)
 
     def event(self, kind: str, facts: dict[str, Any]) -> None:
         ray.get(self._reach_control().event.remote(kind, **facts), timeout=_CALL_TIMEOUT_S)

@@ -36,3 +36,16 @@ def test_a_step_with_another_loss_was_done_again() -> None:
     lines = Lines()
     assert lines.is_new(line(1, 1))
     assert lines.is_new(line(1, 1, loss=0.5))
+
+
+def test_a_group_that_was_lost_reports_no_step_until_it_takes_part_again() -> None:
+    lines = Lines()
+    assert lines.is_new(line(52, 1), "older")
+    lines.resized(lost=["older"], members=["newer"])
+    assert lines.is_new(line(53, 1), "newer"), "both did it, and the older one stood still"
+    assert lines.is_new(line(54, 1), "newer")
+    assert not lines.is_new(line(53, 1), "older")
+    assert lines.is_new(line(55, 1), "newer")
+    lines.resized(lost=["newer"], members=["older"])
+    assert lines.is_new(line(56, 1), "older"), "it is alone now, as it was before it was lost"
+    assert not lines.is_new(line(57, 1), "newer")

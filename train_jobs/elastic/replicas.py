@@ -264,6 +264,7 @@ class ReplicaQuorum:
                 "resized",
                 step=self.state.step,
                 groups=len(view.groups),
+                members=list(view.groups),
                 world_size=self.world_size,
                 joined=joined,
                 left=list(view.left),

@@ -123,6 +123,7 @@ def test_a_group_that_stood_still_does_not_step_beside_the_one_that_took_its_pla
     groups.stop("a", signal.SIGCONT)
     back = groups.changed(2)
     assert {"a", "b"} >= set(back["joined"]) > set()
+    assert set(back["members"]) == {"a", "b"}
     groups.wait("a", "b")
     check_steps(groups, alone(config, tmp_path / "alone"))
     lines = groups.lines()
