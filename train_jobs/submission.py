@@ -7,10 +7,10 @@ import os
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
 from cluster.connection import ClusterRecord, environment
@@ -20,6 +20,11 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.run_config import write_run_config
 from train_jobs.run_log import RunLog, now
 from train_jobs.spec import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+_MOST_NODES = 10_000
 
 
 def new_job_id(name: str) -> str:
@@ -46,6 +51,27 @@ def record_end(storage: Storage, job: str, status: str, error: str) -> None:
     log.flush()
 
 
+def driver_statuses(
+    jobs: Iterable[JobDetails], living_nodes: Callable[[], Collection[str] | None]
+) -> dict[str, str]:
+    """What Ray says of each driver, by submission id; one whose node is gone has failed.
+
+    Where the head died, and came back on a control store that outlived it, Ray says RUNNING of the drivers
+    that were on it until the next job is submitted.
+
+    Args:
+        living_nodes: finds the ids of the nodes that are there; None when nobody says.
+    """
+    submitted = {job.submission_id: job for job in jobs if job.submission_id}
+    statuses = {submission: str(job.status.value) for submission, job in submitted.items()}
+    running = [submission for submission, status in statuses.items() if status == "RUNNING"]
+    nodes = {each: node for each in running if (node := submitted[each].driver_node_id) is not None}
+    living = living_nodes() if nodes else None
+    if living is not None:
+        statuses |= {submission: "FAILED" for submission, node in nodes.items() if node not in living}
+    return statuses
+
+
 class Submissions:
     """Ray's job API of one cluster.
 
@@ -61,8 +87,9 @@ class Submissions:
         logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
         logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
 
+        self._url = record.dashboard_url
         try:
-            self.client = JobSubmissionClient(record.dashboard_url)
+            self.client = JobSubmissionClient(self._url)
         except (ConnectionError, RuntimeError) as error:
             raise ShoalError(f"the job API of cluster {record.name} does not answer: {error}") from error
 
@@ -96,9 +123,18 @@ class Submissions:
 
     def statuses(self) -> dict[str, str]:
         """Ray's status (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED) by submission id."""
-        return {
-            job.submission_id: str(job.status.value) for job in self.client.list_jobs() if job.submission_id
-        }
+        return driver_statuses(self.client.list_jobs(), self._living_nodes)
+
+    def _living_nodes(self) -> set[str] | None:
+        """The ids of the nodes that Ray has not lost; None while it does not say."""
+        from ray.util.state import list_nodes
+        from ray.util.state.exception import RayStateApiException
+
+        try:
+            nodes = list_nodes(address=self._url, limit=_MOST_NODES)
+        except (RayStateApiException, ConnectionError, RuntimeError):
+            return None
+        return {node.node_id for node in nodes if node.state == "ALIVE"}
 
     def status(self, submission_id: str) -> str | None:
         return self.statuses().get(submission_id)

@@ -208,7 +208,7 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
 def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, directory: Path) -> str:
     """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
     head_ip = nodes[0].ip
-    ports = HeadPorts(gcs=free_port("0.0.0.0"), client=free_port(head_ip))
+    ports = HeadPorts(gcs=free_port("0.0.0.0"), client=free_port(head_ip), raylet=free_port("0.0.0.0"))
     gcs_address = f"{head_ip}:{ports.gcs}"
     store = store_bytes(psutil.virtual_memory().total, len(nodes))
     deadline = time.monotonic() + START_TIMEOUT_S

@@ -61,6 +61,9 @@ class HeadPorts:
     gcs: int
     client: int
     """Of the Ray client server, which `ray start` cannot leave out; it binds the head's address only."""
+    raylet: int
+    """A head that is started again, on a control store that outlived it, is found where it was. (Other nodes'
+    raylets take any port: one that came back at the same could answer for the one that died.)"""
 
 
 def store_bytes(memory_bytes: int, num_nodes: int) -> int:
@@ -100,6 +103,7 @@ def node_command(
         "--head",
         f"--port={head.gcs}",
         f"--ray-client-server-port={head.client}",
+        f"--node-manager-port={head.raylet}",
         "--include-dashboard=true",
         f"--dashboard-host={identity.dashboard_host}",
         f"--dashboard-port={identity.dashboard_port}",

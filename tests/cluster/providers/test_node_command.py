@@ -34,11 +34,15 @@ def node(gpus_of_its_own: tuple[str, ...] = (), **shape: object) -> NodeStart:
 
 def test_a_node_joins_and_the_head_listens() -> None:
     joins = node_command("python", node(cpus=2), IDENTITY, "127.7.8.10:6000", 10**8, None)
-    heads = node_command("python", node(cpus=0), IDENTITY, "127.7.8.10:6000", 10**8, HeadPorts(6000, 6001))
+    heads = node_command(
+        "python", node(cpus=0), IDENTITY, "127.7.8.10:6000", 10**8, HeadPorts(6000, 6001, 6002)
+    )
     assert "--address=127.7.8.10:6000" in joins
     assert {"--num-cpus=2", "--node-ip-address=127.7.8.11", f"--temp-dir={STATE}/n1"} <= set(joins)
     assert not any(argument.startswith(("--head", "--dashboard-host")) for argument in joins)
     assert {"--head", "--port=6000", "--dashboard-host=127.7.8.10", "--dashboard-port=8265"} <= set(heads)
+    assert "--node-manager-port=6002" in heads
+    assert not any(argument.startswith("--node-manager-port") for argument in joins)
     assert not any(argument.startswith("--address") for argument in heads)
 
 

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from cluster.config.cluster_section import NodeConfig
+from cluster.connection import head_is_silent
 from cluster.health import answers, wait_until
 from cluster.providers.node_command import HeadPorts, NodeStart, node_command, node_environment
 from cluster.providers.processes import NODE_NAME
@@ -87,6 +88,7 @@ def test_the_broker_comes_back_with_a_head_that_died_and_a_tenant_keeps_what_it_
             assert come.returncode == 0, come.stderr
             kill_head(cluster)
             restart_head(cluster)
+            assert head_is_silent(cluster.record) is None, "the record says where the head is"
             look = cluster.python(BEGIN + LOOK, timeout_s=BACK_S + 60)
             assert look.returncode == 0, look.stderr
     answer = json.loads(look.stdout.splitlines()[-1])
@@ -158,10 +160,11 @@ def restart_head(cluster: LiveCluster) -> None:
     node = NodeStart("head", record.head_ip, NodeConfig(name="head", cpus=0), directory / "n0")
     # `ray start` would take the workers, which name the old head, for a cluster that runs at this address.
     (node.directory / "ray_current_cluster").unlink(missing_ok=True)
-    gcs_port = int(record.gcs_address.rpartition(":")[2])
+    known = (record.gcs_address, record.nodes[0].raylet_address)
+    gcs, raylet = (int(address.rpartition(":")[2]) for address in known)
     with socket.socket() as probe:
         probe.bind((record.head_ip, 0))
-        ports = HeadPorts(gcs=gcs_port, client=probe.getsockname()[1])
+        ports = HeadPorts(gcs, client=probe.getsockname()[1], raylet=raylet)
     command = node_command(sys.executable, node, identity, record.gcs_address, 100 * 2**20, ports)
     caller = {**clusters.caller_environment()}
     variables = node_environment(caller, sys.executable, node, identity, record.gcs_address, directory)
