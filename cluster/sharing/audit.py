@@ -5,7 +5,9 @@ or that says it is held, until events say that it is neither. Two promises are c
 
 - what is granted or held never exceeds what a node has, but for replicas of serving that run where they were
   not granted: those are Serve's choice, and what was promised there moves at its holder's next word;
-- what runs never exceeds it at all. What is being started need not be there yet.
+- what runs never exceeds it at all. What is being started need not be there yet; and where Serve has put a
+  replica by itself, what was said to run there before may have made room for it unheard, until its holder's
+  next word (one that says nothing new renews its lease without an event, or loses it).
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
 from cluster.sharing.events import amounts, listed
+from cluster.sharing.ledger import TTL_S
 
 
 @dataclass
@@ -26,6 +30,14 @@ class _Holder:
     held: Counter[str] = field(default_factory=Counter)
     starting: Counter[str] = field(default_factory=Counter)
     elsewhere: Counter[str] = field(default_factory=Counter)
+    doubted: dict[str, float] = field(default_factory=dict)
+    """Nodes where its units may have ended unheard, and since when."""
+
+    def running(self, node: str, now: float) -> int:
+        """Units there that run for all that is known."""
+        if node in self.doubted and now - self.doubted[node] <= TTL_S:
+            return 0
+        return self.held[node] - self.starting[node]
 
 
 def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -64,15 +76,21 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def _apply(holders: dict[str, _Holder], event: Mapping[str, Any]) -> None:
     unit = _exact(event["unit"])
+    now = _seconds(event)
     holder = holders.setdefault(event["holder"], _Holder(unit))
     after, held = Counter(event["after"]), Counter(event["held"])
     if event["cause"] == "found":
         holder.elsewhere += after - holder.told
     elif event["kind"] == "serving":  # what has come where nothing was told was not placed by a grant
-        holder.elsewhere += (held - holder.held) & (held - holder.told)
+        come = (held - holder.held) & (held - holder.told)
+        holder.elsewhere += come
+        for other in holders.values():
+            if other is not holder:
+                other.doubted = {node: now for node in come if other.held[node]} | other.doubted
     holder.unit, holder.told, holder.held = unit, after, held
     holder.starting = Counter(event.get("starting", {}))
     holder.elsewhere &= held
+    holder.doubted.clear()
 
 
 def _excess(
@@ -80,13 +98,13 @@ def _excess(
 ) -> list[str]:
     granted: Counter[str] = Counter()
     running: Counter[str] = Counter()
-    whose = []
+    whose, now = [], _seconds(event)
     for name, holder in holders.items():
         units = max(holder.told[node], holder.held[node])
         if units:
             whose.append(f"{name} ({units})")
         for resource, amount in holder.unit.items():
-            running[resource] += amount * (holder.held[node] - holder.starting[node])  # type: ignore[assignment]
+            running[resource] += amount * holder.running(node, now)  # type: ignore[assignment]
             granted[resource] += amount * (units - holder.elsewhere[node])  # type: ignore[assignment]
     return [
         f"event {event.get('seq', '?')}: {what} on {node}, which has {amounts({resource: float(room)})}, are"
@@ -95,6 +113,10 @@ def _excess(
         for resource in used
         if used[resource] > (room := has.get(resource, Fraction(0)))
     ]
+
+
+def _seconds(event: Mapping[str, Any]) -> float:
+    return datetime.fromisoformat(event["time"]).timestamp() if "time" in event else 0.0
 
 
 def _exact(resources: Mapping[str, float]) -> dict[str, Fraction]:

@@ -35,12 +35,14 @@ def check_steps(
     missing = sorted(set(range(1, steps + 1)) - {line["step"] for line in lines})
     if missing:
         wrong.append(f"{job}: {len(missing)} of {steps} steps are missing, first {missing[0]}")
-    furthest = 0
+    left_off: set[tuple[int, int]] = set()  # attempts and steps after which some group was thought lost
     for before, after in pairwise(lines):
-        furthest = max(furthest, before["step"])
         step, attempt = after["step"], after["attempt"]
         after_what = f"after step {before['step']} of attempt {before['attempt']}"
-        if attempt < before["attempt"] or (step > before["step"] + 1 and step != furthest + 1):
+        came_back = (attempt, step - 1) in left_off
+        if (before["attempt"], before["step"]) != (attempt, step - 1):
+            left_off.add((before["attempt"], before["step"]))
+        if attempt < before["attempt"] or (step > before["step"] + 1 and not came_back):
             wrong.append(f"{job}: attempt {attempt} goes on with step {step} {after_what}")
         elif step <= before["step"]:
             lost = {group for at, group in losses if before["time"] <= at <= after["time"]}

@@ -56,6 +56,22 @@ def test_a_replica_that_serve_put_elsewhere_is_held_twice_only_if_both_run():
     assert "held on a" in found
 
 
+def at(second: int, event: dict[str, Any]) -> dict[str, Any]:
+    return {**event, "time": f"2026-01-01T00:00:{second:02}+00:00"}
+
+
+def test_serve_may_take_the_place_of_a_worker_before_its_job_says_that_it_has_ended():
+    log = [at(0, node("a", 1)), at(0, node("b", 1))]
+    log += [at(1, grant("job", {"a": 1}, {"a": 1})), at(1, grant("app", {"b": 1}, {}))]
+    log += [at(2, grant("app", {"a": 1}, {"a": 1}, "placed_elsewhere"))]
+    assert granted_twice([*log, at(3, grant("job", {"b": 1}, {}, "place_taken"))]) == []
+    (found,) = granted_twice([*log, at(3, grant("job", {"a": 1}, {"a": 1}, "held"))])
+    assert "held on a" in found
+    # Its lease would have ended by now, so that it has said since that it runs there as before.
+    (found,) = granted_twice([*log, at(50, node("b", 2, "node_changed"))])
+    assert "held on a" in found
+
+
 def test_what_starts_need_not_be_there_yet_but_is_promised_its_place():
     log = [node("a", 1), node("b", 1), grant("app", {"b": 1}, {"b": 1})]
     log += [grant("job", {"a": 1}, {"a": 1}, starting={"a": 1})]

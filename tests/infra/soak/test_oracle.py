@@ -44,6 +44,10 @@ def test_a_group_that_comes_back_goes_on_from_where_it_was() -> None:
     done = lines((1, 1), (1, 2), (1, 3), (1, 2), (1, 4))
     both = [("2026-01-01T00:00:02.500+00:00", group) for group in ("1-0", "1-1")]
     assert check_steps("job", done, 4, [1], both) == []
+    # It had not got as far as one that was killed before.
+    done = lines((1, 1), (1, 2), (1, 3), (1, 4), (1, 2), (1, 3), (1, 2), (1, 4))
+    four = [(f"2026-01-01T00:00:0{at}.500+00:00", group) for at in (3, 5) for group in ("1-0", "1-1")]
+    assert check_steps("job", done, 4, [1], four) == []
     (found,) = check_steps(
         "job",
         lines((1, 1), (1, 2), (1, 3), (1, 4), (1, 2), (1, 4)),
