@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from cluster.sharing.allocate import allocate
@@ -18,6 +18,7 @@ class Moment:
 
     Attributes:
         since: when each holder asked first.
+        promised: of what each holds, the indexes of units that start up or leave.
         training: those that run and those that wait, each in the order of the queue.
         overdue: jobs that have waited so long that nothing may start in their way any more.
         settling: jobs that changed a moment ago.
@@ -27,6 +28,7 @@ class Moment:
     training: Sequence[Demand]
     serving: Sequence[Demand]
     since: Mapping[str, float]
+    promised: Mapping[str, Collection[int]] = field(default_factory=dict)
     overdue: Collection[str] = ()
     settling: Collection[str] = ()
 
@@ -66,6 +68,7 @@ class Policy:
             [*moment.serving, *moment.training],
             "serving",
             since=moment.since,
+            promised=moment.promised,
             overdue=moment.overdue,
             settling=moment.settling,
         )
@@ -85,9 +88,10 @@ class FixedSplit(Policy):
     def decide(self, moment: Moment) -> dict[str, Grant]:
         mine = [node for node in moment.nodes if node.node_id in self.serving]
         others = [node for node in moment.nodes if node.node_id not in self.serving]
-        grants = allocate(mine, moment.serving, "serving", since=moment.since)
+        since, promised = moment.since, moment.promised
+        grants = allocate(mine, moment.serving, "serving", since=since, promised=promised)
         return grants | allocate(
-            others, moment.training, "serving", since=moment.since, overdue=moment.overdue
+            others, moment.training, "serving", since=since, promised=promised, overdue=moment.overdue
         )
 
 

@@ -90,6 +90,10 @@ class AppRun:
             self._demand = Demand(app.name, "serving", unit, app.fewest, self.wants.want, held)
         return self._demand
 
+    def promised(self) -> range:
+        """Of the replicas that its demand holds, those that do not serve: they start up or drain."""
+        return range(self.ready, len(self.demand().held))
+
     def changes(self, places: Sequence[str]) -> tuple[list[Replica], list[str]]:
         """The replicas that a grant of these places leaves out, and the places of those that it adds."""
         wanted = Counter(places)

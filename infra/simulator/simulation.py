@@ -173,6 +173,8 @@ class Simulation:
                 [run.demand() for run in asks],
                 [run.demand() for run in self._apps.values()],
                 self._since,
+                {run.template.holder: run.promised() for run in running}
+                | {name: run.promised() for name, run in self._apps.items()},
                 [head.name] if head is not None and now - head.submit_s >= rules.overdue_s else [],
                 settling,
             )

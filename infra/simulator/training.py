@@ -124,6 +124,10 @@ class JobRun:
             )
         return self._demand
 
+    def promised(self) -> range:
+        """Of the units that its demand holds, those that do not run: they start up or leave."""
+        return range(self.running * self.template.gang, len(self.demand().held))
+
     def changes(self, places: Sequence[str]) -> tuple[list[Gang], list[tuple[str, ...]]]:
         """The gangs that a grant of these places leaves out, and the places of those that it adds."""
         size = self.template.gang

@@ -137,6 +137,16 @@ def test_serving_takes_from_an_elastic_job_without_any_loss() -> None:
     assert run.finished_at == pytest.approx(230 + (1000 - 202 - 129) / 2)
 
 
+def test_a_group_that_still_starts_up_goes_before_the_only_one_that_works() -> None:
+    # The other job ends at 92; what starts in its place would take part at 104, and serving wants it at 101.
+    costs = replace(NOTHING, start_s=12)
+    jobs = [Job("early", 0, 80, group=1), replace(LONG, max_groups=2)]
+    outcome = simulate(jobs, "shoal", devices=3, node_devices=1, apps=[RISE_AND_FALL], costs=costs)
+    run = by_name(outcome)["long"]
+    assert outcome.spent.starting == 12 + 12 + 9 + 12
+    assert (run.preemptions, run.lost) == (0, 0)
+
+
 def test_serving_cannot_have_what_a_job_needs_at_least() -> None:
     outcome = simulate([LONG], "shoal", devices=2, apps=[RISE_AND_FALL])
     assert by_name(outcome)["long"].finished_at == 1000
