@@ -121,7 +121,7 @@ class RankAssembly:
         if factor is None or alone:
             return None
         units: Sequence[nn.Module] = [model]
-        if isinstance(self.parallel, ShardedModel):
+        if isinstance(self.parallel, ShardedModel) and blocks:
             # The whole waits for parameters that are gathered; and a compiled block is not to be broken up.
             units = [] if self.config.parallel.compile else blocks
         clock = ForwardClock(units, self.mesh.device)

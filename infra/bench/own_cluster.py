@@ -184,7 +184,9 @@ class OwnJob:
         Submissions(self.cluster.record).submit(storage, self.job, name, config, self.submission, base)
 
     def stop(self) -> None:
-        """Ask it to stop, and wait until it has."""
+        """Ask it to stop, and wait until it has; one that has ended stays as it is."""
+        if summarize(self.job, self.run).ended:
+            return
         Submissions(self.cluster.record).stop(self.submission)
         deadline = time.monotonic() + 150.0
         while not summarize(self.job, self.run).ended:

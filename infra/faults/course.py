@@ -64,11 +64,14 @@ def longest_gap_s(metrics: Sequence[Line], since: float) -> float:
     return max((b - a for a, b in itertools.pairwise(times[first:])), default=0.0)
 
 
-def wrong_steps(metrics: Sequence[Line], checkpoints: Sequence[int]) -> list[str]:
+def wrong_steps(
+    metrics: Sequence[Line], checkpoints: Sequence[int], went_back: Sequence[int] = ()
+) -> list[str]:
     """What must not be: steps that are missing or out of order, or done again from nowhere.
 
     Args:
         checkpoints: every step that was ever saved.
+        went_back: the steps that an attempt went back to by itself, of a checkpoint each.
     """
     found = []
     steps = {line["step"] for line in metrics}
@@ -79,7 +82,7 @@ def wrong_steps(metrics: Sequence[Line], checkpoints: Sequence[int]) -> list[str
         if line["step"] == before["step"] + 1:
             continue
         state = line["step"] - 1
-        if line["attempt"] == before["attempt"]:
+        if line["attempt"] == before["attempt"] and state not in went_back:
             found.append(f"step {line['step']} follows step {before['step']} in attempt {line['attempt']}")
         elif state not in {0, *checkpoints}:
             found.append(f"attempt {line['attempt']} goes on from step {state}, where nothing was saved")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import tempfile
 import time
@@ -32,6 +33,8 @@ OTHER_ORDER = 1e-4
 """Relative tolerance of losses whose gradients were summed in another order (float32, some hundred steps)."""
 _REFERENCE_STEPS = 250
 _LOOK_S = 0.05
+PAUSE_S = 0.04
+"""What a step takes at least."""
 
 NODES = [{"name": "head", "cpus": 0}, {"name": "worker", "count": 3, "cpus": 1}]
 """Three nodes of one worker: one is spare beside a job of two workers."""
@@ -41,7 +44,7 @@ def job_config(orders: Path) -> dict[str, Any]:
     """A job whose steps take some 50 ms; its losses depend on nothing but the step."""
     return {
         "task": "infra.faults.task:Task",
-        "settings": {"pause_s": 0.04, "orders": str(orders)},
+        "settings": {"pause_s": PAUSE_S, "orders": str(orders)},
         "parallel": {"strategy": "fsdp"},
         "workers": {"min": 2, "max": 2},
         "batch": {"global": 12, "micro": 6},
@@ -154,21 +157,31 @@ class Laboratory:
 
     # -- what must hold ---------------------------------------------------------------------------------
 
-    def wrong(self, job: OwnJob, tolerance: float = 0.0, *, logged_twice: bool = False) -> list[str]:
+    def wrong(
+        self,
+        job: OwnJob,
+        tolerance: float = 0.0,
+        *,
+        logged_twice: bool = False,
+        before_step: float = math.inf,
+    ) -> list[str]:
         """Stop a job; what must not be in its logs, or be left of it.
 
         Args:
             logged_twice: a line that was on its way to the logs may stand there twice.
+            before_step: from this step on its losses are others than the undisturbed run's.
         """
         job.stop()
         lines = job.metrics()
         if logged_twice:
             lines = [line for before, line in pairwise([{}, *lines]) if not _same_line(before, line)]
         saved = [event["step"] for event in job.events("checkpointed")]
-        undisturbed = self.undisturbed(max(line["step"] for line in lines), job.cluster)
+        back = [event["to"] for event in job.events("went_back")]
+        same = [line for line in lines if line["step"] < before_step]
+        undisturbed = self.undisturbed(max(line["step"] for line in same), job.cluster)
         return [
-            *wrong_steps(lines, saved),
-            *wrong_losses(lines, undisturbed, tolerance),
+            *wrong_steps(lines, saved, back),
+            *wrong_losses(same, undisturbed, tolerance),
             *left_behind(job.cluster),
         ]
 
@@ -180,7 +193,11 @@ class Laboratory:
             settings = {"pause_s": 0.0, "orders": str(self.orders)}
             saves = {"every_steps": wanted, "keep": 1}
             job = cluster.submit("whole", {"steps": wanted, "settings": settings, "checkpoint": saves})
-            job.until(lambda: job.events("finished"), "the undisturbed run did not end", timeout_s=600.0)
+            job.until(
+                lambda: job.events("finished"),
+                "the undisturbed run did not end",
+                timeout_s=60.0 + 0.1 * wanted,
+            )
             self._undisturbed = {line["step"]: line["loss"] for line in job.metrics()}
         return self._undisturbed
 

@@ -58,9 +58,13 @@ def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> 
     if index == 0:
         # `ray start` would take the workers, which name the old head, for a cluster that runs here.
         (node.directory / "ray_current_cluster").unlink(missing_ok=True)
+        gcs, raylet = (
+            int(address.rpartition(":")[2])
+            for address in (record.gcs_address, record.nodes[0].raylet_address)
+        )
         with socket.socket() as probe:
             probe.bind((record.head_ip, 0))
-            ports = HeadPorts(gcs=int(record.gcs_address.rpartition(":")[2]), client=probe.getsockname()[1])
+            ports = HeadPorts(gcs, client=probe.getsockname()[1], raylet=raylet)
     store = store_bytes(psutil.virtual_memory().total, len(shapes))
     done = subprocess.run(
         [*prefix, *node_command(sys.executable, node, identity, record.gcs_address, store, ports)],

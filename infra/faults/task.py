@@ -28,6 +28,8 @@ _WIDTH = 1024
 """A checkpoint is of some 220 KB."""
 _PIECE_BYTES = 16 * 2**20
 _ROOM_BYTES = 256 * 2**20
+SLOWER = 3.0
+_SPIKE = 1e6
 
 
 class Order(StrEnum):
@@ -41,6 +43,14 @@ class Order(StrEnum):
     """Allow itself little more memory than it has, and allocate until that is used up."""
     FILL = "fill"
     """Allocate for ever."""
+    NAN = "nan"
+    """Have a loss that is no number, once."""
+    SPIKE = "spike"
+    """Have a loss that is far too great, once."""
+    SLOW = "slow"
+    """Take SLOWER times as long for each micro-batch, until the next order."""
+    FAST = "fast"
+    """Take as long as the others again."""
 
 
 def order_path(orders: Path, rank: int) -> Path:
@@ -59,6 +69,19 @@ class Points(Dataset[dict[str, Tensor]]):
         return {"x": x, "y": x.cumsum(0).sin().mean().reshape(1)}
 
 
+class Model(nn.Sequential):
+    """Two layers, whose forward pass takes a while when it trains."""
+
+    def __init__(self, pause_s: float) -> None:
+        super().__init__(nn.Linear(_INPUTS, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
+        self.pause_s = pause_s
+
+    def forward(self, x: Tensor) -> Any:
+        if self.training:
+            time.sleep(self.pause_s)
+        return super().forward(x)
+
+
 class Task:
     """Regression by two layers; `settings`: `pause_s` of a micro-batch, and the directory of `orders`."""
 
@@ -70,31 +93,44 @@ class Task:
         self._apart = dist.new_group()
 
     def build(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(_INPUTS, _WIDTH), nn.Tanh(), nn.Linear(_WIDTH, 1))
+        return Model(self.pause_s)
 
     def samples(self, held_out: bool) -> Dataset[dict[str, Tensor]]:
         return Points()
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Sums:
-        if model.training:
-            self._obey()
-            time.sleep(self.pause_s)
+        order = self._obey(model) if model.training else None
         loss = (model(batch["x"]) - batch["y"]).square().sum()
+        if order is not None:
+            loss = loss * _FACTORS.get(order, 1.0)
         return Sums(loss, torch.tensor(len(batch["x"])))
 
-    def _obey(self) -> None:
+    def _obey(self, model: nn.Module) -> Order | None:
         path = order_path(self.orders, dist.get_rank())
         if not path.exists():
-            return
+            return None
         order = Order(path.read_text())
         path.unlink()  # first: the next attempt finds none
+
+        def pause(factor: float) -> None:
+            net = next(each for each in model.modules() if isinstance(each, Model))
+            net.pause_s = factor * self.pause_s
+
         does: dict[Order, Callable[[], object]] = {
             Order.WAIT: threading.Event().wait,
             Order.COLLECTIVE: lambda: dist.all_reduce(torch.zeros(1), group=self._apart),
             Order.LIMIT: _allocate_to_a_limit,
             Order.FILL: _allocate,
+            Order.SLOW: lambda: pause(SLOWER),
+            Order.FAST: lambda: pause(1.0),
         }
-        does[order]()
+        if order in does:
+            does[order]()
+        return order
+
+
+_FACTORS = {Order.NAN: math.nan, Order.SPIKE: _SPIKE}
+"""What the loss is multiplied by."""
 
 
 def _allocate_to_a_limit() -> None:

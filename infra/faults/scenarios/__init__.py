@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from infra.faults.scenario import Scenario
-from infra.faults.scenarios import checkpoints, clock, head, network, nodes, steering, storage, workers
+from infra.faults.scenarios import (
+    bad_steps,
+    checkpoints,
+    clock,
+    head,
+    network,
+    nodes,
+    steering,
+    storage,
+    workers,
+)
 
-_SUBJECTS = (workers, nodes, network, steering, checkpoints, head, storage, clock)
+_SUBJECTS = (workers, nodes, network, steering, bad_steps, checkpoints, head, storage, clock)
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for subject in _SUBJECTS for scenario in subject.SCENARIOS

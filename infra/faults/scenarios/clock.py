@@ -7,7 +7,14 @@ import time
 from cluster.storage import Storage
 from infra.bench.own_cluster import OwnJob
 from infra.faults.clock import missing, movable_clock
-from infra.faults.laboratory import HANG_TIMEOUT_S, HEARTBEAT_TIMEOUT_S, OTHER_ORDER, Laboratory, wait_until
+from infra.faults.laboratory import (
+    HANG_TIMEOUT_S,
+    HEARTBEAT_TIMEOUT_S,
+    OTHER_ORDER,
+    PAUSE_S,
+    Laboratory,
+    wait_until,
+)
 from infra.faults.processes import rank_process
 from infra.faults.scenario import Outcome, Scenario, Trial
 from infra.faults.scenarios.workers import GROUPS, wait_for_groups
@@ -17,11 +24,16 @@ _HOUR_S = 3600
 _WATCHED_S = 1.2 * HANG_TIMEOUT_S
 """Longer than any time that a job could be taken for hung, lost or without a lease."""
 _LOOK_S = 0.02
+_STEPS_WATCHED = round(3 * _WATCHED_S / PAUSE_S)
+_STEPS_BESIDE = 1000
+"""Until the groups step together, in the beginning and in the end, and while the job stops."""
 
 
 def jump(lab: Laboratory, repeats: int) -> Outcome:
     """An hour ahead, an hour behind and back, for every process of the cluster; then a rank is killed."""
     with movable_clock(lab.directory) as clock, lab.own_cluster() as cluster:
+        # Before: for as long as a clock went back, Ray starts no placement group where one was removed.
+        lab.undisturbed(repeats * _STEPS_WATCHED + _STEPS_BESIDE, cluster)
         job = cluster.submit("groups")
         trials, wrong = [], []
         wait_for_groups(job)

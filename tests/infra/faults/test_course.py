@@ -59,6 +59,14 @@ def test_a_job_that_went_back_to_what_it_had_saved_is_right() -> None:
     assert wrong_steps([*steps(1, 9), *steps(1, 9, attempt=2)], checkpoints=[]) == [], "it began anew"
 
 
+def test_an_attempt_that_went_back_by_itself_says_so() -> None:
+    lines = [*steps(1, 37), *steps(26, 40)]
+    assert wrong_steps(lines, checkpoints=[25], went_back=[25]) == []
+    assert wrong_steps(lines, checkpoints=[25]) == ["step 26 follows step 37 in attempt 1"]
+    (nowhere,) = wrong_steps(lines, checkpoints=[], went_back=[25])
+    assert "where nothing was saved" in nowhere
+
+
 def test_missing_repeated_and_invented_steps_are_named() -> None:
     assert wrong_steps([*steps(1, 5), *steps(7, 9)], []) == [
         "steps [6] were never done",
