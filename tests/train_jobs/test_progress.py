@@ -72,8 +72,8 @@ SLEEPER = """
 import faulthandler, os, signal, sys, time
 stacks = os.memfd_create("stacks")
 faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-print(stacks, flush=True)
 def where_it_hangs():
+    print(stacks, flush=True)
     time.sleep(600)
 where_it_hangs()
 """
