@@ -31,6 +31,7 @@ sums = torch.tensor([1.0 + rank])
 dist.all_reduce(sums)
 print(sums.item(), flush=True)
 dist.barrier()
+dist.destroy_process_group()
 """
 
 
