@@ -10,6 +10,7 @@ from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.storage import Storage
@@ -34,10 +35,15 @@ class GroupOutcome:
 
 @ray.remote(num_cpus=0, max_restarts=0)
 class GroupRunner:
-    """Calls `fit` in an actor of its own: killing the actor ends the Ray Train run and frees its devices."""
+    """Calls `fit` in an actor of its own: killing the actor ends the Ray Train run."""
 
     def fit(
-        self, spec: GroupSpec, own: Storage, forks: dict[str, ActorHandle], wait_s: float
+        self,
+        spec: GroupSpec,
+        own: Storage,
+        forks: dict[str, ActorHandle],
+        devices: PlacementGroup,
+        wait_s: float,
     ) -> GroupOutcome:
         from ray.train import (
             ControllerError,
@@ -47,9 +53,9 @@ class GroupRunner:
             TrainingFailedError,
             WorkerGroupError,
         )
-        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
         from train_jobs.backend import RankProcesses
+        from train_jobs.group_trainer import GroupTrainer
 
         # Ranks stay in the job's working directory, where a script and its files are.
         os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
@@ -59,21 +65,16 @@ class GroupRunner:
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"
         # Its devices may be another group's for so long. (Ray Train's own default for the rest.)
         os.environ["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(60.0 + wait_s)
-        workers = spec.config.workers
         filesystem, path = own.pyarrow()
-        resources = {"CPU": float(workers.cpus), "GPU": float(workers.gpus)}
-        # What TorchTrainer is made of, without torch: the ranks have processes of their own, and only those
-        # import it. Ray's processes of a group, of which there are half a dozen, start twice as fast.
-        trainer = DataParallelTrainer(
+        # Nothing here imports torch: the ranks have processes of their own.
+        trainer = GroupTrainer(
             _train_loop,
             train_loop_config={"spec": spec, "forks": forks},
             backend_config=RankProcesses(),
             scaling_config=ScalingConfig(
                 num_workers=spec.world_size,
-                use_gpu=workers.gpus > 0,
-                resources_per_worker={name: amount for name, amount in resources.items() if amount},
-                # The grant says which node each worker is on; Ray Train must not choose another.
-                label_selector=[{"ray.io/node-id": node} for node in spec.nodes],
+                use_gpu=spec.config.workers.gpus > 0,
+                resources_per_worker=_resources(spec),
             ),
             run_config=RunConfig(
                 name=f"attempt-{spec.attempt}-group-{spec.index}",
@@ -85,6 +86,7 @@ class GroupRunner:
                     max_failures=0, controller_failure_limit=0, max_preemption_failures=0
                 ),
             ),
+            placement_group=devices,
         )
         try:
             return GroupOutcome(trainer.fit().return_value)
@@ -102,6 +104,22 @@ def _train_loop(config: dict[str, Any]) -> str:
     from train_jobs.worker import run_worker
 
     return run_worker(config["spec"], config["forks"])
+
+
+def _reserve(spec: GroupSpec) -> PlacementGroup:
+    """Ask for the devices of a group, on the nodes that the grant says; they need not be free yet."""
+    return placement_group(
+        [_resources(spec)] * spec.world_size,
+        strategy="PACK",
+        bundle_label_selector=[{"ray.io/node-id": node} for node in spec.nodes],
+    )
+
+
+def _resources(spec: GroupSpec) -> dict[str, float]:
+    """What one worker takes, in Ray's names."""
+    workers = spec.config.workers
+    resources = {"CPU": float(workers.cpus), "GPU": float(workers.gpus)}
+    return {name: amount for name, amount in resources.items() if amount}
 
 
 def rank_failure(rank: int, error: BaseException) -> RankFailure:
@@ -139,6 +157,7 @@ class Group:
         self._forks = forks
         self._spec: GroupSpec | None = None
         self._actor: ActorHandle | None = None
+        self._devices: PlacementGroup | None = None
         self._ended: ray.ObjectRef | None = None
 
     def start(self, spec: GroupSpec, own: Storage, *, wait_s: float = 0.0) -> None:
@@ -156,8 +175,11 @@ class Group:
                 scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=False)
             ).remote()
         # An actor that is there already has imported everything: that saves the next attempt seconds.
+        self._free()
         self._spec = spec
-        self._ended = self._actor.fit.remote(spec, own, self._forks.on(spec.nodes), wait_s)
+        # Made here, and not where it is used: whoever else is killed, it goes, with the driver at the latest.
+        self._devices = _reserve(spec)
+        self._ended = self._actor.fit.remote(spec, own, self._forks.on(spec.nodes), self._devices, wait_s)
 
     def go_on_as(self, spec: GroupSpec) -> None:
         """The workers that it has start the ranks of another attempt."""
@@ -197,8 +219,15 @@ class Group:
         """End the group at once; Ray has its devices back a moment later."""
         if self._actor is not None:
             ray.kill(self._actor)
+            self._free()
             self._forks.end(self.spec.name, self.spec.nodes)
         self._actor = self._ended = None
+
+    def _free(self) -> None:
+        """Give the devices back; what runs on them is killed."""
+        if self._devices is not None:
+            remove_placement_group(self._devices)
+        self._devices = None
 
 
 def first_ended(groups: Sequence[Group], timeout_s: float) -> Group | None:

@@ -257,7 +257,13 @@ def left_behind(cluster: OwnCluster, timeout_s: float = 30.0) -> list[str]:
     """What is left of jobs that have ended, once it has had time to go: leases and processes."""
     from cluster.sharing.client import BrokerClient
 
-    words = ("ray::RayTrain", "ray::TrainController", "ray::GroupRunner", "train_jobs")
+    words = (
+        "ray::RayTrain",
+        "ray::GroupRunner",
+        "ray::PlacementGroup",
+        "ray::SynchronizationActor",
+        "train_jobs",
+    )
     deadline = time.monotonic() + timeout_s
     while True:
         left = [f"the lease of {lease['holder']} is left" for lease in BrokerClient().leases()]

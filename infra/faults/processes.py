@@ -10,8 +10,7 @@ from infra.bench.own_cluster import OwnCluster, OwnJob
 
 TITLES = {
     "worker": "ray::RayTrainWorker",
-    "controller": "ray::TrainController",
-    "runner": "ray::GroupRunner",
+    "controller": "ray::GroupRunner",
     "forks": "ray::NodeForks",
     "fork server": "train_jobs.fork_server",
     "control": "ray::JobControl",

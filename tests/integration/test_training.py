@@ -308,8 +308,16 @@ def newest_run(storage: Path, other: Path) -> Path | None:
 
 
 def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
-    """After the jobs of this file: no lease, and no process of a Ray Train run."""
+    """After the jobs of this file: no lease, and no process of a Ray Train run, of its helpers neither."""
     wait_until(
         lambda: json.loads(jobs.shoal("status", "--json").stdout)["leases"] == [], "the end of all leases", 60
     )
-    assert not [*jobs.live.processes("RayTrain"), *jobs.live.processes("GroupRunner")]
+    titles = (
+        "RayTrain",
+        "GroupRunner",
+        "TrainController",
+        "PlacementGroup",
+        "DatasetManager",
+        "Synchronization",
+    )
+    assert not [process for title in titles for process in jobs.live.processes(f"ray::{title}")]

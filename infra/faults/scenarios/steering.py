@@ -146,9 +146,6 @@ SCENARIOS = (
         "controller-killed", "SIGKILL of Ray Train's controller: the group starts again", kill_controller
     ),
     Scenario(
-        "runner-killed", "SIGKILL of the actor that called Ray Train: the group starts again", kill_runner
-    ),
-    Scenario(
         "fork-server-killed",
         "SIGKILL of the process whose forks a node's ranks are: the group starts again",
         kill_fork_server,
