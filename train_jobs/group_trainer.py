@@ -1,6 +1,6 @@
 """A run of Ray Train on devices that the driver has reserved; what is private in Ray Train stands here alone.
 
-A test fails when Ray changes it: a group has one process beside its workers, and leaves nothing when killed.
+Tests fail when Ray changes it (`tests/integration/test_group.py`, and all that train on a cluster).
 """
 
 from __future__ import annotations
