@@ -100,8 +100,9 @@ def _become_rank(server: int, requests: socket.socket, address: str, authkey: by
         requests.close()
         random.seed()  # forks would all draw the same
         from train_jobs.rank import run_rank_process
+        from train_jobs.rank_link import LinkAddress
 
-        run_rank_process(address, authkey)
+        run_rank_process(LinkAddress(address, authkey))
         code = 0
     except BaseException:  # noqa: BLE001  (nothing may run on into the server's own loop)
         traceback.print_exc()

@@ -19,7 +19,11 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from train_jobs.elastic.heartbeats import Hearts
+from train_jobs.elastic.lighthouse import LighthouseClient
+from train_jobs.elastic.membership import heartbeat_period_s
 from train_jobs.errors import RankError
+from train_jobs.rank_link import LinkAddress, RankLink
 from train_jobs.restarts import Restarts
 from train_jobs.spec import GroupSpec
 
@@ -63,14 +67,20 @@ class NodeForks:
     """Starts the ranks' processes of one job on one node, and sees to their end.
 
     It ends with the job's driver, the fork server with it, and the processes with that.
+
+    Args:
+        hearts: what takes the ranks' heartbeats to the job's other groups.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hearts: Hearts | None = None) -> None:
         self._writer: asyncio.StreamWriter | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, _Rank] = {}
         self._next = 0
         self._starting = asyncio.Lock()
+        self._hearts = hearts or Hearts()
+        self._heart: RankLink | None = None
+        self._opening = asyncio.Lock()
         self._ready = asyncio.Event()
         self._restarts = Restarts()
 
@@ -79,11 +89,25 @@ class NodeForks:
         await self._server()
         await self._ready.wait()
 
-    async def run(self, group: str, address: str, authkey: bytes) -> RankEnd:
+    async def heart(self, job: str, attempt: int, timeout_s: float) -> LinkAddress:
+        """Where the ranks of an attempt send their heartbeats, of which one must come within the timeout."""
+
+        def open_it() -> LinkAddress:
+            def reach() -> LighthouseClient:
+                return LighthouseClient(job, attempt, timeout_s)
+
+            self._hearts.open(attempt, reach, heartbeat_period_s(timeout_s))
+            self._heart = self._heart or RankLink(self._hearts)
+            return self._heart.at
+
+        async with self._opening:
+            return await asyncio.to_thread(open_it)
+
+    async def run(self, group: str, at: LinkAddress) -> RankEnd:
         """Run the process of one rank to its end.
 
         Args:
-            address: of the Ray Train worker that answers for it.
+            at: where the Ray Train worker answers for it.
 
         Raises:
             ConnectionError: the fork server has ended, and the process with it.
@@ -92,7 +116,7 @@ class NodeForks:
         self._next += 1
         number = self._next
         self._ranks[number] = _Rank(group, asyncio.get_running_loop().create_future())
-        request = {"id": number, "address": address, "authkey": authkey.hex()}
+        request = {"id": number, "address": at.address, "authkey": at.authkey.hex()}
         server.write(json.dumps(request).encode() + b"\n")
         return await self._ranks[number].ended
 
@@ -154,6 +178,7 @@ class NodeForks:
         self._ready.set()  # nobody may wait for ever for one that ended while it imported
         lost, self._ranks = self._ranks, {}
         for rank in lost.values():
+            self._hearts.ended(rank.group)
             rank.ended.set_exception(ConnectionError("the fork server of the node has ended"))
         await asyncio.to_thread(server.wait)  # no zombie may stay
 
@@ -164,7 +189,10 @@ class NodeForks:
             self._ranks[answer["id"]].pid = answer["pid"]
         else:
             end = RankEnd(answer["code"], answer["memory"])
-            self._ranks.pop(answer["id"]).ended.set_result(end)
+            rank = self._ranks.pop(answer["id"])
+            if end.code:
+                self._hearts.ended(rank.group)
+            rank.ended.set_result(end)
 
 
 _NodeForksActor = ray.remote(num_cpus=0, max_restarts=-1)(NodeForks)

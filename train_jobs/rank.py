@@ -17,10 +17,11 @@ import torch.distributed as dist
 
 from cluster.storage import Storage
 from train_jobs.assembly import RankAssembly
+from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError, ScriptError
 from train_jobs.loop import Reporter
 from train_jobs.progress import Progress
-from train_jobs.rank_link import RankOrder, Worker, reach_worker
+from train_jobs.rank_link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
 from train_jobs.rendezvous import open_store, reach_store, use_interface_of
 from train_jobs.script import ScriptProcess, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
@@ -31,9 +32,9 @@ _HEARTBEATS_PER_TIMEOUT = 20
 _AFTER_HANG_S = 30.0
 
 
-def run_rank_process(address: str, authkey: bytes) -> None:
-    """Do what the worker at this address orders."""
-    worker = reach_worker(address, authkey)
+def run_rank_process(at: LinkAddress) -> None:
+    """Do what the worker there orders."""
+    worker = reach_worker(at)
     threading.Thread(target=_go_with, args=(worker,), name="worker's end", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
     order = worker.order()
@@ -136,6 +137,25 @@ def _reporter(order: RankOrder, worker: Worker) -> Reporter:
     return _WorkerReporter(worker) if order.place.rank == 0 else _Silent()
 
 
+class _Lighthouse:
+    """A replica group's line to the lighthouse of its job: heartbeats go the shortest way."""
+
+    def __init__(self, order: RankOrder, worker: Worker) -> None:
+        assert order.heart is not None, "there are other groups"
+        self._attempt = order.spec.attempt
+        self._heart = reach_heart(order.heart)
+        self._worker = worker
+
+    def heartbeat(self, beat: Beat, at_once: bool) -> Word:
+        return self._heart.heartbeat(self._attempt, beat, at_once)
+
+    def remind(self, view: View) -> None:
+        self._worker.remind(view)
+
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
+        return self._worker.arrive(group, standing, rank_count)
+
+
 class _TaskRun:
     """A rank of one of our own step loops."""
 
@@ -169,7 +189,7 @@ class _TaskRun:
         self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
         workspace = Workspace(Storage(spec.run))
         workspace.fetch(DATA)
-        replica = None if spec.config.group_size is None else (spec.name, self.worker)
+        replica = None if order.heart is None else (spec.name, _Lighthouse(order, self.worker))
         assembly = RankAssembly(
             spec.config,
             workspace,

@@ -1,4 +1,4 @@
-"""The line between a rank's process and the Ray Train worker that answers for it."""
+"""The lines from a rank's process to the Ray Train worker that answers for it, and to its node's heart."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.managers import BaseManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from train_jobs.elastic.membership import Goodbye, Standing, View, Word
+from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError
 from train_jobs.progress import Heartbeat
 from train_jobs.script import RankPlace
 from train_jobs.spec import GroupSpec
+
+
+class LinkAddress(NamedTuple):
+    """Where a link is answered, and the key that opens it."""
+
+    address: str
+    authkey: bytes
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,7 @@ class RankOrder:
         node: name of its node.
         device: index of its GPU among those it can see; None where it has none.
         environment: what it has to have in its environment, besides what torchrun would set.
+        heart: where it sends its heartbeats to the other groups, where there are any.
     """
 
     spec: GroupSpec
@@ -34,6 +42,7 @@ class RankOrder:
     node: str
     device: int | None
     environment: Mapping[str, str]
+    heart: LinkAddress | None = None
 
 
 class Worker(Protocol):
@@ -55,8 +64,6 @@ class Worker(Protocol):
 
     def leave(self) -> None:
         """Let the rank's group leave at its next step boundary."""
-
-    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word: ...
 
     def remind(self, view: View) -> None: ...
 
@@ -81,22 +88,28 @@ class Worker(Protocol):
         """Never returns; the connection breaks when the worker is gone."""
 
 
+class Heart(Protocol):
+    """What takes the heartbeats of a node's ranks; see train_jobs.elastic.heartbeats.Hearts."""
+
+    def heartbeat(self, attempt: int, beat: Beat, at_once: bool) -> Word: ...
+
+
 class RankLink:
-    """A worker's end: answers its rank's process, for as long as this process lives.
+    """The other end: answers ranks' processes, for as long as this process lives.
 
     Args:
-        worker: whose methods are called, by several threads at once.
+        answers: whose methods are called, by several threads at once.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, answers: Worker | Heart) -> None:
         class Answering(BaseManager):
             pass
 
-        Answering.register("worker", callable=lambda: worker)
+        Answering.register("answers", callable=lambda: answers)
         # Of Linux's abstract namespace: it leaves no file behind, however this process ends.
-        self.address = f"\0shoal-rank-{os.getpid()}-{secrets.token_hex(8)}"
-        self.authkey = secrets.token_bytes(32)
-        server = Answering(self.address, self.authkey).get_server()
+        address = f"\0shoal-rank-{os.getpid()}-{secrets.token_hex(8)}"
+        self.at = LinkAddress(address, secrets.token_bytes(32))
+        server = Answering(*self.at).get_server()
         threading.Thread(target=server.serve_forever, name="rank link", daemon=True).start()
 
 
@@ -104,15 +117,24 @@ class _Calling(BaseManager):
     pass
 
 
-_Calling.register("worker")
+_Calling.register("answers")
 
 
-def reach_worker(address: str, authkey: bytes) -> Worker:
+def reach_worker(at: LinkAddress) -> Worker:
     """The rank's end; each of its threads has a connection of its own.
 
     Raises:
         OSError: the worker is gone.
     """
-    manager = _Calling(address, authkey)
+    return _reach(at)
+
+
+def reach_heart(at: LinkAddress) -> Heart:
+    """The same, for its node's heart."""
+    return _reach(at)
+
+
+def _reach(at: LinkAddress) -> Any:
+    manager = _Calling(*at)
     manager.connect()
-    return manager.worker()  # type: ignore[attr-defined]
+    return manager.answers()  # type: ignore[attr-defined]

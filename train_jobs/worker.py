@@ -20,10 +20,10 @@ from cluster.nodes import NODE_LABEL
 from cluster.storage import Storage, StorageError
 from train_jobs.control import find_control
 from train_jobs.elastic.lighthouse import LighthouseClient
-from train_jobs.elastic.membership import Goodbye, Standing, View, Word
+from train_jobs.elastic.membership import Goodbye, Standing, View
 from train_jobs.errors import RankError
 from train_jobs.progress import HangWatch, Heartbeat
-from train_jobs.rank_link import RankLink, RankOrder
+from train_jobs.rank_link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank_stacks import RankStacks, waits_for_others
 from train_jobs.script import RankPlace
 from train_jobs.spec import LOGS, GroupSpec
@@ -87,9 +87,12 @@ def _ask_what_next(spec: GroupSpec, here: ActorHandle, error: RankError) -> Grou
 
 
 def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
-    worker = RankWorker(spec)
-    link = RankLink(worker)
-    ended = here.run.remote(spec.name, link.address, link.authkey)
+    heart: LinkAddress | None = None
+    if spec.config.group_size is not None:
+        timeout_s = spec.config.recovery.heartbeat_timeout_s
+        heart = ray.get(here.heart.remote(spec.job, spec.attempt, timeout_s), timeout=_CALL_TIMEOUT_S)
+    worker = RankWorker(spec, heart)
+    ended = here.run.remote(spec.name, RankLink(worker).at)
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         try:
             worker.end_if_it_hangs()
@@ -106,8 +109,9 @@ def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
 class RankWorker:
     """What a rank's process can ask; see train_jobs.rank_link.Worker."""
 
-    def __init__(self, spec: GroupSpec) -> None:
+    def __init__(self, spec: GroupSpec, heart: LinkAddress | None) -> None:
         self.spec = spec
+        self._heart = heart
         context = ray.train.get_context()
         self.rank = context.get_world_rank()
         self._place = RankPlace(
@@ -141,6 +145,7 @@ class RankWorker:
             node=context.get_node_labels().get(NODE_LABEL, context.get_node_id()),
             device=device,
             environment={} if visible is None else {_VISIBLE: visible},
+            heart=self._heart,
         )
 
     def rendezvous(self, address: str | None) -> str:
@@ -169,9 +174,6 @@ class RankWorker:
             ray.get(self._reach_control().stop.remote(), timeout=_CALL_TIMEOUT_S)
         else:
             self._reach_lighthouse().leave(self.spec.name)
-
-    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word:
-        return self._reach_lighthouse().heartbeat(group, rank, view, timeout_s)
 
     def remind(self, view: View) -> None:
         self._reach_lighthouse().remind(view)

@@ -23,7 +23,7 @@ from train_jobs.errors import RankError
 from train_jobs.failures import FailureClass, RankFailure, classify
 from train_jobs.forks import PRELOADED, RankEnd
 from train_jobs.progress import HangWatch, Heartbeat
-from train_jobs.rank_link import RankLink, RankOrder
+from train_jobs.rank_link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank_stacks import RankStacks, waits_for_others
 from train_jobs.script import RankPlace
 from train_jobs.spec import DATA, group_spec
@@ -42,9 +42,9 @@ class Server:
         self._lines = self._socket.makefile("rw")
         assert self.answer() == {}
 
-    def fork(self, number: int, link: RankLink) -> int:
+    def fork(self, number: int, at: LinkAddress) -> int:
         """The pid of a rank's process."""
-        request = {"id": number, "address": link.address, "authkey": link.authkey.hex()}
+        request = {"id": number, "address": at.address, "authkey": at.authkey.hex()}
         self._lines.write(json.dumps(request) + "\n")
         self._lines.flush()
         answer = self.answer()
@@ -142,7 +142,7 @@ def workers(directory: Path, **changes: Any) -> list[LocalWorker]:
 
 def start(server: Server, ranks: list[LocalWorker]) -> list[int]:
     """Fork the ranks; returns their pids."""
-    return [server.fork(index, RankLink(rank)) for index, rank in enumerate(ranks)]
+    return [server.fork(index, RankLink(rank).at) for index, rank in enumerate(ranks)]
 
 
 def test_forked_ranks_train_to_the_end_and_say_so(server: Server, tmp_path: Path) -> None:
@@ -236,10 +236,8 @@ def test_a_rank_ends_when_its_worker_is_gone(server: Server, tmp_path: Path) -> 
         [sys.executable, "-c", _WORKER_OF_ITS_OWN, str(tmp_path)], stdout=subprocess.PIPE, text=True
     )
     assert answering.stdout is not None
-    link = RankLink.__new__(RankLink)
-    link.address, authkey = json.loads(answering.stdout.readline())
-    link.authkey = bytes.fromhex(authkey)
-    server.fork(7, link)
+    address, authkey = json.loads(answering.stdout.readline())
+    server.fork(7, LinkAddress(address, bytes.fromhex(authkey)))
     assert answering.stdout.readline() == "called\n"
     answering.kill()
     assert server.answer() == {"id": 7, "code": 1, "memory": False}
@@ -251,8 +249,8 @@ import json, sys
 from pathlib import Path
 from tests.train_jobs.test_fork_server import RankLink, workers
 worker = workers(Path(sys.argv[1]))[1]
-link = RankLink(worker)
-print(json.dumps([link.address, link.authkey.hex()]), flush=True)
+at = RankLink(worker).at
+print(json.dumps([at.address, at.authkey.hex()]), flush=True)
 worker.called.wait()
 print("called", flush=True)
 worker.status = input()
@@ -261,9 +259,7 @@ worker.status = input()
 
 def test_nobody_without_the_key_is_answered(server: Server, tmp_path: Path) -> None:
     (rank, _) = workers(tmp_path)
-    link = RankLink(rank)
-    link.authkey = b"another one"
-    server.fork(0, link)
+    server.fork(0, LinkAddress(RankLink(rank).at.address, b"another one"))
     assert server.answer() == {"id": 0, "code": 1, "memory": False}
     assert not rank.called.is_set()
 

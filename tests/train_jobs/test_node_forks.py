@@ -10,7 +10,9 @@ import socket
 import psutil
 import pytest
 
+from train_jobs.elastic.heartbeats import Hearts
 from train_jobs.forks import NodeForks
+from train_jobs.rank_link import LinkAddress
 
 GROUP, OTHER = "group-0", "group-1"
 
@@ -23,22 +25,35 @@ def fork_server() -> psutil.Process:
     return server
 
 
+class Ends(Hearts):
+    """Notes of which groups a process has ended before its time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[str] = []
+
+    def ended(self, group: str) -> None:
+        self.told.append(group)
+
+
 def test_a_fork_server_that_does_not_move_is_replaced_when_its_ranks_are_given_up() -> None:
     async def go() -> None:
-        forks = NodeForks()
+        ends = Ends()
+        forks = NodeForks(ends)
         await forks.start()
         stopped = fork_server()
         stopped.send_signal(signal.SIGSTOP)
-        run = asyncio.create_task(forks.run(GROUP, "\0nobody", b"key"))
+        run = asyncio.create_task(forks.run(GROUP, LinkAddress("\0nobody", b"key")))
         await forks.give_up(OTHER)  # it has nobody here
         assert not (await asyncio.wait([run], timeout=0.5))[0]
         await forks.give_up(GROUP)
         with pytest.raises(ConnectionError, match="fork server"):
             await asyncio.wait_for(run, 10)
+        assert ends.told == [GROUP], "the other groups need not wait until it has been silent for long"
         await forks.start()
         anew = fork_server()
         assert anew.pid != stopped.pid
-        end = await asyncio.wait_for(forks.run(GROUP, "\0nobody", b"key"), 10)
+        end = await asyncio.wait_for(forks.run(GROUP, LinkAddress("\0nobody", b"key")), 10)
         assert end.code == 1, "it found nobody to ask"
         anew.kill()
         anew.wait(10)
@@ -52,16 +67,18 @@ def test_a_rank_that_never_says_a_word_is_killed_and_the_fork_server_stays() -> 
         with socket.socket(socket.AF_UNIX) as silent:
             silent.bind(address)
             silent.listen()
-            forks = NodeForks()
+            ends = Ends()
+            forks = NodeForks(ends)
             await forks.start()
             server = fork_server()
-            run = asyncio.create_task(forks.run(GROUP, address, b"key"))
+            run = asyncio.create_task(forks.run(GROUP, LinkAddress(address, b"key")))
             while not server.children():
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)  # until the pid is known here
             await forks.give_up(GROUP)
             end = await asyncio.wait_for(run, 10)
             assert end.code == -signal.SIGKILL
+            assert ends.told == [GROUP]
             assert server.is_running()
             server.kill()
             server.wait(10)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import ray
 from ray.actor import ActorHandle
@@ -12,10 +13,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.head_actor import was_restarted
 from train_jobs.control import NAMESPACE
-from train_jobs.elastic.membership import Goodbye, Membership, Standing, View, Word
+from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
 
 _CALL_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 10
+_MOST_CALLS = 100_000
+"""At a time: groups that wait for a view must not keep heartbeats out."""
 
 
 def lighthouse_name(job: str, attempt: int) -> str:
@@ -23,7 +26,7 @@ def lighthouse_name(job: str, attempt: int) -> str:
     return f"shoal-lighthouse-{job}-{attempt}"
 
 
-@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+@ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=_MOST_CALLS)
 class Lighthouse:
     """Keeps the membership of one job, and the store by which the groups of a view find one another.
 
@@ -39,80 +42,101 @@ class Lighthouse:
         self._membership = Membership([] if restarted else expected, timeout_s)
         # After a restart everybody has to be heard before anybody is thought lost.
         self._open_at = time.monotonic() + timeout_s if restarted else 0.0
-        self._decided = asyncio.Condition()
+        self._news = asyncio.Event()
+        self._answer: tuple[View | None, bytes] = None, b""
         from train_jobs.rendezvous import open_store  # drivers and workers need no torch
 
         self._store, self._address = open_store(ray.util.get_node_ip_address())
         self._watch = asyncio.get_running_loop().create_task(self._look_again())
 
-    async def heartbeat(self, group: str, rank: int, view: int) -> Word:
-        """A rank is there, in view number `view`."""
-        return self._membership.heard(group, rank, view, time.monotonic())
+    async def heartbeats(self, beats: Sequence[Beat]) -> list[Word]:
+        """The ranks of a node are there; the answers are in the same order."""
+        now = time.monotonic()
+        return [self._membership.heard(beat, now) for beat in beats]
 
     async def remind(self, view: View) -> None:
         """Tell of the view that a group is in, after a restart of this actor."""
         self._membership.remind(view, time.monotonic())
 
-    async def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
-        """Wait at a step boundary for the next view; returns it with the address of its store."""
+    async def arrive(self, group: str, standing: Standing, rank_count: int) -> bytes:
+        """Wait at a step boundary for the next view; returns it with the address of its store, pickled.
+
+        Hundreds of groups are told the same: Ray would pickle it for each of them, in milliseconds.
+        """
         self._membership.arrive(group, standing, rank_count, time.monotonic())
-        async with self._decided:
-            while True:
-                self._decide()
-                answer = self._membership.answer(group, standing, time.monotonic())
-                if isinstance(answer, Goodbye):
-                    self._decide()  # the others need not wait for it
-                    return answer
-                if answer is not None:
-                    return answer, self._address
-                await self._decided.wait()
+        self._decide()
+        while True:
+            answer = self._membership.answer(group, standing, time.monotonic())
+            if isinstance(answer, Goodbye):
+                self._decide()  # the others need not wait for it
+                return pickle.dumps(answer)
+            if answer is not None:
+                if self._answer[0] is not answer:
+                    self._answer = answer, pickle.dumps((answer, self._address))
+                return self._answer[1]
+            await self._news.wait()
 
     async def leave(self, group: str) -> None:
         """Let a group go at its next step boundary."""
         self._membership.leave(group)
-        await self._look()
+        self._look()
 
     async def ended(self, group: str) -> None:
         """A group is over."""
         self._membership.ended(group)
-        await self._look()
+        self._look()
 
     async def view(self) -> View | None:
         return self._membership.view
 
-    def _decide(self) -> None:
+    def _decide(self) -> bool:
+        """Agree on the next view if that is possible now, and let everybody know."""
         now = time.monotonic()
-        if now >= self._open_at and self._membership.decide(now) is not None:
-            self._decided.notify_all()
+        decided = now >= self._open_at and self._membership.decide(now) is not None
+        if decided:
+            self._tell()
+        return decided
 
-    async def _look(self) -> None:
+    def _look(self) -> None:
         """Let everybody who waits look whether there is an answer now."""
-        async with self._decided:
-            self._decided.notify_all()
+        if not self._decide():
+            self._tell()
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
 
     async def _look_again(self) -> None:
         """Silence is no call: it has to be looked for."""
         while True:
             await asyncio.sleep(self._membership.timeout_s / _LOOKS_PER_TIMEOUT)
-            await self._look()
+            self._look()
 
 
 class LighthouseClient:
-    """How a rank, or the driver, talks to the lighthouse of its job."""
+    """How a rank, or the driver, talks to the lighthouse of its job.
 
-    def __init__(self, job: str, attempt: int) -> None:
+    Args:
+        timeout_s: how long heartbeats may wait for their answers.
+    """
+
+    def __init__(self, job: str, attempt: int, timeout_s: float = _CALL_TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._actor = ray.get_actor(lighthouse_name(job, attempt), namespace=NAMESPACE)
 
-    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word:
+    def heartbeats(self, beats: Sequence[Beat]) -> Sequence[Word]:
         """Raises GetTimeoutError where the lighthouse does not answer in time."""
-        return ray.get(self._actor.heartbeat.remote(group, rank, view), timeout=timeout_s)
+        return ray.get(self._actor.heartbeats.remote(beats), timeout=self._timeout_s)
+
+    def say_ended(self, group: str) -> None:
+        self._actor.ended.remote(group)
 
     def remind(self, view: View) -> None:
         ray.get(self._actor.remind.remote(view), timeout=_CALL_TIMEOUT_S)
 
     def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
         """Waits for the others as long as it takes: the driver sees who does not come."""
-        return ray.get(self._actor.arrive.remote(group, standing, rank_count))
+        return pickle.loads(ray.get(self._actor.arrive.remote(group, standing, rank_count)))
 
     def leave(self, group: str) -> None:
         ray.get(self._actor.leave.remote(group), timeout=_CALL_TIMEOUT_S)

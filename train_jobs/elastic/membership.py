@@ -6,12 +6,19 @@ installed it before the first collective of it begins, and a group that is lost 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 PATIENCE_S = 120.0
 """Groups that start together are ready within seconds of each other, unless one cannot start at all."""
+_BEATS_PER_TIMEOUT = 4
+
+
+def heartbeat_period_s(timeout_s: float) -> float:
+    """How often a rank is to be heard, where it counts as lost after a silence of so long."""
+    return timeout_s / _BEATS_PER_TIMEOUT
 
 
 class Standing(NamedTuple):
@@ -95,6 +102,33 @@ class Word:
     forgotten: bool = False
 
 
+class Beat(NamedTuple):
+    """A heartbeat.
+
+    Attributes:
+        view: number of the view that the rank is in; 0 where it is in none yet.
+        age_s: how long ago it was sent.
+    """
+
+    group: str
+    rank: int
+    view: int
+    age_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """What has become of the view, which holds until something changes.
+
+    Attributes:
+        word: the answer to a heartbeat of a rank in it.
+        until: from then on a rank may have been silent for too long.
+    """
+
+    word: Word
+    until: float
+
+
 @dataclass
 class _Group:
     ranks: dict[int, float] = field(default_factory=dict)
@@ -127,24 +161,33 @@ class Membership:
         self._left: set[str] = set()
         self._seniority = 0
         self._first_arrival: float | None = None
+        self._outlook: _Outlook | None = None
+        """None where something has changed since it was looked at."""
 
-    def heard(self, group: str, rank: int, view: int, now: float) -> Word:
-        """A heartbeat of a rank, which is in view number `view` (0: in none yet)."""
+    def heard(self, beat: Beat, now: float) -> Word:
+        """Take in a heartbeat of a rank. It costs the same however many ranks there are."""
+        group = beat.group
         if group in self._ended or group in self._left:
             return Word(broken=group in self._ended)
-        member = self._groups.setdefault(group, _Group())
-        member.ranks[rank] = now
+        ranks = self._groups.setdefault(group, _Group()).ranks
+        before, sent = ranks.get(beat.rank, -math.inf), now - beat.age_s
+        if now - before > self.timeout_s:
+            self._outlook = None  # it was thought lost, or is new
+        ranks[beat.rank] = max(before, sent)
         if self.view is None:
-            return Word(forgotten=view > 0)
-        if view == 0:
+            return Word(forgotten=beat.view > 0)
+        if beat.view == 0:
             return Word()
-        broken = view != self.view.number or group not in self.view.groups or self._any_lost(now)
-        return Word(change=self._change_wanted(now), broken=broken)
+        word = self._word(now)
+        if beat.view != self.view.number or group not in self.view.groups:
+            return Word(change=word.change, broken=True)
+        return word
 
     def remind(self, view: View, now: float) -> None:
         """Tell of a view that was agreed on before this began; its groups have to be heard from now on."""
         if self.view is None or view.number > self.view.number:
             self.view = view
+            self._outlook = None
             for group in view.groups:
                 member = self._groups.setdefault(group, _Group())
                 member.ranks.setdefault(0, now)
@@ -160,6 +203,7 @@ class Membership:
         """
         if group in self._ended or group in self._left:
             return
+        self._outlook = None
         member = self._groups.setdefault(group, _Group())
         for rank in range(rank_count):
             member.ranks[rank] = now
@@ -175,6 +219,7 @@ class Membership:
         if member is None:
             return None  # it was silent, and is thought lost until it is heard again
         if member.leaving:
+            self._outlook = None
             others = self.view is not None and any(
                 self._present(each, now) for each in self.view.groups if each != group
             )
@@ -184,33 +229,32 @@ class Membership:
         if member.arrived is None:
             if self.view is not None and group in self.view.groups:
                 return self.view
+            self._outlook = None
             member.arrived = standing  # it was thought lost while it waited
         return None
 
     def leave(self, group: str) -> None:
         """Ask a group to go; at its next step boundary it is answered with a goodbye."""
+        self._outlook = None
         self._groups.setdefault(group, _Group()).leaving = True
 
     def ended(self, group: str) -> None:
         """A group is over, however that came."""
+        self._outlook = None
         self._expected.discard(group)
         self._groups.pop(group, None)
         self._ended.add(group)
 
     def decide(self, now: float) -> View | None:
         """The next view, once everybody who goes on waits for it."""
+        if self._somebody_is_missing(now):
+            return None
         waiting = {
             name: group
             for name, group in self._groups.items()
-            if group.arrived is not None and not group.leaving and self._heard(group, now)
+            if self._waits(name) and self._heard(group, now)
         }
-        if self.view is None:
-            patient = self._first_arrival is not None and now - self._first_arrival <= self.patience_s
-            going = {name for name in self._expected if name in self._left or self._leaves(name)}
-            needed = self._expected - going if patient else set()
-        else:
-            needed = {name for name in self.view.groups if self._present(name, now)}
-        if not waiting or not needed <= waiting.keys():
+        if not waiting:
             return None
         for name in sorted(waiting):
             if waiting[name].since is None:
@@ -225,9 +269,25 @@ class Membership:
             self._groups.pop(name, None)  # it may come back, as one that has yet to join
         number = 1 if self.view is None else self.view.number + 1
         self.view = View(number, tuple(groups), standings, tuple(lost), tuple(left))
+        self._outlook = None
         for group in waiting.values():
             group.arrived = None
         return self.view
+
+    def _somebody_is_missing(self, now: float) -> bool:
+        """Whether one that goes on does not wait for the next view yet."""
+        if self.view is not None:
+            # Whether it waits is known at once; whether it is there, only when all its ranks are looked at.
+            return any(not self._waits(name) and self._present(name, now) for name in self.view.groups)
+        if self._first_arrival is None or now - self._first_arrival > self.patience_s:
+            return False
+        going = {name for name in self._expected if name in self._left or self._leaves(name)}
+        return any(not (self._waits(name) and self._present(name, now)) for name in self._expected - going)
+
+    def _waits(self, name: str) -> bool:
+        """Whether a group stands at a step boundary, to go on from there."""
+        member = self._groups.get(name)
+        return member is not None and member.arrived is not None and not member.leaving
 
     def _leaves(self, name: str) -> bool:
         return name in self._groups and self._groups[name].leaving
@@ -237,21 +297,29 @@ class Membership:
         member = self._groups.get(name)
         return member is not None and not member.leaving and self._heard(member, now)
 
-    def _any_lost(self, now: float) -> bool:
-        """Whether a member of the view ended without a goodbye."""
-        assert self.view is not None, "there is a view"
-        for name in self.view.groups:
-            member = self._groups.get(name)
-            if name not in self._left and (member is None or not self._heard(member, now)):
-                return True
-        return False
-
     def _heard(self, group: _Group, now: float) -> bool:
         return all(now - heard <= self.timeout_s for heard in group.ranks.values())
 
-    def _change_wanted(self, now: float) -> bool:
+    def _word(self, now: float) -> Word:
+        """The answer to a heartbeat of the view's own ranks."""
+        if self._outlook is None or now > self._outlook.until:
+            self._outlook = self._look(now)
+        return self._outlook.word
+
+    def _look(self, now: float) -> _Outlook:
         assert self.view is not None, "there is a view"
+        members = [(name, self._groups.get(name)) for name in self.view.groups]
+        # Who has neither said goodbye nor been heard of is lost.
+        lost = any(
+            name not in self._left and (member is None or not self._heard(member, now))
+            for name, member in members
+        )
         joins = any(
             group.arrived is not None and name not in self.view.groups for name, group in self._groups.items()
         )
-        return joins or any(not self._present(name, now) for name in self.view.groups)
+        change = lost or joins or any(member is None or member.leaving for _, member in members)
+        heard = [last for _, member in members if member is not None for last in member.ranks.values()]
+        until = min(
+            (last + self.timeout_s for last in heard if now - last <= self.timeout_s), default=math.inf
+        )
+        return _Outlook(Word(change=change, broken=lost), until)

@@ -19,13 +19,20 @@ from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.order import Place
 from train_jobs.elastic.buckets import GradientBuckets
 from train_jobs.elastic.exchange import Exchange
-from train_jobs.elastic.membership import NO_STATE, Goodbye, Standing, View, Word
+from train_jobs.elastic.membership import (
+    NO_STATE,
+    Beat,
+    Goodbye,
+    Standing,
+    View,
+    Word,
+    heartbeat_period_s,
+)
 from train_jobs.elastic.transfer import State, Transfer
 from train_jobs.metering.stragglers import Rank
 from train_jobs.progress import Progress
 from train_jobs.quorum import Left
 
-_BEATS_PER_TIMEOUT = 4
 _LOOK_S = 0.05
 """How soon who waits for a state sees that a group is gone."""
 
@@ -33,7 +40,8 @@ _LOOK_S = 0.05
 class Lighthouse(Protocol):
     """Where the groups of a job agree; see train_jobs.elastic.lighthouse."""
 
-    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word: ...
+    def heartbeat(self, beat: Beat, at_once: bool) -> Word:
+        """Say that a rank is there, at once or when the next heartbeats of its node are due."""
 
     def remind(self, view: View) -> None: ...
 
@@ -332,17 +340,18 @@ class ReplicaQuorum:
 
     def _beat(self) -> None:
         """Say that this rank is there, and hear of changes."""
-        settings, rank = self.settings, dist.get_rank()
-        period = settings.heartbeat_timeout_s / _BEATS_PER_TIMEOUT
+        group, rank = self.settings.group, dist.get_rank()
+        # Its node sends one a period: whoever has had an answer is there again before the next is due.
+        pause = heartbeat_period_s(self.settings.heartbeat_timeout_s) / 2
         while True:
-            self._beat_now.wait(period)
+            at_once = self._beat_now.wait(pause)
             self._beat_now.clear()
             if self._ended.is_set():
                 return
             view, asked_at = self._view, time.monotonic()
             try:
                 number = 0 if view is None else view.number
-                word = self._lighthouse.heartbeat(settings.group, rank, number, settings.heartbeat_timeout_s)
+                word = self._lighthouse.heartbeat(Beat(group, rank, number), at_once)
                 if word.forgotten and view is not None:
                     self._lighthouse.remind(view)
                     self._beat_now.set()

@@ -15,7 +15,7 @@ from typing import Any
 from cluster.config import TrainJobConfig
 from tests.train_jobs.bad_steps import digest, slow_down, spoil
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
-from train_jobs.elastic.membership import Goodbye, Membership, Standing, View, Word
+from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
 from train_jobs.rendezvous import open_store
 from train_jobs.spec import DATA
 
@@ -28,9 +28,9 @@ class LocalLighthouse:
         self._decided = threading.Condition()
         self._store, self._address = open_store("127.0.0.1")
 
-    def heartbeat(self, group: str, rank: int, view: int, timeout_s: float) -> Word:
+    def heartbeat(self, beat: Beat, at_once: bool) -> Word:
         with self._decided:
-            return self._membership.heard(group, rank, view, time.monotonic())
+            return self._membership.heard(beat, time.monotonic())
 
     def remind(self, view: View) -> None:
         raise AssertionError("this one does not die")

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from train_jobs.elastic.membership import NO_STATE, Goodbye, Membership, Standing, View, Word
+from train_jobs.elastic.membership import NO_STATE, Beat, Goodbye, Membership, Standing, View, Word
 
 TIMEOUT_S = 2.0
 
@@ -59,9 +59,9 @@ def test_the_first_view_does_not_wait_for_ever_for_one_that_cannot_start() -> No
     membership = Membership(["a", "b"], TIMEOUT_S, patience_s=10)
     membership.arrive("a", NO_STATE, 1, 0)
     for now in range(1, 11):
-        membership.heard("a", 0, 0, now)
+        membership.heard(Beat("a", 0, 0), now)
         assert membership.decide(now) is None
-    membership.heard("a", 0, 0, 10.5)
+    membership.heard(Beat("a", 0, 0), 10.5)
     view = membership.decide(10.5)
     assert view is not None
     assert view.groups == ("a",)
@@ -69,9 +69,9 @@ def test_the_first_view_does_not_wait_for_ever_for_one_that_cannot_start() -> No
 
 def test_a_newcomer_is_told_to_the_others_and_stands_behind_them() -> None:
     membership = agreed("b", "c")
-    assert not membership.heard("b", 0, 1, 1).change
+    assert not membership.heard(Beat("b", 0, 1), 1).change
     membership.arrive("a", NO_STATE, 1, 1)
-    assert membership.heard("b", 0, 1, 1) == Word(change=True)
+    assert membership.heard(Beat("b", 0, 1), 1) == Word(change=True)
     membership.arrive("b", at(9), 1, 1)
     assert membership.decide(1) is None, "c is still at its step"
     membership.arrive("c", at(9), 1, 1.5)
@@ -96,8 +96,8 @@ def test_what_was_done_before_the_job_went_back_counts_for_nothing() -> None:
 
 def test_a_silent_group_is_lost_and_the_others_give_up_what_they_wait_for() -> None:
     membership = agreed("a", "b")
-    assert membership.heard("a", 0, 1, TIMEOUT_S) == Word()
-    assert membership.heard("a", 0, 1, TIMEOUT_S + 0.1) == Word(change=True, broken=True)
+    assert membership.heard(Beat("a", 0, 1), TIMEOUT_S) == Word()
+    assert membership.heard(Beat("a", 0, 1), TIMEOUT_S + 0.1) == Word(change=True, broken=True)
     membership.arrive("a", at(7), 1, TIMEOUT_S + 0.2)
     assert membership.decide(TIMEOUT_S + 0.2) == View(2, ("a",), (at(7),), lost=("b",))
 
@@ -108,16 +108,16 @@ def test_one_silent_rank_is_enough() -> None:
         membership.arrive(group, at(7), 2, 0)
     membership.decide(0)
     for rank in (0, 1):
-        membership.heard("a", rank, 1, 3)
-    membership.heard("b", 0, 1, 3)
-    assert membership.heard("a", 0, 1, 3).broken
+        membership.heard(Beat("a", rank, 1), 3)
+    membership.heard(Beat("b", 0, 1), 3)
+    assert membership.heard(Beat("a", 0, 1), 3).broken
 
 
 def test_a_group_thought_lost_comes_back_as_a_newcomer() -> None:
     membership = agreed("a", "b")
     membership.arrive("a", at(8), 1, 3)
     assert membership.decide(3) is not None
-    assert membership.heard("b", 0, 1, 3.1).broken
+    assert membership.heard(Beat("b", 0, 1), 3.1).broken
     membership.arrive("b", at(7), 1, 3.2)
     membership.arrive("a", at(9), 1, 3.3)
     view = membership.decide(3.3)
@@ -128,12 +128,12 @@ def test_a_group_thought_lost_comes_back_as_a_newcomer() -> None:
 def test_a_goodbye_costs_the_others_no_timeout() -> None:
     membership = agreed("a", "b")
     membership.leave("b")
-    assert membership.heard("a", 0, 1, 0.1) == Word(change=True), "nothing is broken"
+    assert membership.heard(Beat("a", 0, 1), 0.1) == Word(change=True), "nothing is broken"
     assert told(membership, "b", at(8), 0.2) == Goodbye(last=False)
-    assert membership.heard("a", 0, 1, 0.2) == Word(change=True)
+    assert membership.heard(Beat("a", 0, 1), 0.2) == Word(change=True)
     membership.arrive("a", at(8), 1, 0.2)
     assert membership.decide(0.2) == View(2, ("a",), (at(8),), left=("b",))
-    assert not membership.heard("a", 0, 2, 0.3).change
+    assert not membership.heard(Beat("a", 0, 2), 0.3).change
 
 
 def test_the_others_do_not_wait_for_one_that_has_to_leave() -> None:
@@ -164,9 +164,9 @@ def test_one_that_is_thought_lost_while_it_waits_gets_its_answer_once_it_is_hear
     membership.arrive("a", at(8), 1, 3)
     assert membership.decide(3) == View(2, ("a",), (at(8),), lost=("b",))
     assert membership.answer("b", at(8), 3.1) is None
-    membership.heard("b", 0, 1, 3.2)
+    membership.heard(Beat("b", 0, 1), 3.2)
     assert membership.answer("b", at(8), 3.2) is None
-    assert membership.heard("a", 0, 2, 3.3).change
+    assert membership.heard(Beat("a", 0, 2), 3.3).change
     membership.arrive("a", at(9), 1, 3.4)
     assert membership.decide(3.4) == View(3, ("a", "b"), (at(9), at(8)))
     assert membership.answer("b", at(8), 3.4) == membership.view
@@ -178,21 +178,50 @@ def test_one_that_ended_is_not_waited_for_and_may_not_return() -> None:
     membership.arrive("a", at(7), 1, 0.1)
     assert membership.decide(0.1) == View(2, ("a",), (at(7),), lost=("b",))
     assert told(membership, "b", at(7), 0.2) == Goodbye(last=False)
-    assert membership.heard("b", 0, 1, 0.2).broken
+    assert membership.heard(Beat("b", 0, 1), 0.2).broken
 
 
 def test_after_a_restart_the_groups_say_which_view_they_are_in() -> None:
     view = agreed("a", "b").view
     assert view is not None
     anew = Membership([], TIMEOUT_S)
-    assert anew.heard("a", 0, view.number, 0) == Word(forgotten=True)
+    assert anew.heard(Beat("a", 0, view.number), 0) == Word(forgotten=True)
     anew.remind(view, 0)
-    anew.heard("b", 0, view.number, 0)
-    assert anew.heard("a", 0, view.number, 0) == Word()
+    anew.heard(Beat("b", 0, view.number), 0)
+    assert anew.heard(Beat("a", 0, view.number), 0) == Word()
     anew.arrive("c", NO_STATE, 1, 0.1)
-    assert anew.heard("a", 0, view.number, 0.1) == Word(change=True)
-    anew.heard("a", 0, view.number, 3)
-    assert anew.heard("a", 0, view.number, 3).broken, "b has been silent since"
+    assert anew.heard(Beat("a", 0, view.number), 0.1) == Word(change=True)
+    anew.heard(Beat("a", 0, view.number), 3)
+    assert anew.heard(Beat("a", 0, view.number), 3).broken, "b has been silent since"
+
+
+def test_an_old_heartbeat_says_no_more_than_when_it_was_sent() -> None:
+    membership = agreed("a", "b")
+    membership.heard(Beat("b", 0, 1, age_s=0.5), 1.5)
+    membership.heard(Beat("b", 0, 1, age_s=1.5), 1.6)
+    assert not membership.heard(Beat("a", 0, 1), 1.0 + TIMEOUT_S).broken
+    assert membership.heard(Beat("a", 0, 1), 1.1 + TIMEOUT_S).broken
+    membership.heard(Beat("b", 0, 1, age_s=1.0), 1.2 + TIMEOUT_S)
+    assert not membership.heard(Beat("a", 0, 1), 1.3 + TIMEOUT_S).broken, "it was only late"
+
+
+def test_a_heartbeat_costs_no_look_at_all_the_others() -> None:
+    looks = 0
+
+    class Counting(dict[int, float]):
+        def values(self):  # type: ignore[no-untyped-def]
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    names = [f"g{number}" for number in range(200)]
+    membership = agreed(*names)
+    for group in membership._groups.values():
+        group.ranks = Counting(group.ranks)
+    for now in (0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
+        for name in names:
+            assert membership.heard(Beat(name, 0, 1), now) == Word()
+    assert looks <= 3 * 2 * len(names), "all are looked at once a timeout, and not at every heartbeat"
 
 
 class Schools(RuleBasedStateMachine):
@@ -207,13 +236,26 @@ class Schools(RuleBasedStateMachine):
         self.waiting: set[str] = set()
         self.silent: set[str] = set()
         self.gone: set[str] = set()
+        self.ended: set[str] = set()
+        self.last_heard: dict[str, float] = {}
 
     def _running(self) -> list[str]:
         return [group for group in self.standings if group not in self.gone | self.silent]
 
     def _beat(self) -> None:
         for group in self._running():
-            self.membership.heard(group, 0, self.in_view.get(group, 0), self.now)
+            self.last_heard[group] = self.now
+            word = self.membership.heard(Beat(group, 0, self.in_view.get(group, 0)), self.now)
+            view = self.membership.view
+            if view is not None and self.in_view.get(group, 0):
+                in_it = self.in_view[group] == view.number and group in view.groups
+                assert word.broken is (not in_it or any(self._is_lost(each) for each in view.groups))
+                assert word.change or not word.broken or not in_it
+
+    def _is_lost(self, group: str) -> bool:
+        """Whether a group of the view went without a goodbye, as far as anybody can know."""
+        silent_s = self.now - self.last_heard[group]
+        return group in self.ended or (group not in self.gone and silent_s > TIMEOUT_S)
 
     def _decide(self) -> None:
         before = self.membership.view
@@ -250,6 +292,7 @@ class Schools(RuleBasedStateMachine):
 
     def _arrive(self, group: str) -> None:
         self.membership.arrive(group, self.standings[group], 1, self.now)
+        self.last_heard[group] = self.now
         self.waiting.add(group)
 
     @rule(data=st.data(), what=st.sampled_from(["leave", "end", "fall silent"]))
@@ -261,6 +304,7 @@ class Schools(RuleBasedStateMachine):
                 self.membership.leave(group)
             elif what == "end":
                 self.membership.ended(group)
+                self.ended.add(group)
                 self.gone.add(group)
                 self.waiting.discard(group)
             else:
