@@ -104,8 +104,8 @@ class Hearts:
         self._of_attempt: dict[int, NodeHeartbeats] = {}
 
     def open(self, attempt: int, reach: Callable[[], Lighthouse], period_s: float) -> None:
-        """Ranks of this attempt may call from now on; those of the ones before are over."""
-        if attempt not in self._of_attempt:
+        """Ranks of this attempt may call from now on; the ones before are over."""
+        if attempt > max(self._of_attempt, default=0):
             self._of_attempt = {attempt: NodeHeartbeats(reach(), period_s)}
 
     def heartbeat(self, attempt: int, beat: Beat, at_once: bool) -> Word:

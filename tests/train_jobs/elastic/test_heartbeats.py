@@ -121,7 +121,7 @@ def test_ranks_of_an_attempt_that_is_over_are_not_heard() -> None:
     hearts = Hearts()
     hearts.open(1, lambda: before, NEVER_S)
     hearts.open(2, lambda: now, NEVER_S)
-    hearts.open(2, lambda: before, NEVER_S)
+    hearts.open(1, lambda: before, NEVER_S)
     with pytest.raises(KeyError):
         hearts.heartbeat(1, Beat("1-0", 0, 3), at_once=True)
     hearts.heartbeat(2, Beat("2-0", 0, 0), at_once=True)
