@@ -44,9 +44,9 @@ class Lighthouse:
         self._open_at = time.monotonic() + timeout_s if restarted else 0.0
         self._news = asyncio.Event()
         self._answer: tuple[View | None, bytes] = None, b""
-        from train_jobs.rendezvous import open_store  # drivers and workers need no torch
-
-        self._store, self._address = open_store(ray.util.get_node_ip_address())
+        # It takes seconds, in which groups that step already must be heard: without that no step counts.
+        opening = asyncio.to_thread(_open_store, ray.util.get_node_ip_address())
+        self._store = asyncio.get_running_loop().create_task(opening)
         self._watch = asyncio.get_running_loop().create_task(self._look_again())
 
     async def heartbeats(self, beats: Sequence[Beat]) -> list[Word]:
@@ -71,8 +71,9 @@ class Lighthouse:
                 self._decide()  # the others need not wait for it
                 return pickle.dumps(answer)
             if answer is not None:
+                _, address = await asyncio.shield(self._store)
                 if self._answer[0] is not answer:
-                    self._answer = answer, pickle.dumps((answer, self._address))
+                    self._answer = answer, pickle.dumps((answer, address))
                 return self._answer[1]
             await self._news.wait()
 
@@ -111,6 +112,13 @@ class Lighthouse:
         while True:
             await asyncio.sleep(self._membership.timeout_s / _LOOKS_PER_TIMEOUT)
             self._look()
+
+
+def _open_store(host: str) -> tuple[object, str]:
+    """A store that is there as long as the first is kept, and its address."""
+    from train_jobs.rendezvous import open_store  # drivers and workers need no torch
+
+    return open_store(host)
 
 
 class LighthouseClient:
