@@ -30,7 +30,7 @@ EVERY_STEPS = 25
 WITHIN_STEPS = 8
 """So many steps after a checkpoint, or more, faults strike: there is something to do again."""
 OTHER_ORDER = 5e-5
-"""Tolerance of the root of a loss whose gradients were summed in another order (float32, targets of order one).
+"""Tolerance of the root of a loss whose gradients were summed in another order (float32, targets near one).
 
 The order alone was seen to make 4e-6 after 600 steps and 6e-6 after 2,000, with ten groups lost on the way. A
 gradient that counts twice, once, makes a hundredth in the next steps (tests/infra/faults/test_tolerance.py).
