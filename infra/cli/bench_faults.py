@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.common import JsonOption, print_json, say
+from infra.cli.common import INTERRUPTED, JsonOption, interrupt_at_sigterm, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,12 +41,24 @@ def faults(
             left_out = f" (not here: {each['skipped']})" if each["skipped"] else ""
             typer.echo(f"{each['name']}: {each['what']}{left_out}")
         return
+    interrupt_at_sigterm()
+    rows: list[Row] = []
+    interrupted = False
     with redirect_stdout(sys.stderr):  # Ray prints there that its nodes have died
-        rows = run(scenarios, repeats, say)
+        try:
+            for row in run(scenarios, repeats, say):
+                rows.append(row)
+        except KeyboardInterrupt:
+            interrupted = True
+    if interrupted and not rows:
+        raise KeyboardInterrupt
     if as_json:
         print_json(document(rows, repeats))
     else:
         _print_table(rows)
+    if interrupted:  # hours may lie behind it: what they gave is printed
+        say(f"interrupted after {len(rows)} of {len(scenarios)} scenarios")
+        raise typer.Exit(INTERRUPTED)
     if not all(row.ok for row in rows):
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,8 @@ import typer
 from cluster.errors import ShoalError
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from cluster.config.loader import LoadedConfig
 
 FileOption = Annotated[
@@ -69,6 +72,15 @@ def print_json(document: Any) -> None:
 def say(text: str = "") -> None:
     """Tell the person something on standard error: progress, hints, warnings."""
     typer.echo(text, err=True)
+
+
+def interrupt_at_sigterm() -> None:
+    """Take SIGTERM as Ctrl-C from here on, so that what the command has started is stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 def run(command: Callable[[], Any]) -> int:

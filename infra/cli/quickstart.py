@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.common import JsonOption, print_json, say
+from infra.cli.common import JsonOption, interrupt_at_sigterm, print_json, say
 
 if TYPE_CHECKING:
     from infra.quickstart import Report
@@ -47,7 +45,7 @@ def quickstart(
                 stack.callback(_remove, kept)
             directory = kept
         directory.mkdir(parents=True, exist_ok=True)
-        signal.signal(signal.SIGTERM, _interrupt)
+        interrupt_at_sigterm()
         # Ray tells whoever has deployed an app, on standard output, of every process that is ended later.
         with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
             report = Quickstart(directory.resolve(), say, keep=keep).run()
@@ -57,10 +55,6 @@ def quickstart(
             _print(report, directory, keep)
     if not report.ok:
         raise typer.Exit(1)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _remove(directory: Path) -> None:

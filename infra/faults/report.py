@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,15 +41,14 @@ def chosen(names: Sequence[str]) -> list[Scenario]:
     return sorted(wanted, key=lambda scenario: scenario.own_cluster)
 
 
-def run(scenarios: Sequence[Scenario], repeats: int, say: Callable[[str], None]) -> list[Row]:
+def run(scenarios: Sequence[Scenario], repeats: int, say: Callable[[str], None]) -> Iterator[Row]:
     """Do each of them so many times. One that goes wrong does not keep the others from being done."""
-    rows = []
     with Laboratory(say) as lab:
         for scenario in scenarios:
             missing = scenario.missing()
             if missing is not None:
                 say(f"{scenario.name} is left out: {missing}")
-                rows.append(Row(scenario, None, missing))
+                yield Row(scenario, None, missing)
                 continue
             say(f"{scenario.name}: {scenario.what}")
             try:
@@ -57,12 +56,11 @@ def run(scenarios: Sequence[Scenario], repeats: int, say: Callable[[str], None])
             except ShoalError as error:
                 outcome = Outcome([], [str(error)])
                 lab.down()  # who knows what is left of it
-            rows.append(Row(scenario, outcome))
             for trial in outcome.trials:
                 say(f"{scenario.name}: {sentence_of(trial)}")
             for sentence in outcome.wrong:
                 say(f"{scenario.name}: {sentence}")
-    return rows
+            yield Row(scenario, outcome)
 
 
 def sentence_of(trial: Trial) -> str:

@@ -9,7 +9,9 @@ Parts, on one cluster that is otherwise idle:
   is the longest step around the change; the bars are the median step + 0.5 s for joins and leaves, and the
   heartbeat timeout more for a SIGKILL. Beside them, in the same run: two workers of Ray Train alone that
   report and save nothing but what they must, one killed; from the kill to the next step.
-- throughput: the same two workers as two replica groups and as one group, in turns (A B A B …).
+- throughput: the same two workers as two replica groups and as one group, in turns (A B A B …), on all cores.
+- spare: the same on a cluster of its own, with the two ranks on one core and all that Ray and Shoal run
+  beside them on the others: what a node sees whose cores are not all taken by its ranks, as one with GPUs.
 - tie: the same, as plain processes without Ray: what the tie costs, without the processes that Ray has for
   every group.
 """
@@ -18,10 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,7 @@ NODES = (
 )
 SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1024}
 HEARTBEAT_TIMEOUT_S = RecoveryConfig().heartbeat_timeout_s
+RUN_TIMEOUT_S = 600
 AROUND = 5
 """Steps after a change in which a slow one is put down to it."""
 
@@ -123,17 +128,34 @@ def measure_pauses(jobs: JobFile, live: LiveCluster, rounds: int) -> dict[str, A
     }
 
 
-def measure_throughput(jobs: JobFile, repeats: int) -> dict[str, Any]:
-    """Tokens a second of two groups and of one group, and the ratios of neighbouring runs."""
+def measure_throughput(jobs: JobFile, repeats: int, core: int | None = None) -> dict[str, Any]:
+    """Tokens a second of two groups and of one group, and the ratios of neighbouring runs.
+
+    `core` is what their ranks share, where they do not have them all.
+    """
     rates: dict[str, list[float]] = {"two_groups": [], "one_group": []}
     for _ in range(repeats):
         for name, found in rates.items():
             run = jobs.submit(name)
-            assert finished(run)["status"] == "succeeded"
+            if core is not None:
+                move_ranks(run, core)
+            assert finished(run, RUN_TIMEOUT_S)["status"] == "succeeded"
             seconds = [line["step_s"] for line in metrics(run) if not line.get("profiled")]
             found.append(tokens_per_s(seconds))
             print(f"{name}: {found[-1]:.0f} tokens/s", file=sys.stderr, flush=True)
     return with_ratio(rates)
+
+
+def move_ranks(run: Path, core: int) -> None:
+    """Keep both ranks of a job to one core, with all their threads and those that they start."""
+
+    def pids() -> list[int]:
+        return [rank["pid"] for event in events(run, "started") for rank in event["ranks"]]
+
+    wait_until(lambda: len(pids()) == 2, "both ranks")
+    for pid in pids():
+        for thread in psutil.Process(pid).threads():
+            os.sched_setaffinity(thread.id, {core})
 
 
 def measure_tie(repeats: int, steps: int) -> dict[str, Any]:
@@ -175,7 +197,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=24)
-    parts = ["pauses", "throughput", "tie"]
+    parts = ["pauses", "throughput", "spare", "tie"]
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     options = parser.parse_args()
     result = measure(options)
@@ -191,42 +213,60 @@ def main() -> None:
         print(f"{found['steps']} steps, lost {found['steps_lost']}, repeated {found['steps_repeated']}")
         alone = ", ".join(f"{each:.1f} s" for each in result["ray_train_s"])
         print(f"Ray Train alone, SIGKILL to next step: {alone}")
-    for part, what in (("throughput", ""), ("tie", ", without Ray")):
+    whats = {"throughput": "", "spare": ", ranks on one core", "tie": ", without Ray"}
+    for part, what in whats.items():
         if part in result:
             shown = ", ".join(f"{each:.3f}" for each in result[part]["ratios"])
             print(f"two groups / one group{what}: {result[part]['ratio']:.3f} ({shown})")
+
+
+@contextmanager
+def cluster(steps: int) -> Iterator[tuple[LiveCluster, JobFile]]:
+    all_of_them = {"steps": steps, "checkpoint": {"every_steps": steps}}
+    small = job_of(
+        {"min": 1, "max": 3},
+        model=SMALL,
+        data={"source": "python-stdlib", "sequence_length": 64},
+        batch={"global": 24, "micro": 4},
+        steps=1_000_000,
+        checkpoint={"every_steps": 1000},
+    )
+    jobs = {
+        "small": small,
+        "two_groups": job_of({"min": 2, "max": 2, "group": 1}, **all_of_them),
+        "one_group": job_of({"min": 2, "max": 2}, **all_of_them),
+    }
+    with tempfile.TemporaryDirectory() as kept, started(Path(kept) / "cluster", *NODES) as live:
+        (Path(kept) / "jobs").mkdir()
+        yield live, job_file(live, Path(kept) / "jobs", jobs)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     result: dict[str, Any] = {}
     if "tie" in options.only:
         result["tie"] = measure_tie(options.repeats, options.steps)
-    if options.only == ["tie"]:
-        return result
-    with tempfile.TemporaryDirectory() as directory, started(Path(directory) / "cluster", *NODES) as live:
-        (Path(directory) / "jobs").mkdir()
-        steps = {"steps": options.steps, "checkpoint": {"every_steps": options.steps}}
-        jobs = job_file(
-            live,
-            Path(directory) / "jobs",
-            {
-                "small": job_of(
-                    {"min": 1, "max": 3},
-                    model=SMALL,
-                    data={"source": "python-stdlib", "sequence_length": 64},
-                    batch={"global": 24, "micro": 4},
-                    steps=1_000_000,
-                    checkpoint={"every_steps": 1000},
-                ),
-                "two_groups": job_of({"min": 2, "max": 2, "group": 1}, **steps),
-                "one_group": job_of({"min": 2, "max": 2}, **steps),
-            },
-        )
-        if "pauses" in options.only:
-            result["pauses"] = measure_pauses(jobs, live, options.rounds)
-            result["ray_train_s"] = ray_train.measure(live.environment, min(3, options.rounds))
-        if "throughput" in options.only:
-            result["throughput"] = measure_throughput(jobs, options.repeats)
+    if "spare" in options.only:
+        cores = os.sched_getaffinity(0)
+        first, *others = sorted(cores)
+        os.sched_setaffinity(0, others)  # what is started from here on inherits it
+        try:
+            with (
+                tempfile.TemporaryDirectory() as directory,
+                cluster(Path(directory), options.steps) as (_, jobs),
+            ):
+                result["spare"] = measure_throughput(jobs, options.repeats, core=first)
+        finally:
+            os.sched_setaffinity(0, cores)
+    if {"pauses", "throughput"} & set(options.only):
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            cluster(Path(directory), options.steps) as (live, jobs),
+        ):
+            if "pauses" in options.only:
+                result["pauses"] = measure_pauses(jobs, live, options.rounds)
+                result["ray_train_s"] = ray_train.measure(live.environment, min(3, options.rounds))
+            if "throughput" in options.only:
+                result["throughput"] = measure_throughput(jobs, options.repeats)
     return result
 
 

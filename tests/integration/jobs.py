@@ -97,6 +97,6 @@ def wait_until(condition: Callable[[], Any], what: str, timeout_s: float = TIMEO
     return value
 
 
-def finished(run: Path) -> dict[str, Any]:
+def finished(run: Path, timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
     """Wait for the end of a job; returns its last event."""
-    return wait_until(lambda: next(iter(events(run, "finished")), None), f"the end of {run.name}")
+    return wait_until(lambda: next(iter(events(run, "finished")), None), f"the end of {run.name}", timeout_s)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -52,7 +56,7 @@ def test_classes_that_differ_are_all_in_the_table() -> None:
 
 def test_what_goes_wrong_in_one_scenario_keeps_no_other_from_being_done() -> None:
     said: list[str] = []
-    rows = run(
+    running = run(
         [
             scenario("broken", ShoalError("it does not stop")),
             scenario("absent", Outcome([]), missing="not as this user"),
@@ -62,6 +66,7 @@ def test_what_goes_wrong_in_one_scenario_keeps_no_other_from_being_done() -> Non
         repeats=2,
         say=said.append,
     )
+    rows = list(running)
     assert [row.ok for row in rows] == [False, True, True, False]
     found = document(rows, repeats=2)
     assert found["ok"] is False
@@ -110,6 +115,31 @@ def test_standard_output_holds_one_document_whatever_else_is_printed(
     printed = capsys.readouterr()
     assert json.loads(printed.out)["scenarios"][0]["wrong"] == ["a lease is left"]
     assert "Raylet is terminated" in printed.err
+
+
+@pytest.mark.parametrize("done", [["rank-killed"], []])
+def test_who_interrupts_hours_of_faults_gets_what_has_been_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], done: list[str]
+) -> None:
+    def interrupted(*_: object) -> Iterator[Row]:
+        for name in done:
+            outcome = Outcome([trial(1.0)])
+            yield Row(scenario(name, outcome), outcome)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(report, "run", interrupted)
+    try:
+        assert call(["bench", "faults", "rank-killed", "group-killed", "--json"]) == 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    printed = capsys.readouterr()
+    if done:
+        assert [each["name"] for each in json.loads(printed.out)["scenarios"]] == done
+        assert "after 1 of 2 scenarios" in printed.err
+    else:
+        assert printed.out == ""
 
 
 def test_the_list_says_what_cannot_be_done_here(capsys: pytest.CaptureFixture[str]) -> None:
