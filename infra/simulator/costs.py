@@ -44,9 +44,9 @@ class Costs:
         "measured: 0.3 s after ray.kill of a group's actor",
     )
     kill_pause_s: float = _cost(
-        0.9,
-        "how long the groups of a job stand when another dies",
-        "measured: 0.9 s after SIGKILL (median of five)",
+        3.6,
+        "how long the groups of a job stand when the node of another is lost",
+        "measured: 3.6 s after SIGKILL of its raylet (median of ten), of which 2 s are the heartbeat timeout",
     )
     restart_s: float = _cost(
         9.0,

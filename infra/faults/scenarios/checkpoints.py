@@ -36,10 +36,14 @@ def damage_newest(how: str, lab: Laboratory, repeats: int) -> Outcome:
 
 
 def _has_two(job: OwnJob) -> bool:
-    """Whether this attempt has saved twice: there is one to go back to behind the newest."""
+    """Whether this attempt has saved twice.
+
+    So there is one to go back to behind the newest, and the next attempt begins farther on than this one:
+    whoever fails at the same step again and again has to wait longer each time.
+    """
     started = job.events("started")
-    since = started[-1]["step"] if started else 0
-    return sum(event["step"] > since for event in job.events("checkpointed")) >= 2
+    attempt = started[-1]["attempt"] if started else None
+    return sum(event["attempt"] == attempt for event in job.events("checkpointed")) >= 2
 
 
 def _not_passed_over(job: OwnJob, how: str, damaged: int) -> list[str]:
