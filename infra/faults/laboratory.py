@@ -29,12 +29,18 @@ EVERY_STEPS = 25
 """Between two checkpoints."""
 WITHIN_STEPS = 8
 """So many steps after a checkpoint, or more, faults strike: there is something to do again."""
-OTHER_ORDER = 5e-5
+OPTIMIZER = {"name": "sgd", "learning_rate": 2.0e-3, "momentum": 0.9, "weight_decay": 0.0}
+"""It forgets: what rounding makes of a step is gone some hundred steps later. Adam, whose steps are as long
+however small the gradients have become, makes ever more of it: after 12,000 steps here, all there can be.
+"""
+OTHER_ORDER = 5e-6
 """Tolerance of the root of a loss whose gradients were summed in another order (float32, targets near one).
 
-The order alone was seen to make 4e-6 after 600 steps and 6e-6 after 2,000, with ten groups lost on the way. A
-gradient that counts twice, once, makes a hundredth in the next steps (tests/infra/faults/test_tolerance.py).
+The order alone makes 1e-7, after however many steps. A gradient that counts twice, once, makes some hundred
+times the tolerance in the next steps (tests/infra/faults/test_tolerance.py).
 """
+LONG_PAUSE_S = 0.3
+"""What a step takes at least in scenarios of minutes, where others would do ten thousand steps."""
 _REFERENCE_STEPS = 250
 _LOOK_S = 0.05
 PAUSE_S = 0.04
@@ -52,7 +58,7 @@ def job_config(orders: Path) -> dict[str, Any]:
         "parallel": {"strategy": "fsdp"},
         "workers": {"min": 2, "max": 2},
         "batch": {"global": 12, "micro": 6},
-        "optimizer": {"name": "adamw", "learning_rate": 1.0e-3, "schedule": "constant"},
+        "optimizer": {**OPTIMIZER, "schedule": "constant"},
         "steps": 1_000_000,
         "evaluate": {"every_steps": None},
         "checkpoint": {"every_steps": EVERY_STEPS, "keep": 3},
@@ -109,6 +115,11 @@ class Laboratory:
     def orders(self) -> Path:
         """Where orders to ranks lie."""
         return self.directory / "orders"
+
+    @property
+    def long_steps(self) -> dict[str, Any]:
+        """What of a job's config makes its steps take LONG_PAUSE_S."""
+        return {"settings": {"pause_s": LONG_PAUSE_S, "orders": str(self.orders)}}
 
     @property
     def cluster(self) -> OwnCluster:

@@ -25,7 +25,7 @@ from train_jobs.tasks import Sums
 SAMPLES = 256
 _INPUTS = 16
 _WIDTH = 1024
-"""A checkpoint is of some 220 KB."""
+"""A checkpoint is of some 150 KB."""
 _PIECE_BYTES = 16 * 2**20
 _ROOM_BYTES = 256 * 2**20
 SLOWER = 3.0

@@ -10,8 +10,8 @@ from infra.faults.clock import missing, movable_clock
 from infra.faults.laboratory import (
     HANG_TIMEOUT_S,
     HEARTBEAT_TIMEOUT_S,
+    LONG_PAUSE_S,
     OTHER_ORDER,
-    PAUSE_S,
     Laboratory,
     wait_until,
 )
@@ -24,8 +24,8 @@ _HOUR_S = 3600
 _WATCHED_S = 1.2 * HANG_TIMEOUT_S
 """Longer than any time that a job could be taken for hung, lost or without a lease."""
 _LOOK_S = 0.02
-_STEPS_WATCHED = round(3 * _WATCHED_S / PAUSE_S)
-_STEPS_BESIDE = 1000
+_STEPS_WATCHED = round(3 * _WATCHED_S / LONG_PAUSE_S)
+_STEPS_BESIDE = 400
 """Until the groups step together, in the beginning and in the end, and while the job stops."""
 
 
@@ -34,7 +34,7 @@ def jump(lab: Laboratory, repeats: int) -> Outcome:
     with movable_clock(lab.directory) as clock, lab.own_cluster() as cluster:
         # Before: for as long as a clock went back, Ray starts no placement group where one was removed.
         lab.undisturbed(repeats * _STEPS_WATCHED + _STEPS_BESIDE, cluster)
-        job = cluster.submit("groups")
+        job = cluster.submit("groups", lab.long_steps)
         trials, wrong = [], []
         wait_for_groups(job)
         for _ in range(repeats):

@@ -57,7 +57,7 @@ def _wired(lab: Laboratory) -> Iterator[_Wired]:
 def _cut_off(*ways: Way) -> Callable[[Laboratory, int], Outcome]:
     def run(lab: Laboratory, repeats: int) -> Outcome:
         with _wired(lab) as wired:
-            job = wired.cluster.submit("whole")
+            job = wired.cluster.submit("whole", lab.long_steps)
             trials, wrong = [], []
             for _ in range(repeats):
                 trial = lab.trial(job, lambda: wired.cut(node_of(job, VICTIM), *ways))
@@ -74,7 +74,7 @@ def _cut_off(*ways: Way) -> Callable[[Laboratory, int], Outcome]:
 def _cut_off_group(*ways: Way) -> Callable[[Laboratory, int], Outcome]:
     def run(lab: Laboratory, repeats: int) -> Outcome:
         with _wired(lab) as wired:
-            job = wired.cluster.submit("groups")
+            job = wired.cluster.submit("groups", lab.long_steps)
             trials = []
             for _ in range(repeats):
                 wait_for_groups(job)

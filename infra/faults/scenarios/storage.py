@@ -18,7 +18,7 @@ from train_jobs.spec import CHECKPOINTS
 
 _SHORT_S = 10.0
 _MINUTE_S = 60.0
-_HALF_A_CHECKPOINT_BYTES = 128 * 1024
+_HALF_A_CHECKPOINT_BYTES = 80 * 1024
 _GOES_ON_S = 2.0
 """What a step may take longer than usual where it waits for a save that fails."""
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from infra.faults.course import wrong_losses
-from infra.faults.laboratory import OTHER_ORDER
+from infra.faults.laboratory import OPTIMIZER, OTHER_ORDER
 from infra.faults.task import SAMPLES, Model, Points
 
 STEPS = 240
@@ -34,7 +34,8 @@ def losses(shares: Callable[[int], int], twice: int | None = None) -> dict[int, 
     points = [Points()[index] for index in range(SAMPLES)]
     inputs, targets = (torch.stack([point[key] for point in points]) for key in ("x", "y"))
     model = Model(pause_s=0.0)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    settings = {"lr": OPTIMIZER["learning_rate"], "momentum": OPTIMIZER["momentum"]}
+    optimizer = torch.optim.SGD(model.parameters(), **settings)
     found = {}
     for step, batch in zip(range(1, STEPS + 1), batches(), strict=False):
         sums = [torch.zeros_like(each) for each in model.parameters()]
