@@ -53,4 +53,6 @@ def _print(report: Report) -> None:
     print(f"jobs: {listed(report.jobs)}, in {report.attempts} attempts, resized {report.resized} times")
     print(f"steps: {report.steps}, done again from a checkpoint: {report.steps_done_again}")
     print(f"requests under {report.rises} rises of load: {listed(report.requests)}")
+    for reason, count in report.reasons.items():
+        print(f"  {count} x {reason}")
     print("\n".join(["wrong:", *report.wrong]) if report.wrong else "nothing was lost")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
@@ -11,6 +11,8 @@ from infra.bench.load import Failure
 
 REFUSED = (429, 503)
 """Answers that refuse a request and say when to come back (HTTP status)."""
+TIMED_OUT = 504
+"""The answer to a request that took longer than its app allows."""
 
 
 def check_steps(
@@ -74,16 +76,32 @@ def check_losses(
 
 
 def outcome(failure: Failure) -> str:
-    """What became of a request that was not answered: refused or broken off, with a reason, or lost."""
+    """What became of a request that was not answered.
+
+    It was refused, timed out or broken off, each with a reason, or lost.
+    """
     if failure.told and failure.status in REFUSED:
         return "refused"
+    if failure.told and failure.status == TIMED_OUT:
+        return "timed_out"
     return "broken" if failure.told and failure.status == 200 else "lost"
 
 
 def check_requests(failures: Iterable[Failure]) -> list[str]:
-    """Every request was answered, or refused or broken off with a reason."""
-    lost = Counter(failure.reason for failure in failures if outcome(failure) == "lost")
-    return [f"{count} requests were lost ({what})" for what, count in lost.most_common(3)]
+    """Every request was answered, or came to another end with a reason."""
+    lost: dict[str, list[float]] = {}
+    for failure in failures:
+        if outcome(failure) == "lost":
+            lost.setdefault(failure.reason, []).append(failure.sent)
+    most = sorted(lost.items(), key=lambda each: -len(each[1]))
+    return [
+        f"{len(sent)} requests were lost ({reason}), the first one sent at {_clock(min(sent))}"
+        for reason, sent in most[:3]
+    ]
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"
 
 
 def check_left(

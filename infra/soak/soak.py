@@ -33,7 +33,11 @@ FROZEN_S = 6.0
 NODES = ("worker-1", "worker-2")
 AWAY_S = 10.0
 """A node is started again so long after all of its processes were killed."""
-REQUEST_TIMEOUT_S = 120.0
+REQUEST_TIMEOUT_S = 60.0
+"""After which the app says that a request took too long."""
+PATIENCE_S = 2 * REQUEST_TIMEOUT_S
+"""Of clients: who has heard nothing by then was forgotten."""
+MOST_REASONS = 20
 SETTLE_S = 120.0
 """How long the last jobs, leases and processes may take to end."""
 _LOOK_S = 0.2
@@ -86,7 +90,7 @@ def config() -> dict[str, Any]:
                 "model": f"{SERVED}@latest",
                 "replicas": {"min": 1, "max": 2},
                 "autoscale": {"target_ongoing_requests": 4, "downscale_delay_s": 5},
-                "limits": {"max_tokens": 64, "queue": 64},
+                "limits": {"max_tokens": 64, "queue": 64, "request_timeout_s": REQUEST_TIMEOUT_S},
             }
         },
     }
@@ -98,7 +102,7 @@ class Report:
 
     Attributes:
         faults: done, by kind; `missed` are those for which there was nobody to hit.
-        requests: answered, and the others by oracle.outcome.
+        requests: answered, and the others by oracle.outcome; `reasons` are what those were told.
         wrong: a sentence each; none of them is the bar.
     """
 
@@ -112,6 +116,7 @@ class Report:
     attempts: int = 0
     resized: int = 0
     requests: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
     rises: int = 0
     wrong: list[str] = field(default_factory=list)
 
@@ -159,7 +164,9 @@ class Soak:
                 threading.Thread(target=self._keep_running, args=(name, pause), name=name, daemon=True)
                 for name, pause in ((ELASTIC, 2.0), (FIXED, 20.0))
             ]
-            with Load(base_url, APP, "import os\n\n\ndef ", CLIENTS[1], timeout_s=REQUEST_TIMEOUT_S) as load:
+            with Load(
+                base_url, APP, "import os\n\n\ndef ", CLIENTS[1], timeout_s=2 * REQUEST_TIMEOUT_S
+            ) as load:
                 for job in jobs:
                     job.start()
                 self._play(load)
@@ -302,6 +309,7 @@ class Soak:
             timer.join()
         report.faults, report.missed = dict(self._done), dict(self._missed)
         report.requests = {"answered": len(load.answers), **Counter(map(oracle.outcome, load.failures))}
+        report.reasons = dict(Counter(each.reason for each in load.failures).most_common(MOST_REASONS))
         for name, job in self._ended:
             lines, ends = job.metrics(), job.events("finished")
             status = ends[-1]["status"] if ends else "not ended"

@@ -99,10 +99,13 @@ def test_a_request_is_refused_with_a_reason_broken_off_with_one_or_lost() -> Non
 
     assert outcome(failure(200, told=True)) == "broken"
     assert outcome(failure(503, told=True)) == "refused"
+    assert outcome(failure(504, told=True)) == "timed_out"
     lost = [failure(503, False), failure(200, False), failure(None, False, "closed"), failure(500, told=True)]
     assert [outcome(each) for each in lost] == ["lost"] * 4
     assert check_requests([failure(429, told=True), failure(200, told=True)]) == []
-    assert check_requests([lost[2], lost[2], lost[0]])[0] == "2 requests were lost (closed)"
+    assert check_requests([lost[2], lost[2], lost[0]])[0] == (
+        "2 requests were lost (closed), the first one sent at 00:00:00 UTC"
+    )
 
 
 def test_what_is_left_is_named() -> None:
