@@ -250,18 +250,12 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         first, *others = sorted(cores)
         os.sched_setaffinity(0, others)  # what is started from here on inherits it
         try:
-            with (
-                tempfile.TemporaryDirectory() as directory,
-                cluster(Path(directory), options.steps) as (_, jobs),
-            ):
+            with cluster(options.steps) as (_, jobs):
                 result["spare"] = measure_throughput(jobs, options.repeats, core=first)
         finally:
             os.sched_setaffinity(0, cores)
     if {"pauses", "throughput"} & set(options.only):
-        with (
-            tempfile.TemporaryDirectory() as directory,
-            cluster(Path(directory), options.steps) as (live, jobs),
-        ):
+        with cluster(options.steps) as (live, jobs):
             if "pauses" in options.only:
                 result["pauses"] = measure_pauses(jobs, live, options.rounds)
                 result["ray_train_s"] = ray_train.measure(live.environment, min(3, options.rounds))
