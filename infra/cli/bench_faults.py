@@ -49,9 +49,9 @@ def faults(
             for row in run(scenarios, repeats, say):
                 rows.append(row)
         except KeyboardInterrupt:
+            if not rows:
+                raise
             interrupted = True
-    if interrupted and not rows:
-        raise KeyboardInterrupt
     if as_json:
         print_json(document(rows, repeats))
     else:

@@ -30,14 +30,14 @@ EVERY_STEPS = 25
 WITHIN_STEPS = 8
 """So many steps after a checkpoint, or more, faults strike: there is something to do again."""
 OPTIMIZER = {"name": "sgd", "learning_rate": 2.0e-3, "momentum": 0.9, "weight_decay": 0.0}
-"""It forgets: what rounding makes of a step is gone some hundred steps later. Adam, whose steps are as long
-however small the gradients have become, makes ever more of it: after 12,000 steps here, all there can be.
+"""What rounding makes of a step fades. Adam, whose steps are as long however small the gradients have become,
+makes ever more of it: after 12,000 steps here, all there can be.
 """
 OTHER_ORDER = 5e-6
 """Tolerance of the root of a loss whose gradients were summed in another order (float32, targets near one).
 
-The order alone makes 1e-7, after however many steps. A gradient that counts twice, once, makes some hundred
-times the tolerance in the next steps (tests/infra/faults/test_tolerance.py).
+The order alone made 1e-7, after 3,000 steps as after 500. A gradient that counted twice, once, made some
+hundred times the tolerance in the next steps (tests/infra/faults/test_tolerance.py).
 """
 LONG_PAUSE_S = 0.3
 """What a step takes at least in scenarios of minutes, where others would do ten thousand steps."""

@@ -29,13 +29,13 @@ def damage_newest(how: str, lab: Laboratory, repeats: int) -> Outcome:
             DAMAGES[how](Path(store.location(newest)))
             rank_process(job, VICTIM).kill()
 
-        job.until(partial(_has_two, job), "no two checkpoints were saved")
+        job.until(partial(has_saved_twice, job), "no two checkpoints were saved")
         trials.append(lab.trial(job, strike))
         wrong += _not_passed_over(job, how, damaged[0])
     return Outcome(trials, wrong + lab.wrong(job))
 
 
-def _has_two(job: OwnJob) -> bool:
+def has_saved_twice(job: OwnJob) -> bool:
     """Whether this attempt has saved twice.
 
     So there is one to go back to behind the newest, and the next attempt begins farther on than this one:
