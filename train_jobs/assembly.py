@@ -135,13 +135,14 @@ class RankAssembly:
 
     def _tied(self, group: str, lighthouse: Lighthouse) -> ReplicaQuorum:
         config = self.config
-        compression = config.parallel.ddp.compression
+        ddp = config.parallel.ddp
         settings = ReplicaSettings(
             group=group,
             heartbeat_timeout_s=config.recovery.heartbeat_timeout_s,
             hang_timeout_s=config.recovery.hang_timeout_s,
-            bucket_bytes=config.parallel.ddp.bucket_cap_mb * 2**20,
-            dtype=DTYPES[compression] if compression in ("fp16", "bf16") else None,
+            bucket_bytes=ddp.bucket_cap_mb * 2**20,
+            dtype=DTYPES[ddp.compression] if ddp.compression in ("fp16", "bf16") else None,
+            gradient_as_bucket_view=ddp.gradient_as_bucket_view,
         )
         return ReplicaQuorum(settings, lighthouse, self.state, self._restore, self.event, self.progress)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from train_jobs.elastic.exchange import Exchange
 from train_jobs.optimization.gradients import local_part
@@ -23,6 +24,7 @@ class GradientBuckets:
         parameters: those that are trained, in the model's order.
         capacity_bytes: of one bucket.
         dtype: what travels in place of the gradients' own precision; None for that.
+        gradient_as_bucket_view: let gradients lie in the buckets where they can.
     """
 
     def __init__(
@@ -31,10 +33,11 @@ class GradientBuckets:
         exchange: Exchange,
         capacity_bytes: float,
         dtype: torch.dtype | None = None,
+        gradient_as_bucket_view: bool = True,
     ) -> None:
         self._exchange = exchange
-        self._dtype = dtype
-        self._buckets = _cut([each for each in reversed(parameters) if each.requires_grad], capacity_bytes)
+        trained = [each for each in reversed(parameters) if each.requires_grad]
+        self._buckets = _cut(trained, capacity_bytes, dtype, gradient_as_bucket_view)
         self._bucket_of = {id(each): bucket for bucket in self._buckets for each in bucket.parameters}
         self._armed = False
         self._begun: list[Callable[[], None]] = []
@@ -64,7 +67,7 @@ class GradientBuckets:
             if self._exchange.failure is None:
                 bucket.unpack()
         if self._exchange.failure is not None:
-            # An operation that was given up may still write.
+            # An operation that was given up may still write, and gradients that lie there are dropped.
             for bucket in self._buckets:
                 bucket.buffer = None
 
@@ -78,46 +81,69 @@ class GradientBuckets:
 
     def _begin_next(self) -> None:
         bucket = self._buckets[len(self._begun)]
-        self._begun.append(self._exchange.start(bucket.pack(self._dtype)))
+        self._begun.append(self._exchange.start(bucket.pack()))
 
 
 class _Bucket:
     """Parameters whose gradients travel together."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype, as_view: bool) -> None:
+        self.dtype = dtype
         self.parameters: list[nn.Parameter] = []
         self.missing: set[int] = set()
         self.buffer: Tensor | None = None
+        self._as_view = as_view
 
     @torch.no_grad()
-    def pack(self, dtype: torch.dtype | None) -> Tensor:
-        """The gradients, one after the other."""
-        locals_ = [local_part(each) for each in self.parameters]
+    def pack(self) -> Tensor:
+        """The gradients, one after the other; from here on they lie there, where they can."""
         if self.buffer is None:
+            locals_ = [local_part(each) for each in self.parameters]
             size = sum(each.numel() for each in locals_)
-            self.buffer = torch.empty(size, dtype=dtype or locals_[0].dtype, device=locals_[0].device)
-        for view, parameter in zip(self._views(locals_), self.parameters, strict=True):
+            self.buffer = torch.empty(size, dtype=self.dtype, device=locals_[0].device)
+        for view, parameter in self._views():
             if parameter.grad is None:
                 view.zero_()
             else:
                 view.copy_(local_part(parameter.grad))
+            if self._holds(parameter):
+                parameter.grad = view
         return self.buffer
 
     @torch.no_grad()
     def unpack(self) -> None:
-        for parameter in self.parameters:
+        """Put the sums in place of the gradients that do not lie there."""
+        gradients, views = [], []
+        for view, parameter in self._views():
+            if self._holds(parameter):
+                continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        gradients = [local_part(each.grad) for each in self.parameters if each.grad is not None]
-        torch._foreach_copy_(gradients, self._views(gradients))
+            gradients.append(local_part(parameter.grad))
+            views.append(view)
+        if gradients:
+            torch._foreach_copy_(gradients, views)
 
-    def _views(self, like: Sequence[Tensor]) -> list[Tensor]:
+    def _holds(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter's gradient can lie in the buffer: of its type, and laid out as it is."""
+        return (
+            self._as_view
+            and not isinstance(parameter, DTensor)
+            and parameter.dtype == self.dtype
+            and parameter.is_contiguous()
+        )
+
+    def _views(self) -> Iterator[tuple[Tensor, nn.Parameter]]:
         assert self.buffer is not None, "it was packed"
-        parts = self.buffer.split([each.numel() for each in like])
-        return [part.view(each.shape) for part, each in zip(parts, like, strict=True)]
+        locals_ = [local_part(each) for each in self.parameters]
+        parts = self.buffer.split([each.numel() for each in locals_])
+        for part, like, parameter in zip(parts, locals_, self.parameters, strict=True):
+            yield part.view(like.shape), parameter
 
 
-def _cut(parameters: Sequence[nn.Parameter], capacity_bytes: float) -> list[_Bucket]:
+def _cut(
+    parameters: Sequence[nn.Parameter], capacity_bytes: float, dtype: torch.dtype | None, as_view: bool
+) -> list[_Bucket]:
     """Buckets of one dtype and device each, filled in the order given."""
     buckets: list[_Bucket] = []
     filling: dict[tuple[torch.dtype, torch.device], tuple[_Bucket, int]] = {}
@@ -126,7 +152,7 @@ def _cut(parameters: Sequence[nn.Parameter], capacity_bytes: float) -> list[_Buc
         bucket, filled = filling.get(kind, (None, 0))
         size = local_part(parameter).numel() * parameter.element_size()
         if bucket is None or filled + size > capacity_bytes:
-            bucket, filled = _Bucket(), 0
+            bucket, filled = _Bucket(dtype or parameter.dtype, as_view), 0
             buckets.append(bucket)
         bucket.parameters.append(parameter)
         filling[kind] = (bucket, filled + size)

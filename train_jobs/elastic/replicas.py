@@ -64,6 +64,7 @@ class ReplicaSettings:
         hang_timeout_s: longest that a collective or a message may take.
         bucket_bytes: of the buckets in which gradients travel.
         dtype: what travels in place of the gradients' own precision.
+        gradient_as_bucket_view: let gradients lie in the buckets where they can.
     """
 
     group: str
@@ -71,6 +72,7 @@ class ReplicaSettings:
     hang_timeout_s: float
     bucket_bytes: float
     dtype: torch.dtype | None = None
+    gradient_as_bucket_view: bool = True
 
 
 class ReplicaQuorum:
@@ -108,7 +110,11 @@ class ReplicaQuorum:
         module = state.parallel.module
         self._exchange = Exchange(self.mesh.device, settings.hang_timeout_s)
         self._buckets = GradientBuckets(
-            [*module.parameters()], self._exchange, settings.bucket_bytes, settings.dtype
+            [*module.parameters()],
+            self._exchange,
+            settings.bucket_bytes,
+            settings.dtype,
+            settings.gradient_as_bucket_view,
         )
         self._transfer = Transfer(settings.hang_timeout_s)
         self._statistics = _statistics(module)

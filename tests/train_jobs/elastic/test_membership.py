@@ -321,7 +321,9 @@ class Schools(RuleBasedStateMachine):
     @rule()
     def all_arrive(self) -> None:
         """Once everybody who is there waits, and the silent are noticed, nobody waits any longer."""
-        self.membership.ended("g0") if "g0" in self.gone | self.silent else None
+        if "g0" in self.silent - self.gone:
+            self.membership.ended("g0")  # the first view would wait for it
+            self.ended.add("g0")
         self.now += TIMEOUT_S / 2
         self._beat()
         self.now += TIMEOUT_S / 2 + 0.1
