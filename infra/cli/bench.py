@@ -11,7 +11,15 @@ from cluster.wording import counted
 from infra.cli.bench_faults import faults
 from infra.cli.bench_sharing import sharing
 from infra.cli.bench_soak import soak
-from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+from infra.cli.common import (
+    FileOption,
+    JsonOption,
+    SetOption,
+    interrupt_at_sigterm,
+    load,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from cluster.config import TrainJobConfig
@@ -21,6 +29,7 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
     bench = typer.Typer(help="Measure, side by side.", no_args_is_help=True)
+    bench.callback()(interrupt_at_sigterm)  # they have clusters of their own, which go with them
     bench.command("train")(train)
     bench.command("sharing")(sharing)
     bench.command("soak")(soak)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.common import INTERRUPTED, JsonOption, interrupt_at_sigterm, print_json, say
+from infra.cli.common import INTERRUPTED, JsonOption, print_json, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,7 +41,6 @@ def faults(
             left_out = f" (not here: {each['skipped']})" if each["skipped"] else ""
             typer.echo(f"{each['name']}: {each['what']}{left_out}")
         return
-    interrupt_at_sigterm()
     rows: list[Row] = []
     interrupted = False
     with redirect_stdout(sys.stderr):  # Ray prints there that its nodes have died

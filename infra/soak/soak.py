@@ -7,8 +7,8 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -155,7 +155,7 @@ class Soak:
 
     def run(self) -> Report:
         """All of it, the cluster's start and end included."""
-        with OwnCluster(config(), self.say) as cluster:
+        with OwnCluster(config(), self.say) as cluster, self._mending():
             self.cluster = cluster
             self.say("what the jobs compute when nobody disturbs them")
             reference = {name: self._undisturbed(name) for name in (ELASTIC, FIXED)}
@@ -164,9 +164,7 @@ class Soak:
                 threading.Thread(target=self._keep_running, args=(name, pause), name=name, daemon=True)
                 for name, pause in ((ELASTIC, 2.0), (FIXED, 20.0))
             ]
-            with Load(
-                base_url, APP, "import os\n\n\ndef ", CLIENTS[1], timeout_s=2 * REQUEST_TIMEOUT_S
-            ) as load:
+            with Load(base_url, APP, "import os\n\n\ndef ", CLIENTS[1], timeout_s=PATIENCE_S) as load:
                 for job in jobs:
                     job.start()
                 self._play(load)
@@ -176,6 +174,16 @@ class Soak:
                     job.join()
             self._judge(reference, load)
         return self.report
+
+    @contextmanager
+    def _mending(self) -> Iterator[None]:
+        """Whoever ends this early must not have a node started beside the end of the cluster."""
+        try:
+            yield
+        finally:
+            for timer in self._mends:
+                timer.cancel()
+                timer.join()
 
     # -- the parts of the run ---------------------------------------------------------------------------
 
@@ -213,8 +221,8 @@ class Soak:
             except Exception as error:  # noqa: BLE001  (whatever it is, it is a finding)
                 self.report.wrong.append(f"{name}: {type(error).__name__}: {error}")
             finally:
-                job = self._running.pop(name)
-                self._ended.append((name, job))
+                if (begun := self._running.pop(name, None)) is not None:
+                    self._ended.append((name, begun))
 
     def _until_ended(self, job: OwnJob) -> None:
         deadline: float | None = None
