@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import signal
@@ -10,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _DUMP_TIMEOUT_S = 3.0
-_LOOK_S = 0.05
+_LOOK_S = 0.02
 _THREAD = re.compile(r"[Tt]hread 0x")
 _FRAME = re.compile(r'File "(.*)", line \d+ in (\S+)')
 _OF_TORCH = ("/torch/distributed/", "/torch/nn/parallel/distributed.py")
@@ -59,23 +60,48 @@ class RankStacks:
 
         What stopped it is undone for that: the process is about to be killed.
         """
+        text, written = "", len(self._written())
+        deadline = time.monotonic() + _DUMP_TIMEOUT_S
+        _signal_main_thread(self.pid, signal.SIGUSR1)
         with suppress(OSError):
-            os.kill(self.pid, signal.SIGUSR1)
             os.kill(self.pid, signal.SIGCONT)
-        text, deadline = "", time.monotonic() + _DUMP_TIMEOUT_S
         while time.monotonic() < deadline:
             time.sleep(_LOOK_S)
-            try:
-                before, text = text, self._file.read_text(errors="replace")
-            except OSError:
-                break
-            if text and text == before:
+            # Looked at in this order: what has begun and is in its handler no more has ended.
+            ended = bool(text) and not self._is_in_handler()
+            text = self._written()[written:] or text
+            if ended or self.state() == "gone":
                 break
         return text or "no stack could be had: the process does not even answer a signal"
+
+    def _written(self) -> str:
+        try:
+            return self._file.read_text(errors="replace")
+        except OSError:
+            return ""
+
+    def _is_in_handler(self) -> bool:
+        """Whether the main thread is in the handler of SIGUSR1: the kernel blocks a signal meanwhile."""
+        try:
+            status = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return False
+        blocked = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
+        return bool(int(blocked.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
 
     def kill(self) -> None:
         with suppress(OSError):
             os.kill(self.pid, signal.SIGKILL)
+
+
+def _signal_main_thread(pid: int, number: int) -> None:
+    """As os.kill, but no other thread takes it: the main thread would run on while its stack is written."""
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc 2.30, musl 1.2
+    if tgkill is not None:
+        tgkill(pid, pid, number)
+        return
+    with suppress(OSError):
+        os.kill(pid, number)
 
 
 def waits_for_others(stacks: str) -> bool:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-
 import pytest
 
 from train_jobs.progress import HangWatch, Heartbeat, Progress
-from train_jobs.rank_stacks import RankStacks
 
 TIMEOUT_S = 10.0
 FIRST_WORD_S = 60.0
@@ -66,41 +59,3 @@ def test_progress_counts_and_waits_as_deep_as_it_is_told() -> None:
         assert progress.heartbeat.waits
     assert not progress.heartbeat.waits
     assert progress.heartbeat.count > 1
-
-
-SLEEPER = """
-import faulthandler, os, signal, sys, time
-stacks = os.memfd_create("stacks")
-faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-def where_it_hangs():
-    print(stacks, flush=True)
-    time.sleep(600)
-where_it_hangs()
-"""
-
-
-@pytest.fixture
-def sleeper() -> Iterator[tuple[subprocess.Popen[str], RankStacks]]:
-    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    yield process, RankStacks(process.pid, int(process.stdout.readline()))
-    process.kill()
-    process.wait()
-
-
-@pytest.mark.parametrize("stopped", [False, True])
-def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
-    sleeper: tuple[subprocess.Popen[str], RankStacks], stopped: bool
-) -> None:
-    process, stacks = sleeper
-    if stopped:
-        process.send_signal(signal.SIGSTOP)
-    deadline = time.monotonic() + 5
-    wanted = "stopped by a signal" if stopped else "sleeping"
-    while stacks.state() != wanted:
-        assert time.monotonic() < deadline, stacks.state()
-    assert "where_it_hangs" in stacks.dump()
-    stacks.kill()
-    assert process.wait(5) == -signal.SIGKILL
-    assert stacks.state() == "gone"
-    assert stacks.dump().startswith("no stack could be had")

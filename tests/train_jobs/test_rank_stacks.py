@@ -1,10 +1,18 @@
-"""Whether a rank hangs itself or waits for one that does, from the stacks of its threads."""
+"""The stacks of a process's threads, and whether it hangs itself or waits for one that does."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
-from train_jobs.rank_stacks import waits_for_others
+from train_jobs.rank_stacks import RankStacks, waits_for_others
 
 BEAT = """\
 Thread 0x00007f01 (most recent call first):
@@ -64,3 +72,69 @@ def test_who_waits_for_others_is_told_from_who_hangs(main: str, waits: bool, hea
 
 def test_no_stack_is_no_excuse() -> None:
     assert not waits_for_others("no stack could be had: the process does not even answer a signal")
+
+
+SLEEPER = """
+import faulthandler, os, signal, threading, time
+stacks = os.memfd_create("stacks")
+faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+def deep(calls):
+    return deep(calls - 1) if calls else time.sleep(600)
+for _ in range(30):
+    threading.Thread(target=deep, args=(40,), daemon=True).start()
+def where_it_hangs():
+    print(stacks, flush=True)
+    time.sleep(600)
+where_it_hangs()
+"""
+
+BUSY = "import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\nwhile True: pass"
+
+
+@pytest.fixture
+def sleeper() -> Iterator[tuple[subprocess.Popen[str], RankStacks]]:
+    process = subprocess.Popen([sys.executable, "-c", SLEEPER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    yield process, RankStacks(process.pid, int(process.stdout.readline()))
+    process.kill()
+    process.wait()
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
+    sleeper: tuple[subprocess.Popen[str], RankStacks], stopped: bool
+) -> None:
+    process, stacks = sleeper
+    if stopped:
+        process.send_signal(signal.SIGSTOP)
+    deadline = time.monotonic() + 5
+    wanted = "stopped by a signal" if stopped else "sleeping"
+    while stacks.state() != wanted:
+        assert time.monotonic() < deadline, stacks.state()
+    first, second = stacks.dump(), stacks.dump()
+    for dump in (first, second):
+        assert dump.count("where_it_hangs") == 1
+        assert dump.count("(most recent call first)") == 31
+    stacks.kill()
+    assert process.wait(5) == -signal.SIGKILL
+    assert stacks.state() == "gone"
+    assert stacks.dump().startswith("no stack could be had")
+
+
+def test_stacks_are_had_whole_of_a_process_that_hardly_gets_to_run(
+    sleeper: tuple[subprocess.Popen[str], RankStacks],
+) -> None:
+    process, stacks = sleeper
+    core = min(os.sched_getaffinity(0))
+    command = [sys.executable, "-c", BUSY.format(core=core)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as busy:
+        assert busy.stdout is not None
+        busy.stdout.readline()
+        try:
+            for task in Path(f"/proc/{process.pid}/task").iterdir():
+                os.sched_setaffinity(int(task.name), [core])
+                os.setpriority(os.PRIO_PROCESS, int(task.name), 19)
+            dump = stacks.dump()
+        finally:
+            busy.kill()
+    assert dump.count("where_it_hangs") == 1  # of the main thread, which is written last
