@@ -23,7 +23,7 @@ from cluster.health import answers, silent, wait_until
 from cluster.nodes import NODE_LABEL
 from cluster.providers import processes
 from cluster.providers.addresses import choose_subnet, node_addresses, subnets_of
-from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port
+from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_ports
 from cluster.providers.gpus import divide, machine_gpus
 from cluster.providers.node_command import (
     HeadPorts,
@@ -208,7 +208,12 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
 def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, directory: Path) -> str:
     """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
     head_ip = nodes[0].ip
-    ports = HeadPorts(gcs=free_port("0.0.0.0"), client=free_port(head_ip), raylet=free_port("0.0.0.0"))
+    reserved = [
+        (identity.dashboard_host, identity.dashboard_port),
+        (identity.gateway_host, identity.gateway_port),
+    ]
+    gcs, client, raylet = free_ports(("0.0.0.0", head_ip, "0.0.0.0"), reserved)
+    ports = HeadPorts(gcs=gcs, client=client, raylet=raylet)
     gcs_address = f"{head_ip}:{ports.gcs}"
     store = store_bytes(psutil.virtual_memory().total, len(nodes))
     deadline = time.monotonic() + START_TIMEOUT_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import psutil
 
@@ -23,10 +23,25 @@ def addresses_in_use() -> set[str]:
     return {end.ip for connection in connections for end in (connection.laddr, connection.raddr) if end}
 
 
-def free_port(host: str) -> int:
-    """A port that nothing on `host` listens on now."""
-    with _bound(host, 0) as listener:
-        return int(listener.getsockname()[1])
+def free_port(host: str, reserved: Collection[Endpoint] = ()) -> int:
+    """A port that nothing on `host` listens on now.
+
+    Args:
+        reserved: what will be listened on, though perhaps not yet.
+    """
+    while True:
+        with _bound(host, 0) as listener:
+            port = int(listener.getsockname()[1])
+        if _reserved(host, port, reserved) is None:
+            return port
+
+
+def free_ports(hosts: Sequence[str], reserved: Collection[Endpoint] = ()) -> list[int]:
+    """A free port for each of `hosts`; no two are the same."""
+    ports: list[int] = []
+    for host in hosts:
+        ports.append(free_port(host, [*reserved, *(("", port) for port in ports)]))
+    return ports
 
 
 def choose_endpoint(
@@ -51,7 +66,7 @@ def choose_endpoint(
         return host, port
     if wanted.port is not None:
         raise RequestError(f"cluster.{key}.port: {port} on {host} {problem}; choose another or leave it out")
-    return host, free_port(host)
+    return host, free_port(host, reserved)
 
 
 def _reserved(host: str, port: int, reserved: Collection[Endpoint]) -> str | None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.config.cluster_section import EndpointConfig
 from cluster.errors import RequestError
-from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port
+from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_port, free_ports
 
 HOST = "127.9.9.9"
 
@@ -53,6 +54,17 @@ def test_what_another_cluster_has_reserved_counts_as_taken() -> None:
     assert choose_endpoint("gateway", EndpointConfig(), HOST, port, {("127.9.9.8", port)})[1] == port
     with pytest.raises(RequestError, match="belongs to another cluster"):
         choose_endpoint("gateway", EndpointConfig(host="0.0.0.0", port=port), HOST, 1, {("127.9.9.8", port)})
+
+
+def test_a_free_port_is_none_that_is_reserved() -> None:
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    reserved = {("0.0.0.0", port) for port in range(first, last + 1) if port // 100 % 10}
+    assert {free_port(HOST, reserved) // 100 % 10 for _ in range(10)} == {0}
+
+
+def test_no_two_free_ports_are_the_same() -> None:
+    ports = free_ports(["0.0.0.0", HOST] * 400)  # drawn one by one, some two of so many would be
+    assert len(set(ports)) == 800
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no.such.host.invalid"])
