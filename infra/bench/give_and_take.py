@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster.connection import ClusterRecord
 from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
 from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage
@@ -98,11 +99,17 @@ class GiveAndTake:
                 if event["kind"] == "finished":
                     raise ShoalError(f"{otherwise}: it has {event['status']} ({event['error']})")
             if time.monotonic() >= deadline:
-                failed = "; ".join(failure.reason for failure in self.load.failures[:3])
-                raise ShoalError(
-                    f"{otherwise} within {self.timeout_s:.0f} s" + (f" ({failed})" if failed else "")
-                )
+                raise ShoalError(f"{otherwise} within {self.timeout_s:.0f} s: {self._how_it_stands()}")
             pause.wait(_LOOK_S)
+
+    def _how_it_stands(self) -> str:
+        """What a client saw, and why job and app have what they have."""
+        broker = BrokerClient()
+        explained = [broker.explain(lease["holder"]) for lease in broker.leases()]
+        failures = self.load.failures
+        saw = [f"{len(self.load.answers)} requests were answered, {len(failures)} failed"]
+        saw += [failure.reason for failure in failures[:3]]
+        return "; ".join([*saw, *(row["text"] for row in explained if row is not None)])
 
     def pause(self, seconds: float) -> None:
         """Let time pass, which is what a load is made of, while the job goes on."""

@@ -26,7 +26,8 @@ def quickstart(
     directory: Annotated[
         Path | None,
         typer.Option(
-            "--dir", help="An empty directory to work in. Default: a temporary one, removed at the end."
+            "--dir",
+            help="An empty directory to work in. Default: a temporary one, removed when all went well.",
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster and the files there.")] = False,
@@ -49,6 +50,9 @@ def quickstart(
         # Ray tells whoever has deployed an app, on standard output, of every process that is ended later.
         with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
             report = Quickstart(directory.resolve(), say, keep=keep).run()
+        if not report.ok:
+            stack.pop_all()  # its logs say what went wrong
+            say(f"its jobs, logs and events are in {directory.resolve()}")
         if as_json:
             print_json(report.as_json())
         else:

@@ -94,8 +94,8 @@ def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_step_that_fails_is_told_and_ends_it_with_1(tmp_path: Path) -> None:
-    done = shoal("quickstart", "--dir", str(tmp_path / "tour"), "--json", RAY_OVERRIDE_RESOURCES="no JSON")
+def test_a_step_that_fails_is_told_and_ends_it_with_1_and_its_files_stay(tmp_path: Path) -> None:
+    done = shoal("quickstart", "--json", RAY_OVERRIDE_RESOURCES="no JSON", TMPDIR=str(tmp_path))
     document = json.loads(done.stdout)
     assert (done.returncode, document["ok"]) == (1, False)
     steps = {step["name"]: step for step in document["steps"]}
@@ -104,4 +104,7 @@ def test_a_step_that_fails_is_told_and_ends_it_with_1(tmp_path: Path) -> None:
     assert "did not start (exit code 1)" in steps["start the cluster"]["detail"]
     assert steps["stop the cluster"]["ok"]
     assert "Traceback" not in done.stderr.replace("  Traceback", ""), "only the node's own log has one"
+    (left,) = tmp_path.glob("shoal-quickstart-*/")
+    assert done.stderr.endswith(f"its jobs, logs and events are in {left}\n")
+    assert (left / "shoal.yaml").is_file()
     assert processes_below(tmp_path) == []
