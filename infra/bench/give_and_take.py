@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from cluster.connection import ClusterRecord
 from cluster.errors import ShoalError
-from cluster.sharing.client import BrokerClient
 from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage
@@ -104,6 +103,8 @@ class GiveAndTake:
 
     def _how_it_stands(self) -> str:
         """What a client saw, and why job and app have what they have."""
+        from cluster.sharing.client import BrokerClient  # takes Ray with it
+
         broker = BrokerClient()
         explained = [broker.explain(lease["holder"]) for lease in broker.leases()]
         failures = self.load.failures
