@@ -70,7 +70,7 @@ class RankStacks:
             # Looked at in this order: what has begun and is in its handler no more has ended.
             ended = bool(text) and not self._is_in_handler()
             text = self._written()[written:] or text
-            if ended or self.state() == "gone":
+            if ended or self.state() in ("gone", _STATES["Z"]):
                 break
         return text or "no stack could be had: the process does not even answer a signal"
 
@@ -96,7 +96,7 @@ class RankStacks:
 
 def _signal_main_thread(pid: int, number: int) -> None:
     """As os.kill, but no other thread takes it: the main thread would run on while its stack is written."""
-    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc 2.30, musl 1.2
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # glibc 2.30 and newer
     if tgkill is not None:
         tgkill(pid, pid, number)
         return

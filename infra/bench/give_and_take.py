@@ -105,12 +105,16 @@ class GiveAndTake:
         """What a client saw, and why job and app have what they have."""
         from cluster.sharing.client import BrokerClient  # takes Ray with it
 
-        broker = BrokerClient()
-        explained = [broker.explain(lease["holder"]) for lease in broker.leases()]
         failures = self.load.failures
-        saw = [f"{len(self.load.answers)} requests were answered, {len(failures)} failed"]
-        saw += [failure.reason for failure in failures[:3]]
-        return "; ".join([*saw, *(row["text"] for row in explained if row is not None)])
+        said = [f"{len(self.load.answers)} requests were answered, {len(failures)} failed"]
+        said += [failure.reason for failure in failures[:3]]
+        try:
+            broker = BrokerClient()
+            explained = [broker.explain(lease["holder"]) for lease in broker.leases()]
+            said += [row["text"] for row in explained if row is not None]
+        except ShoalError as error:  # which may be why
+            said.append(str(error))
+        return "; ".join(said)
 
     def pause(self, seconds: float) -> None:
         """Let time pass, which is what a load is made of, while the job goes on."""

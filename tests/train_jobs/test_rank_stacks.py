@@ -116,6 +116,9 @@ def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
         assert dump.count("where_it_hangs") == 1
         assert dump.count("(most recent call first)") == 31
     stacks.kill()
+    killed_at = time.monotonic()
+    assert stacks.dump().startswith("no stack could be had")  # nobody has waited for it yet
+    assert time.monotonic() - killed_at < 1.0
     assert process.wait(5) == -signal.SIGKILL
     assert stacks.state() == "gone"
     assert stacks.dump().startswith("no stack could be had")
