@@ -112,6 +112,7 @@ class Lease:
             weight=self.config.weight,
             accelerator=self.config.accelerator,
             starting=tuple(starting),
+            rebuilds=self.units is None,
         )
 
 

@@ -5,8 +5,8 @@ The rules, in the order in which they count:
 1. Nothing is granted that a node does not have; a unit is wholly on one node, of the kind that is asked for.
 2. A gang (a replica group of training; of serving one replica) that runs stays where it is. It leaves the
    grant only when a node of it is gone and the rest cannot be completed, when its holder asks for less, or
-   when it is above its holder's minimum and must give way. A holder's minimum is never taken from it: which
-   of its gangs give way is decided here, how many may is not.
+   when it is above its holder's minimum and must give way, or moves (6). A holder's minimum is never taken
+   from it: which of its gangs give way is decided here, how many may is not.
 3. Every minimum comes before any want (a want is a gang between `min` and `max`). A holder that starts gets
    all of its minimum or nothing; one that runs takes what it lacks gang by gang. A minimum that does not
    fit makes wants give way if it fits without them. Minimums go in order of tenant (the one named by
@@ -17,8 +17,11 @@ The rules, in the order in which they count:
    dominant share goes next, and takes from another only if that one keeps more than it has itself.
 5. On a node that is avoided nothing starts but a minimum that has no other place, even once all wants have
    given way; what runs there stays.
-6. Where room for a gang is scattered, groups of training jobs are moved to make it, if they fit elsewhere
-   and a group of the same job stays where it is.
+6. Where gangs may not be taken whose place is needed, groups of training jobs are moved out of the way, if
+   they fit elsewhere, at once or beside what can be spared there. Not those of a job that takes one group
+   only. One group of a job goes on all the while: where the last has to move, it stays in the grant until
+   another runs elsewhere, and what it makes room for waits. A job that is built anew with every change moves
+   at once instead.
 
 A gang that must give way leaves its holder's grant at once, but what it occupies is granted to nobody
 until the holder says that it is gone (it is no longer in `held`): whatever waits for it is kept a place

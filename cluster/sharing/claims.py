@@ -31,6 +31,11 @@ class Gang:
     """Greater than that of all gangs before it."""
 
     @property
+    def bears(self) -> bool:
+        """Whether its holder may be left with it: it runs, or can in the stead of one that moves."""
+        return self.runs or (self.now and bool(self.claim.evicted))
+
+    @property
     def whole(self) -> bool:
         return len(self.places) == self.claim.demand.gang
 
@@ -56,6 +61,8 @@ class Claim:
     waits: bool = False
     """Its minimum is not met."""
     gave_way_to: set[str] = field(default_factory=set)
+    evicted: list[Gang] = field(default_factory=list)
+    """Gangs that run and are not among `gangs` any more, for the sake of others."""
 
     @property
     def least(self) -> int:
@@ -68,12 +75,20 @@ class Claim:
         return self.demand.most // self.demand.gang
 
     @property
-    def running(self) -> int:
-        return sum(gang.runs for gang in self.gangs)
+    def bearing(self) -> int:
+        if not self.evicted:
+            return sum(gang.runs for gang in self.gangs)
+        return sum(gang.bears for gang in self.gangs)
 
     @property
     def runs(self) -> bool:
-        return any(gang.runs for gang in self.gangs)
+        """Whether anything of it runs, and be it on its way out."""
+        return any(gang.runs for gang in (*self.gangs, *self.evicted))
+
+    @property
+    def in_transit(self) -> bool:
+        """Gangs of its minimum move, and wait for others to leave: nothing more is taken from it."""
+        return bool(self.evicted) and self.bearing < self.least
 
     def level(self, gangs: int) -> tuple[float, int]:
         """What it would have with so many gangs, as a weighted dominant share; those with less go first."""
@@ -81,15 +96,32 @@ class Claim:
         return units * self.share / self.demand.weight, units
 
     def grant(self, room: Room) -> Grant:
-        starts = not self.runs and not all(gang.now for gang in self.gangs[: self.least])
-        granted = [] if starts else [gang for gang in self.gangs if gang.now]
-        coming = [gang for gang in self.gangs if starts or not gang.now]
+        granted = self._granted()
+        coming = [gang for gang in self.gangs if gang not in granted]
         return Grant(
             self.demand.holder,
             tuple(room.ids[index] for gang in granted for index in gang.places),
             coming=tuple(room.ids[index] for gang in coming for index in gang.places),
             gave_way_to=tuple(sorted(self.gave_way_to)),
         )
+
+    def _granted(self) -> list[Gang]:
+        """The gangs that it may run now; of those evicted, the ones that stay until others run instead."""
+        can_run = [gang for gang in self.gangs if gang.now]
+        if not self.evicted or not self.least or not self.gangs:
+            starts = not self.runs and not all(gang.now for gang in self.gangs[: self.least])
+            return [] if starts else can_run
+        missing = max(0, self.least - len(can_run))
+        if self.demand.rebuilds:
+            if not missing:
+                return can_run
+            # It stops whenever it changes, and so changes once: when all places are free.
+            can_run = [gang for gang in can_run if gang.runs]
+            return [*self.evicted[: self.most - len(can_run)], *can_run]
+        if not any(gang.runs for gang in can_run):
+            missing = max(1, missing)
+        staying = self.evicted[-missing:] if missing else []
+        return [*staying, *can_run[: self.most - len(staying)]]
 
 
 class Crowd:
@@ -121,6 +153,9 @@ class Crowd:
         del claim.gangs[position]
         self._leave(gang)
         self.room.note(self._return, gang, position)
+        if gang.runs:
+            claim.evicted.append(gang)
+            self.room.note(claim.evicted.remove, gang)
         for index in gang.places:
             if gang.fresh and gang.now:
                 self.room.give(index, claim.unit)
@@ -142,6 +177,9 @@ class Crowd:
                 return False
             (self.room.reserve if started else self.room.take)(index, claim.unit)
         self.add(gang)
+        if gang.runs:
+            claim.evicted.remove(gang)
+            self.room.note(claim.evicted.append, gang)
         return True
 
     def _forget(self, gang: Gang) -> None:

@@ -43,6 +43,8 @@ class Demand:
         weight: among holders of one priority, the share of what is contended for: 2 is due twice as much.
         accelerator: the only kind of node that will do; None for any.
         starting: those of `held` that do not run yet: a holder is not left with such units only.
+        rebuilds: all units are one group, which stops and is built anew whenever they change; of others those
+            that stay go on meanwhile, and give a newcomer its state.
 
     Raises:
         ValueError: the numbers do not agree with one another.
@@ -59,6 +61,7 @@ class Demand:
     weight: float = 1.0
     accelerator: str | None = None
     starting: tuple[str, ...] = ()
+    rebuilds: bool = False
 
     def __post_init__(self) -> None:
         if self.gang < 1 or any(units % self.gang for units in (self.min, self.max, len(self.held))):

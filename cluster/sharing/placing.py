@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
 from cluster.sharing.claims import Claim, Crowd, Gang
-from cluster.sharing.room import Room, fits, plus, scaled
+from cluster.sharing.room import Room, Vector, fits, minus, plus, scaled
 
 MOVES_TRIED = 8
 """Nodes on which a place is sought by moving others, the most promising first."""
 
 Spare = tuple[int, int]
-"""How many gangs a claim may lose, and how many of those that run: what replaces one does not run at once."""
+"""How many gangs a claim may lose, and how many of those that bear it."""
 
 
 @dataclass
@@ -29,6 +30,12 @@ class Placer:
     crowd: Crowd
     left: list[Gang] = field(default_factory=list)
     last_resort: bool = False
+    _pinned: set[int] = field(default_factory=set)
+    """Claims of which gangs leave for one that moves: by id."""
+    _kept: set[int] = field(default_factory=set)
+    """Nodes on which a place is kept for a gang that moves."""
+    _chances: dict[tuple[object, ...], list[tuple[tuple[float, ...], int, int]]] = field(default_factory=dict)
+    """By kind of unit, the nodes on which it fits once others have left: a heap of ranks, and the node."""
 
     def add(self, claim: Claim, *, minimum: bool) -> bool:
         """Place one gang more, or change nothing."""
@@ -68,120 +75,223 @@ class Placer:
                 opened = self._move_for(claim, minimum=minimum)
             if opened is None:
                 return count
-            if fits(claim.unit, room.free[opened]):  # whoever left had not been told of it yet
-                room.take(opened, claim.unit)
-            else:
-                room.reserve(opened, claim.unit)
-                gang.now = False
-            gang.places.append(opened)
+            self._occupy(gang, opened)
             count -= 1
         return 0
 
+    def _occupy(self, gang: Gang, opened: int) -> None:
+        """Put a unit where there is room for it once others have left."""
+        unit = gang.claim.unit
+        if fits(unit, self.room.free[opened]):  # whoever left had not been told of it yet
+            self.room.take(opened, unit)
+        else:
+            self.room.reserve(opened, unit)
+            gang.now = False
+        gang.places.append(opened)
+
     def _evict_for(self, claim: Claim, *, minimum: bool) -> int | None:
         """Make room for a unit on the node where the fewest gangs have to leave for it, if there is one."""
-        room, allowed = self.room, self._allowed(claim, minimum=minimum)
-        occupied, shut = self.crowd.occupied() if allowed else (), room.shut(minimum=minimum)
-        found: tuple[tuple[float, ...], int, list[Gang]] | None = None
-        # The last nodes first: those are filled last.
-        for index in sorted(room.loosened.union(occupied), reverse=True):
-            if index in shut:
-                continue
-            leaving = self._leaving(index, claim, allowed)
-            if leaving is None:
-                continue
-            rank = (len(leaving), room.emptiness(room.free[index]))
-            if found is None or rank < found[0]:
-                found = (rank, index, leaving)
-            if len(leaving) <= 1:
-                # Most often so on the first node; a node where nobody has to leave is not worth a search.
-                break
+        allowed, shut = self._allowed(claim, minimum=minimum), self.room.shut(minimum=minimum)
+        kind = (claim.unit, minimum, claim.tier)
+        found = self._cheapest(claim.unit, self.room.future, allowed, kind, shut)
         if found is None:
             return None
-        _, opened, leaving = found
+        opened, leaving = found
         for gang in leaving:
             self.crowd.evict(gang, claim.demand.holder)
             self.left.append(gang)
         return opened
 
+    def _cheapest(
+        self,
+        unit: Vector,
+        rooms: Sequence[Vector],
+        allowed: Mapping[int, Spare],
+        kind: tuple[object, ...],
+        shut: Set[int],
+    ) -> tuple[int, list[Gang]] | None:
+        """The node on which the fewest gangs have to leave for a unit, and those.
+
+        Most often the first node looked at will do. Where it will not, all are ranked, and the ranks are kept
+        for the next unit of its kind: what has changed of a node is seen when its turn comes.
+        """
+        room, chances = self.room, self._chances.get(kind)
+        for index in sorted(room.loosened, reverse=True):
+            if index not in shut and fits(unit, rooms[index]):
+                return index, []
+        while chances:
+            rank, _, index = chances[0]
+            leaving = None if index in shut else self._leaving(index, unit, rooms[index], allowed)
+            if leaving is None:
+                heapq.heappop(chances)
+            elif self._rank(index, leaving) <= rank:
+                return index, leaving
+            else:
+                heapq.heapreplace(chances, (self._rank(index, leaving), -index, index))
+        chances = []
+        # The last nodes first: those are filled last.
+        for index in sorted(self.crowd.occupied() if allowed else (), reverse=True):
+            leaving = None if index in shut else self._leaving(index, unit, rooms[index], allowed)
+            if leaving is not None:
+                if len(leaving) <= 1:
+                    return index, leaving
+                chances.append((self._rank(index, leaving), -index, index))
+        if not chances:
+            return None
+        heapq.heapify(chances)
+        self._chances[kind] = chances
+        index = chances[0][2]
+        return index, self._leaving(index, unit, rooms[index], allowed) or []
+
+    def _rank(self, index: int, leaving: Sequence[Gang]) -> tuple[float, ...]:
+        return (len(leaving), self.room.emptiness(self.room.free[index]))
+
     def _leaving(
-        self, index: int, claim: Claim, allowed: Mapping[int, Spare], *, moves: bool = False
+        self,
+        index: int,
+        unit: Vector,
+        room: Vector,
+        allowed: Mapping[int, Spare],
+        spared: Mapping[int, Spare] | None = None,
     ) -> list[Gang] | None:
-        """The gangs that must leave a node so that a unit fits; None when it does not fit even then."""
-        future, unit = self.room.future[index], claim.unit
-        if fits(unit, future):
+        """The gangs that must leave a node so that a unit fits; None when it does not fit even then.
+
+        Args:
+            room: what is left there.
+            allowed: how many each claim may lose here.
+            spared: how many of those it needs no place for elsewhere, where others do: they leave first.
+        """
+        if fits(unit, room):
             return []
         if not fits(unit, self.room.total[index]):
             return None
         there = [gang for gang in self.crowd.on_node(index) if id(gang.claim) in allowed]
+        there.sort(key=partial(_first_to_go, index))
+        if spared is not None:
+            there.sort(key=partial(_first_to_move, index, spared))
         leaving: list[Gang] = []
         left: dict[int, Spare] = {}
-        for gang in sorted(there, key=partial(_first_to_move if moves else _first_to_go, index)):
-            lacking = [have < need for have, need in zip(future, unit, strict=True)]
+        for gang in there:
+            lacking = [have < need for have, need in zip(room, unit, strict=True)]
             if not any(lacking):
                 break
             its, who = gang.claim.unit, id(gang.claim)
-            gangs, running = left.get(who, allowed[who])
-            if gangs <= 0 or (gang.runs and running <= 0):
+            gangs, bearing = left.get(who, allowed[who])
+            if gangs <= 0 or (gang.bears and bearing <= 0):
                 continue
             if any(lacks and takes for lacks, takes in zip(lacking, its, strict=True)):
-                left[who] = (gangs - 1, running - gang.runs)
+                left[who] = (gangs - 1, bearing - gang.bears)
                 leaving.append(gang)
-                future = plus(future, scaled(its, gang.places.count(index)))
-        return leaving if fits(unit, future) else None
+                room = plus(room, scaled(its, gang.places.count(index)))
+        if not fits(unit, room):
+            return None
+        for gang in reversed(leaving[:-1]):  # a larger one that was added later may do without it
+            without = minus(room, scaled(gang.claim.unit, gang.places.count(index)))
+            if fits(unit, without):
+                leaving.remove(gang)
+                room = without
+        return leaving
 
     def _allowed(self, claim: Claim, *, minimum: bool) -> dict[int, Spare]:
         """How many gangs each claim may lose for the sake of another, by the claim's id."""
         allowed = {}
         for other in self.crowd.claims:
             spare = len(other.gangs) - other.least
-            if other is claim or spare <= 0:
+            if spare <= 0 or other is claim or other.in_transit:
                 continue
             if not minimum and other.tier == claim.tier:
                 spare = 0 if other.settling else _above(other, claim.level(len(claim.gangs)))
             if spare and (minimum or other.tier >= claim.tier):
-                allowed[id(other)] = (spare, other.running - other.least)
+                allowed[id(other)] = (spare, other.bearing - other.least)
         return allowed
 
     def _move_for(self, claim: Claim, *, minimum: bool) -> int | None:
         """Make room for a unit by moving groups of jobs to other nodes, the fewest that do.
 
-        Only of jobs with several groups: one stays where it is, and from it the moved ones take their state.
+        Only of jobs that may have several groups: one goes on, and from it the others take their state. What
+        its holder can spare need not be moved, but leaves.
         """
-        movable = {
-            id(other): (len(other.gangs), other.running - 1)
+        movers = [
+            other
             for other in self.crowd.claims
             if other is not claim
             and other.demand.kind == "training"
-            and len(other.gangs) > 1
-            and not other.settling
-        }
-        if not movable:
+            and other.most > 1
+            and not other.in_transit
+            and id(other) not in self._pinned
+            and not (other.settling and other.tier <= claim.tier and not minimum)
+        ]
+        if not movers:
             return None
+        spared = self._allowed(claim, minimum=minimum)
+        for other in movers:
+            spare, _ = spared.get(id(other), (0, 0))
+            if spare:  # what waits for a place itself replaces none that moves
+                spared[id(other)] = (min(spare, sum(gang.now for gang in other.gangs) - other.least), 0)
+        allowed = spared | {id(other): (len(other.gangs), other.bearing) for other in movers}
         chances = []
         shut = self.room.shut(minimum=minimum)
         for index in self.crowd.occupied():
             if index not in shut:
-                leaving = self._leaving(index, claim, movable, moves=True)
+                leaving = self._leaving(index, claim.unit, self.room.future[index], allowed, spared)
                 if leaving:
-                    chances.append((len(leaving), index, leaving))
-        for _, index, leaving in sorted(chances, key=lambda chance: chance[:2])[:MOVES_TRIED]:
-            mark = self.room.mark()
+                    staying = _to_place(leaving, spared)
+                    chances.append((len(staying), len(leaving), index, leaving, staying))
+        for _, _, index, leaving, staying in sorted(chances, key=lambda chance: chance[:3])[:MOVES_TRIED]:
+            mark, left = self.room.mark(), len(self.left)
             for gang in leaving:
                 self.crowd.evict(gang, claim.demand.holder)
             self.room.reserve(index, claim.unit)
-            if self._put_elsewhere(leaving):
+            if all(self._put_elsewhere(gang, claim, minimum=minimum) for gang in staying):
                 self.room.leave(index, claim.unit)  # the caller keeps the place itself
+                self.left += [gang for gang in leaving if gang not in staying]
                 return index
+            del self.left[left:]
             self.room.rollback(mark)
         return None
 
-    def _put_elsewhere(self, gangs: Sequence[Gang]) -> bool:
-        for gang in gangs:
-            again = Gang(gang.claim, [], fresh=True)
-            if not self.place(again, gang.claim.demand.gang, minimum=False, gives_way=False):
-                return False
-            self.crowd.add(again)
+    def _put_elsewhere(self, gang: Gang, sake: Claim, *, minimum: bool) -> bool:
+        """Place a gang that was moved where there is room now, or once others have left that can be spared.
+
+        Those do not wait for others themselves, and do not move any more: else two could wait for each other.
+        """
+        claim = gang.claim
+        again = Gang(claim, [], fresh=True)
+        if not self.place(again, claim.demand.gang, minimum=False, gives_way=False):
+            kind = (claim.unit, minimum, sake.tier, "moved")
+            while len(again.places) < claim.demand.gang:
+                allowed = self._allowed(sake, minimum=minimum)
+                allowed.pop(id(claim), None)
+                shut = self.room.shut(minimum=minimum) | self._kept
+                found = self._cheapest(claim.unit, self.room.now, allowed, kind, shut)
+                if found is None:
+                    return False
+                opened, leaving = found
+                for other in leaving:
+                    self.crowd.evict(other, sake.demand.holder)
+                    self.left.append(other)
+                self._occupy(again, opened)
+                self._mark(self._kept, opened)
+                self._mark(self._pinned, *(id(other.claim) for other in leaving))
+        self.crowd.add(again)
         return True
+
+    def _mark(self, marks: set[int], *new: int) -> None:
+        for each in set(new) - marks:
+            marks.add(each)
+            self.room.note(marks.discard, each)
+
+
+def _to_place(leaving: Sequence[Gang], spared: Mapping[int, Spare]) -> list[Gang]:
+    """Those of the gangs that leave which need a place elsewhere: what their holders cannot spare."""
+    left = {who: spare for who, (spare, _) in spared.items()}
+    staying = []
+    for gang in leaving:
+        who = id(gang.claim)
+        left[who] = left.get(who, 0) - 1
+        if left[who] < 0:
+            staying.append(gang)
+    return staying
 
 
 def _above(other: Claim, level: tuple[float, int]) -> int:
@@ -199,6 +309,9 @@ def _first_to_go(index: int, gang: Gang) -> tuple[float, ...]:
     return (-claim.tier, -level, -claim.order, gang.runs, -gang.places.count(index), -gang.serial)
 
 
-def _first_to_move(index: int, gang: Gang) -> tuple[float, ...]:
-    """The smallest, for which there is a place most likely."""
-    return (gang.claim.demand.gang, sum(gang.claim.unit), -gang.places.count(index), -gang.serial)
+def _first_to_move(index: int, spared: Mapping[int, Spare], gang: Gang) -> tuple[float, ...]:
+    """What can be spared, then the smallest, for which there is a place most likely."""
+    claim = gang.claim
+    if spared.get(id(claim), (0, 0))[0] > 0:
+        return (0,)
+    return (1, claim.demand.gang, sum(claim.unit), -gang.places.count(index), -gang.serial)

@@ -83,9 +83,10 @@ class Room:
         most = [max((total[kind] for total in self.total), default=0) for kind in range(counted)]
         # Kinds of node are no amounts: they make a node neither full nor empty.
         self._weights = [1.0 / amount if amount else 0.0 for amount in most] + [0.0] * len(scale.accelerators)
-        self._now = list(self.total)
+        self.now = list(self.total)
+        """What can be granted at once: what is left both in `free` and in `future`."""
         self._nodes_with: dict[Vector, list[int]] = {}
-        for index, now in enumerate(self._now):
+        for index, now in enumerate(self.now):
             self._nodes_with.setdefault(now, []).append(index)
         self._known: dict[Vector, dict[Vector, tuple[int, float]]] = {}
         self._undo: list[tuple[Callable[..., object], tuple[object, ...]]] = []
@@ -140,8 +141,8 @@ class Room:
         self.free[index], self.future[index] = free, future
         self.version = next(self._versions)
         now = free if free == future else tuple(map(min, free, future))
-        if now != self._now[index]:
-            self._now[index] = now
+        if now != self.now[index]:
+            self.now[index] = now
             heapq.heappush(self._nodes_with.setdefault(now, []), index)
 
     # -- places -------------------------------------------------------------------------------------------
@@ -179,14 +180,14 @@ class Room:
 
     def _first_with(self, now: Vector, skip: Set[int]) -> int | None:
         heap = self._nodes_with[now]
-        while heap and self._now[heap[0]] != now:
+        while heap and self.now[heap[0]] != now:
             heapq.heappop(heap)
         if not heap:
             del self._nodes_with[now]
             return None
         if heap[0] not in skip:
             return heap[0]
-        return min((index for index in heap if self._now[index] == now and index not in skip), default=None)
+        return min((index for index in heap if self.now[index] == now and index not in skip), default=None)
 
 
 def fits(unit: Vector, room: Vector) -> bool:

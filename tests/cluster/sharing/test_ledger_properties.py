@@ -94,14 +94,15 @@ class Tenants(RuleBasedStateMachine):
         more=st.integers(0, 3),
         cpus=st.sampled_from([1, 1, 2, 0.5]),
         priority=st.sampled_from([0, 0, 1]),
+        rebuilds=st.booleans(),
     )
-    def comes(self, kind, gang, least, more, cpus, priority):
+    def comes(self, kind, gang, least, more, cpus, priority, rebuilds):
         gang = 1 if kind == "serving" else gang
         name = f"{kind[0]}{self.count}"
         self.count += 1
-        demand = Demand(
-            name, kind, {"CPU": cpus}, least * gang, (least + more) * gang, gang=gang, priority=priority
-        )
+        numbers = (least * gang, (least + more) * gang)
+        rebuilds = rebuilds and kind == "training" and gang == 1
+        demand = Demand(name, kind, {"CPU": cpus}, *numbers, gang=gang, priority=priority, rebuilds=rebuilds)
         self.tenants[name] = Tenant(demand)
         return name
 
