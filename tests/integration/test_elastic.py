@@ -6,6 +6,7 @@ import shutil
 import signal
 import statistics
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -36,7 +37,7 @@ FATAL = "fatal"
 SLOW_S = 10.0
 """Longer than a group takes to start."""
 
-STRAY = """
+REPLICA = """
 import sys, threading, time
 import ray
 ray.init(namespace="shoal", log_to_driver=False)
@@ -44,18 +45,25 @@ from cluster.nodes import NODE_LABEL
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 
-(node,) = [row["NodeID"] for row in ray.nodes() if row["Labels"].get(NODE_LABEL) == "{node}"]
+held = tuple(row["NodeID"] for row in ray.nodes() if row["Labels"].get(NODE_LABEL) == "{node}")
+demand = Demand("app/{name}", "serving", {{"CPU": {cpus}}}, 1, 1, held=held)
+has_place, over = threading.Event(), threading.Event()
 
 def ask():
-    while True:
-        BrokerClient().request(Demand("app/stray", "serving", {{"CPU": 1}}, 1, 1, held=(node,)))
-        time.sleep(0.5)
+    while not over.wait(0.5):
+        if BrokerClient().request(demand).units or held:
+            has_place.set()
 
-threading.Thread(target=ask, daemon=True).start()
-print("asks", flush=True)
+asking = threading.Thread(target=ask)
+asking.start()
+has_place.wait()
+print("has a place", flush=True)
 sys.stdin.read()
+over.set()
+asking.join()
+BrokerClient().release(demand.holder)
 """
-"""A replica that Serve has put where another holder was granted a place."""
+"""The lease of a replica that Serve has put on a node, whoever was granted it, or that looks for a place."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +92,11 @@ def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile
                 job,
                 {"parallel": {"strategy": "ddp"}, "workers": {"min": 1, "max": 3}, "steps": 1_000_000},
             ),
+            "pair": merged(
+                job,
+                {"parallel": {"strategy": "ddp"}, "workers": {"min": 1, "max": 2}, "steps": 1_000_000},
+            ),
+            "whole-pair": merged(job, {"workers": {"min": 1, "max": 2}, "steps": 1_000_000}),
             "whole": merged(job, {"workers": {"min": 1, "max": 3}, "steps": 1_000_000}),
             "fragile": {
                 **job_config(directory),
@@ -101,6 +114,11 @@ def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile
             "short": merged(job, {"workers": {"min": 2, "max": 2}, "steps": 20}),
         },
     )
+
+
+def replica(live: LiveCluster, name: str, node: str = "", cpus: int = 1) -> AbstractContextManager[None]:
+    """Until it ends, hold a lease like that of a replica, from when it has a place."""
+    return live.running(REPLICA.format(name=name, node=node, cpus=cpus), "has a place")
 
 
 def at_world_size(run: Path, size: int) -> dict[str, Any]:
@@ -146,6 +164,29 @@ def test_a_job_shrinks_for_another_ones_minimum_and_grows_again(jobs: JobFile) -
     assert (len(left["left"]), left["lost"], len(joined["joined"])) == (1, [], 1)
     (leaving,) = events(run, "leaving")
     assert leaving["for_whom"] == [f"job/{short.name}"]
+
+
+@pytest.mark.parametrize("name", ["pair", "whole-pair"])
+def test_a_minimum_moves_out_of_the_way_of_a_replica_and_loses_no_step(
+    jobs: JobFile, live: LiveCluster, name: str
+) -> None:
+    with replica(live, "one", "worker-2"):
+        with replica(live, "another", "worker-2"):
+            run = jobs.submit(name)
+            at_world_size(run, 2)
+        assert {rank["node"] for event in events(run, "started") for rank in event["ranks"]} == {"worker-1"}
+        with replica(live, "large", cpus=2):
+            shrunk = at_world_size(run, 1)
+            moved = events(run, "started")[-1]
+            assert [rank["node"] for rank in moved["ranks"]] == ["worker-2"]
+            if name == "pair":
+                joined, left = events(run, "resized")[-2:]
+                assert joined["joined"] == [moved["group"]], "a group is there before the last one leaves"
+                assert len(left["left"]) == 1
+        grown_beyond(run, shrunk["step"], 2)
+    lines = stop(jobs, run)
+    assert {line["attempt"] for line in lines} == ({1} if name == "pair" else {1, 2, 3})
+    assert events(run, "failed") == []
 
 
 def test_a_killed_rank_costs_the_others_less_than_a_heartbeat_timeout_and_comes_back(
@@ -213,7 +254,7 @@ def test_a_group_whose_new_devices_are_free_waits_for_the_end_of_the_one_before(
     run = jobs.submit("slow")
     started = wait_until(lambda: events(run, "started"), "the start")[0]
     (node,) = {each["node"] for each in started["ranks"]}
-    with live.running(STRAY.format(node=node), "asks"):
+    with replica(live, "stray", node):
         wait_until(lambda: len(events(run, "started")) == 2, "the group on another node")
     lines = stop(jobs, run)
     (ended,), (_, entered) = events(run, "ended"), events(run, "entered")

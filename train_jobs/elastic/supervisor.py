@@ -163,7 +163,12 @@ class Supervisor:
         held = [node for each in self.running.values() for node in each.gang]
         view = self._look()
         stepping = () if view is None else view.groups
-        starting = [node for name, each in self.running.items() if name not in stepping for node in each.gang]
+        starting = [
+            node
+            for name, each in self.running.items()
+            if name not in stepping and each.leave_by is None  # who leaves steps no more, but did
+            for node in each.gang
+        ]
         return self.lease.renew(held, starting)
 
     def _take_down(self) -> None:
