@@ -184,6 +184,12 @@ class _Case:
             verb = "is" if len(leaving) == 1 else "are"
             where = places(Counter(self.names.get(node, "a node that is gone") for node in leaving))
             sentences.append(f"{units_of(demand.kind, len(leaving))} of it {verb} still leaving {where}")
+        told = snapshot.told.get(demand.holder, ())
+        if self.grant.gave_way_to and Counter(told) == Counter(self.grant.nodes):
+            whom = listed([self._and_why(holder) for holder in self.grant.gave_way_to])
+            sentences.append(
+                f"it moves to make room for {whom}, and has its place until the next one is ready"
+            )
         waiting_since = snapshot.waiting_since.get(demand.holder)
         return Explanation(
             holder=demand.holder,

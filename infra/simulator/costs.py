@@ -29,14 +29,14 @@ class Costs:
         "measured: 10-13 s for a group that joins, on two idle cores (34 s on two that others used as well)",
     )
     join_pause_s: float = _cost(
-        0.15,
+        0.12,
         "how long the groups of a job stand when others join",
-        "measured: 0.15 s (median of ten)",
+        "measured: 0.12 s (median of ten)",
     )
     leave_s: float = _cost(
-        2.2,
+        1.3,
         "until a group that gives way has left: it ends its step, and its processes end",
-        "measured: 1.2 s beyond the step; that a step takes 1 s is an assumption",
+        "measured: 0.3 s beyond the step; that a step takes 1 s is an assumption",
     )
     kill_s: float = _cost(
         0.3,
@@ -44,14 +44,14 @@ class Costs:
         "measured: 0.3 s after ray.kill of a group's actor",
     )
     kill_pause_s: float = _cost(
-        3.6,
+        2.4,
         "how long the groups of a job stand when the node of another is lost",
-        "measured: 3.6 s after SIGKILL of its raylet (median of ten), of which 2 s are the heartbeat timeout",
+        "measured: 2.4 s after SIGKILL of its raylet (median of ten), of which 2 s are the heartbeat timeout",
     )
     restart_s: float = _cost(
-        9.0,
+        6.6,
         "from the grant of a job that was stopped as a whole to its first step",
-        "measured: 9.2 s on a spare node after one was lost, 7.3 s on other devices of the same",
+        "measured: 6.6 s on a spare node after one was lost",
     )
     checkpoint_every_s: float = _cost(
         1800.0,
@@ -59,9 +59,9 @@ class Costs:
         "assumption",
     )
     replica_start_s: float = _cost(
-        24.0,
+        13.4,
         "from the grant of a replica to its first answer",
-        "measured: 23.8 s for a tiny model, on two cores that others used as well; vLLM starts in 30 s",
+        "measured: 13.4 s for a tiny model beside training on two cores; vLLM starts in 30 s",
     )
     replica_drain_s: float = _cost(
         2.6,

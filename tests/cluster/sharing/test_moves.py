@@ -185,6 +185,8 @@ def test_the_ledger_moves_a_minimum_though_it_has_just_started():
     assert ledger.request(app(1, 2, ["n1"]), now=4).units == 1
     assert sorted(ledger.request(job(1, 2, groups), now=4.5).nodes) == ["n0", "n1"]
     assert "a place is kept for it on n0" in explain(ledger.snapshot(4.6), "app").text
+    said = explain(ledger.snapshot(4.6), "job").text
+    assert "it moves to make room for app (serving goes first), and has its place until" in said
     starts = replace(job(1, 2, ["n0", "n1"]), starting=("n1",))
     for now in (5, 9, 13):
         assert sorted(ledger.request(starts, now).nodes) == ["n0", "n1"]
