@@ -73,14 +73,17 @@ def job_file(live: LiveCluster, directory: Path, jobs: dict[str, dict[str, Any]]
 
 
 def events(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
-    path = run / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [event for line in lines if (event := json.loads(line)) and kind in (None, event["kind"])]
+    return [event for event in _documents(run / "events.jsonl") if kind in (None, event["kind"])]
 
 
 def metrics(run: Path) -> list[dict[str, Any]]:
-    path = run / "metrics.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return _documents(run / "metrics.jsonl")
+
+
+def _documents(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log that are whole: the last may be in the middle of being written."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def losses(run: Path) -> dict[int, float]:
