@@ -258,6 +258,8 @@ class Placer:
         claim = gang.claim
         again = Gang(claim, [], fresh=True)
         if not self.place(again, claim.demand.gang, minimum=False, gives_way=False):
+            if not claim.runs:
+                return False  # what only starts is not left without a place until others have gone
             kind = (claim.unit, minimum, sake.tier, "moved")
             while len(again.places) < claim.demand.gang:
                 allowed = self._allowed(sake, minimum=minimum)

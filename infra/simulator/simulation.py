@@ -199,6 +199,7 @@ class Simulation:
         ran = run.running > 0
         if leaving:
             run.leave(leaving, now)
+            run.preemptions += run.waits and not added  # else it was to start here, and starts elsewhere
             goes_s = costs.kill_s if run.waits else costs.leave_s
             for gang in leaving:
                 self._at(now + goes_s, self._gang_left, run, gang)

@@ -198,12 +198,11 @@ class JobRun:
         self._changed(now)
 
     def leave(self, gangs: Iterable[Gang], now: float) -> None:
-        """Gangs give way; where none is left, the job is preempted and falls back to its checkpoint."""
+        """Gangs give way; where none is left that runs, the job falls back to its checkpoint."""
         for gang in gangs:
             gang.state = State.LEAVING
         if not self.running:
             self._fall_back()
-        self.preemptions += self.waits
         self._changed(now)
 
     def die(self, gangs: Iterable[Gang], now: float) -> None:

@@ -78,6 +78,7 @@ class Cluster:
         demand, runs = self.demands[name], self.runs(name)
         assert granted.total() <= demand.most
         assert granted.total() >= min(demand.min, runs.total())
+        assert granted.total() >= min(demand.min, len(demand.held)), "what starts is left without a place"
         if demand.kind == "training" and demand.min and runs and not demand.rebuilds:
             assert runs & granted, f"of {name} nobody is left that steps"
 
@@ -133,6 +134,17 @@ def test_a_group_moves_where_another_job_can_spare_one():
     assert world.has("y") == ["n2"]
     world.decide()
     assert world.has("app") == ["n0"]
+
+
+def test_a_job_that_only_starts_moves_where_there_is_room_at_once_or_not_at_all():
+    world = two_jobs_in_the_way(job(1, 2, ["n0"], 2, "y"))
+    world.starting["y"] = Counter(["n0"])
+    world.decide()
+    assert world.has("y") == ["n0"]
+    world = cluster(cpu_nodes(2, 3), app(1, 2, ["n1"]), job(1, 2, ["n0"]))
+    world.starting["job"] = Counter(["n0"])
+    world.decide()
+    assert world.has("job") == ["n1"]
 
 
 def test_a_job_that_is_built_anew_moves_at_once_when_all_its_places_are_free():
