@@ -76,8 +76,7 @@ class Claim:
 
     @property
     def bearing(self) -> int:
-        if not self.evicted:
-            return sum(gang.runs for gang in self.gangs)
+        """Gangs that it may be left with."""
         return sum(gang.bears for gang in self.gangs)
 
     @property

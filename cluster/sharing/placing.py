@@ -34,8 +34,8 @@ class Placer:
     """Claims of which gangs leave for one that moves: by id."""
     _kept: set[int] = field(default_factory=set)
     """Nodes on which a place is kept for a gang that moves."""
-    _chances: dict[tuple[object, ...], list[tuple[tuple[float, ...], int, int]]] = field(default_factory=dict)
-    """By kind of unit, the nodes on which it fits once others have left: a heap of ranks, and the node."""
+    _chances: dict[tuple[object, ...], list[tuple[tuple[float, ...], int]]] = field(default_factory=dict)
+    """By kind of unit, the nodes on which it fits once others have left: a heap of (rank, -index)."""
 
     def add(self, claim: Claim, *, minimum: bool) -> bool:
         """Place one gang more, or change nothing."""
@@ -97,10 +97,13 @@ class Placer:
         if found is None:
             return None
         opened, leaving = found
-        for gang in leaving:
-            self.crowd.evict(gang, claim.demand.holder)
-            self.left.append(gang)
+        self._send_off(leaving, claim)
         return opened
+
+    def _send_off(self, gangs: Sequence[Gang], sake: Claim) -> None:
+        for gang in gangs:
+            self.crowd.evict(gang, sake.demand.holder)
+            self.left.append(gang)
 
     def _cheapest(
         self,
@@ -120,14 +123,15 @@ class Placer:
             if index not in shut and fits(unit, rooms[index]):
                 return index, []
         while chances:
-            rank, _, index = chances[0]
+            rank, negated = chances[0]
+            index = -negated
             leaving = None if index in shut else self._leaving(index, unit, rooms[index], allowed)
             if leaving is None:
                 heapq.heappop(chances)
             elif self._rank(index, leaving) <= rank:
                 return index, leaving
             else:
-                heapq.heapreplace(chances, (self._rank(index, leaving), -index, index))
+                heapq.heapreplace(chances, (self._rank(index, leaving), -index))
         chances = []
         # The last nodes first: those are filled last.
         for index in sorted(self.crowd.occupied() if allowed else (), reverse=True):
@@ -135,12 +139,12 @@ class Placer:
             if leaving is not None:
                 if len(leaving) <= 1:
                     return index, leaving
-                chances.append((self._rank(index, leaving), -index, index))
+                chances.append((self._rank(index, leaving), -index))
         if not chances:
             return None
         heapq.heapify(chances)
         self._chances[kind] = chances
-        index = chances[0][2]
+        index = -chances[0][1]
         return index, self._leaving(index, unit, rooms[index], allowed) or []
 
     def _rank(self, index: int, leaving: Sequence[Gang]) -> tuple[float, ...]:
@@ -269,9 +273,7 @@ class Placer:
                 if found is None:
                     return False
                 opened, leaving = found
-                for other in leaving:
-                    self.crowd.evict(other, sake.demand.holder)
-                    self.left.append(other)
+                self._send_off(leaving, sake)
                 self._occupy(again, opened)
                 self._mark(self._kept, opened)
                 self._mark(self._pinned, *(id(other.claim) for other in leaving))
