@@ -326,17 +326,21 @@ class Quickstart:
         """One streamed completion, asked as any OpenAI client asks."""
         text, first_s, began = "", 0.0, time.monotonic()
         body = {"model": APP, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stream": True}
-        chunks = 0
+        chunks, whole = 0, False
         with httpx.stream("POST", f"{base_url}/completions", json=body, timeout=REQUEST_TIMEOUT_S) as answer:
             if answer.status_code != 200:
                 raise StepError(f"{base_url}/completions answered {answer.status_code}: {answer.read()!r}")
             for line in answer.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
+                whole = whole or line == "data: [DONE]"
+                if whole or not line.startswith("data: "):
                     continue
+                event = json.loads(line[6:])
+                require("error" not in event, f"the stream broke off: {line[6:]}")
                 first_s = first_s or time.monotonic() - began
                 chunks += 1
-                text += "".join(choice["text"] for choice in json.loads(line[6:])["choices"])
+                text += "".join(choice["text"] for choice in event["choices"])
             version = answer.headers["x-shoal-model-version"]
+        require(whole, "the stream ended before its last event")
         require(bool(text), "the answer was empty")
         for line in f"{PROMPT}{text}".splitlines():
             self.say(f"   | {line}")

@@ -36,11 +36,13 @@ class Unsent:
         self._changed = asyncio.Event()
 
     def put(self, event: bytes) -> None:
-        """Add one event.
+        """Add one event, or nothing: what a model gained need not be anything to show.
 
         Raises:
             ApiError: the client is too far behind; what waited is dropped.
         """
+        if not event:
+            return
         if self._events and self._bytes + len(event) > self._most_bytes:
             self._events, self._bytes = [], 0
             raise ApiError(
@@ -52,14 +54,19 @@ class Unsent:
         self._bytes += len(event)
         self._changed.set()
 
-    def end(self) -> None:
-        """No more comes."""
+    def end(self, last: bytes = b"") -> None:
+        """No more comes but this event, if it is one; it is taken however much waits before it."""
+        if last:
+            self._events.append(last)
+            self._bytes += len(last)
         self._ended = True
         self._changed.set()
 
-    async def get(self) -> bytes:
-        """What waits, at most about PIECE_BYTES, whole events; empty at the end."""
-        while not self._events and not self._ended:
+    async def get(self) -> bytes | None:
+        """What waits, at most about PIECE_BYTES, whole events and at least one; None at the end."""
+        while not self._events:
+            if self._ended:
+                return None
             self._changed.clear()
             await self._changed.wait()
         size = number = 0
@@ -102,7 +109,7 @@ class EventStream(Response):
         """Make and send the events; the error with which they end, if they do."""
         making = asyncio.create_task(self._make())
         try:
-            while piece := await self._unsent.get():
+            while (piece := await self._unsent.get()) is not None:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
             return await making
@@ -114,21 +121,20 @@ class EventStream(Response):
                 await asyncio.gather(making, return_exceptions=True)
 
     async def _make(self) -> ApiError | None:
-        failed = None
+        # The client must learn that its answer is not whole, whatever ends this.
+        failed: ApiError | None = internal("The gateway failed; see its log.")
         try:
             try:
                 async for part in self._parts:
                     self._unsent.put(part)
+                failed = None
             except ApiError as error:
                 failed = error
-            except Exception:  # the client must learn that its answer is not whole
+            except Exception:
                 logger.exception("a stream failed")
-                failed = internal("The gateway failed; see its log.")
-            if failed is not None:
-                self._unsent.put(sse_event(failed.body()))
             await self._held.aclose()
         finally:
-            self._unsent.end()
+            self._unsent.end(b"" if failed is None else sse_event(failed.body()))
         return failed
 
 

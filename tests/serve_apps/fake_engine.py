@@ -23,6 +23,7 @@ from serve_apps.engine.protocol import (
     TokenLogprob,
     WeightsError,
 )
+from tests.serve_apps.held_text import HeldText
 
 STEP_S = float(os.environ.get("FAKE_ENGINE_STEP_S", "0.01"))
 
@@ -60,8 +61,8 @@ class FakeEngine:
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
-        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; `seed` and the model's offset
-        are added to all.
+        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`, which comes with the next one's
+        for every second; `seed` and the model's offset are added to all.
 
         A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused.
         """
@@ -75,14 +76,14 @@ class FakeEngine:
         self._running.add(request_id)
         self._idle.clear()
         self._tell()
-        offset = self._offset
+        offset, held = self._offset, HeldText()
         try:
             for step in range(sampling.max_tokens):
                 await asyncio.sleep(STEP_S)
                 token = prompt_ids[-1] + 1 + step + (sampling.seed or 0) + offset
                 text = f" {token}"
                 if text in sampling.stop:
-                    yield Delta(finish_reason="stop")
+                    yield Delta(held.add("", last=True), finish_reason="stop")
                     return
                 self._generated += 1
                 last = step == sampling.max_tokens - 1
@@ -92,7 +93,7 @@ class FakeEngine:
                         (f" {token + i}", token + i, -0.5 * (i + 1)) for i in range(sampling.logprobs)
                     )
                     logprobs = (TokenLogprob(text, token, -0.5, top),)
-                yield Delta(text, (token,), logprobs, "length" if last else None)
+                yield Delta(held.add(text, last=last), (token,), logprobs, "length" if last else None)
         finally:
             self._running.discard(request_id)
             if not self._running:

@@ -30,6 +30,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.api_keys import Key, KeyRing, digest_of
 from serve_apps.choices import Item
 from serve_apps.http_server import HttpServer
+from tests.serve_apps.held_text import HeldText
 from tests.serve_apps.stub_gateway import StubBackend, StubGateway, prompt_tokens
 
 HOST = "127.0.0.1"
@@ -56,11 +57,12 @@ class PacedBackend(StubBackend):
         start = {"replica": "replica-1", "model_version": "tiny@3", "prompt_tokens": prompt_tokens(request)}
         self.running += 1
         try:
-            wanted = request["max_tokens"] or 3
+            wanted, held = request["max_tokens"] or 3, HeldText()
             for step in range(wanted):
                 await asyncio.sleep(float(asked.get("every", 0)))
                 self.tokens += 1
-                item: dict[str, Any] = {"text": "x" * int(asked.get("size", 1)), "token_ids": (step,)}
+                text = held.add("x" * int(asked.get("size", 1)), last=step == wanted - 1)
+                item: dict[str, Any] = {"text": text, "token_ids": (step,)}
                 if step == 0:
                     item["start"] = start
                 if step == wanted - 1:

@@ -74,11 +74,13 @@ async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
         if status != 200:
             error = content
         elif stream:
+            if not content.endswith("data: [DONE]\n\n"):
+                error = "the stream ended without [DONE]"
             for line in content.split("\n\n"):
                 data = line.removeprefix("data: ")
                 if data and data != "[DONE]":
                     event = json.loads(data)
-                    error = error or str(event.get("error") or "")
+                    error = str(event.get("error") or "") or error
                     text += "".join(choice["text"] for choice in event.get("choices", ()))
         else:
             text = answer.json()["choices"][0]["text"]

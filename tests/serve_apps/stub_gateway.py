@@ -21,6 +21,7 @@ from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
 from serve_apps.openai_errors import too_long
 from serve_apps.spec import AppSpec
+from tests.serve_apps.held_text import HeldText
 
 CONTEXT_LENGTH = 64
 
@@ -31,7 +32,8 @@ CONFIG = ServeAppConfig(
 
 
 class StubBackend:
-    """Answers token k of a request with the text ` <k>` and the id 100 + k.
+    """Answers token k of a request with the text ` <k>` and the id 100 + k; that of every second token comes
+    with the next.
 
     `script` holds, for the next attempts in turn, after how many tokens each is lost (None: not at all).
     While `gate` is not set, an attempt stops after its first `tokens_before_gate` tokens.
@@ -60,13 +62,14 @@ class StubBackend:
                     **too_long(start["prompt_tokens"], CONTEXT_LENGTH, wanted, "p").as_item(),
                 }
                 return
-            logprobs = request["sampling"]["logprobs"]
+            logprobs, held = request["sampling"]["logprobs"], HeldText()
             for step in range(wanted):
                 if step == lost_after:
                     raise ReplicaLostError("killed")
                 if step >= self.tokens_before_gate:
                     await self.gate.wait()
-                item: dict[str, Any] = {"text": f" {step}", "token_ids": (100 + step,)}
+                text = held.add(f" {step}", last=step == wanted - 1)
+                item: dict[str, Any] = {"text": text, "token_ids": (100 + step,)}
                 if logprobs is not None:
                     item["logprobs"] = [
                         (f" {step}", -0.5, tuple((f" {i}", i, -1.0 - i) for i in range(logprobs)))
