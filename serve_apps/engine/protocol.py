@@ -6,6 +6,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+REPETITION_PENALTIES = 0.01, 100.0
+"""The least and the most; much beyond them logits are no numbers any more."""
+
 FinishReason = Literal["stop", "length", "abort"]
 
 
@@ -27,7 +30,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Taken off it once for each time that the answer holds it."""
     repetition_penalty: float = 1.0
-    """Divides the logit (multiplies a negative one) of each token of prompt and answer, as in vLLM."""
+    """Divides the logit (multiplies a negative one) of each token of prompt and answer, as in vLLM;
+    REPETITION_PENALTIES are its bounds."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit)"""
     json_schema: str | None = None
@@ -37,7 +41,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the answer as an end of sequence does."""
     min_tokens: int = 0
-    """Before so many tokens no end of sequence is chosen."""
+    """Before so many tokens no end of sequence is chosen, unless nothing else may come."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives to report with each token (0: only the token's own); None reports nothing."""
@@ -136,6 +140,18 @@ class PromptError(ValueError):
         self.field = field
 
 
+class AnswerError(Exception):
+    """One answer cannot go on; the engine can, and all its other answers do.
+
+    Args:
+        own_fault: what the request asks for is why, else the model or the engine.
+    """
+
+    def __init__(self, message: str, *, own_fault: bool) -> None:
+        super().__init__(message)
+        self.own_fault = own_fault
+
+
 class UnsupportedError(Exception):
     """This engine, or the model in it, does not do what was asked; the message says so to the user."""
 
@@ -164,6 +180,7 @@ class Engine(Protocol):
             PromptError: the prompt is empty, or too long for the model with the answer asked for.
             QueueFullError: as many requests wait as may wait.
             UnsupportedError: the engine does not know what the sampling asks for.
+            AnswerError: no token can follow; after some that did, it may be.
             EngineError: the engine broke while the request was in it.
         """
 

@@ -25,6 +25,7 @@ from serve_apps.engine.protocol import (
     UnsupportedError,
     WeightsError,
 )
+from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.vllm_log import root_cause
 from serve_apps.engine.vllm_requests import delta_of, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
@@ -94,7 +95,14 @@ class VllmEngine:
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
-        self._validate(prompt_ids, sampling)
+        # vLLM hangs on some of what these refuse: a bias for a token that there is not, say.
+        check_sampling(sampling, self._vocab_size)
+        check_prompt(
+            prompt_ids,
+            sampling.max_tokens,
+            context_length=self.context_length,
+            vocab_size=self._vocab_size,
+        )
         if sampling.json_schema is not None:
             # vLLM leaves a request alone for ever whose schema it cannot compile.
             await asyncio.to_thread(grammar_of, sampling.json_schema)
@@ -287,18 +295,3 @@ class VllmEngine:
         self._idle.set()
         for queue in self._active.values():
             queue.put_nowait(EngineError(why))
-
-    def _validate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        if not prompt_ids:
-            raise PromptError("the prompt is empty; it needs at least one token")
-        total = len(prompt_ids) + sampling.max_tokens
-        if total > self.context_length:
-            raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens and asks for up to {sampling.max_tokens} more, "
-                f"together {total}; this model takes at most {self.context_length}"
-            )
-        wrong = [token for token in prompt_ids if not 0 <= token < self._vocab_size]
-        if wrong:
-            raise PromptError(
-                f"the prompt holds the token id {wrong[0]}; this model's are 0 to {self._vocab_size - 1}"
-            )

@@ -61,8 +61,8 @@ class FakeEngine:
     async def generate(
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
-        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`, which comes with the next one's
-        for every second; `seed` and the model's offset are added to all.
+        """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; that of every second one comes
+        with the next. `seed` and the model's offset are added to all.
 
         A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused.
         """

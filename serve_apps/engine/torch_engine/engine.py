@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from math import isfinite
-from typing import Any
 
 from serve_apps.engine.memory_check import check_node, memory_of
 from serve_apps.engine.protocol import (
+    AnswerError,
     Delta,
     EngineConfig,
     EngineError,
@@ -19,23 +18,11 @@ from serve_apps.engine.protocol import (
     SamplingParams,
     Statistics,
 )
+from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.torch_engine.loop import Gain, StepLoop
 from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import device_of
-
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": (lambda value: value >= 0, "0 or more"),
-    "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
-    "top_k": (lambda value: value >= 0, "0 (every token) or more"),
-    "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
-    "logprobs": (lambda value: value is None or value >= 0, "0 or more"),
-    "repetition_penalty": (lambda value: value > 0, "above 0"),
-    "presence_penalty": (isfinite, "a number"),
-    "frequency_penalty": (isfinite, "a number"),
-    "min_tokens": (lambda value: value >= 0, "0 or more"),
-}
-"""What may be asked of sampling: by field, whether a value may be, and which."""
 
 _Queue = asyncio.Queue["Gain | EngineError"]
 
@@ -104,7 +91,8 @@ class TorchEngine:
         self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
-        self._validate(prompt_ids, sampling)
+        check_sampling(sampling, self._vocab_size)
+        self._check_prompt(prompt_ids, sampling.max_tokens)
         steps = self._running()
         with self._queue(request_id) as queue:
             structure = None
@@ -121,13 +109,14 @@ class TorchEngine:
 
     async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
         """The mean of the prompt's last hidden states; see `Engine.embed`."""
-        self._validate_prompt(prompt_ids, 0)
+        self._check_prompt(prompt_ids, 0)
         steps = self._running()
         with self._queue(request_id) as queue:
             steps.embed(request_id, tuple(prompt_ids))
             gain = await self._next(queue)
             if isinstance(gain, Delta):
                 raise EngineError("the request was aborted")
+            assert isinstance(gain, list)
             return gain
 
     async def load_weights(self, model_path: str) -> None:
@@ -185,6 +174,8 @@ class TorchEngine:
         gain = await queue.get()
         if isinstance(gain, EngineError):
             raise EngineError(str(gain)) from gain
+        if isinstance(gain, AnswerError):
+            raise gain
         return gain
 
     def _running(self) -> StepLoop:
@@ -193,36 +184,8 @@ class TorchEngine:
             raise EngineError("the engine is not running")
         return self._steps
 
-    def _validate(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
-        if sampling.max_tokens < 1:
-            raise PromptError(f"max_tokens is {sampling.max_tokens}; it must be at least 1", "max_tokens")
-        self._validate_prompt(prompt_ids, sampling.max_tokens)
-        for name, (holds, rule) in _RULES.items():
-            value = getattr(sampling, name)
-            if not holds(value):
-                raise PromptError(f"{name} is {value}; it must be {rule}", name)
-        for token in (*(token for token, _ in sampling.logit_bias), *sampling.stop_token_ids):
-            if not 0 <= token < self._vocab_size:
-                raise PromptError(
-                    f"there is no token id {token}; this model's are 0 to {self._vocab_size - 1}",
-                    "stop_token_ids" if token in sampling.stop_token_ids else "logit_bias",
-                )
-
-    def _validate_prompt(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
-        if not prompt_ids:
-            raise PromptError("the prompt is empty; it needs at least one token")
-        total = len(prompt_ids) + max_tokens
-        if total > self.context_length:
-            asks = f" and asks for up to {max_tokens} more, together {total}" if max_tokens else ""
-            raise PromptError(
-                f"the prompt has {len(prompt_ids)} tokens{asks}; this model takes at most "
-                f"{self.context_length}"
-            )
-        if not (min(prompt_ids) >= 0 and max(prompt_ids) < self._vocab_size):
-            wrong = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
-            raise PromptError(
-                f"the prompt holds the token id {wrong}; this model's are 0 to {self._vocab_size - 1}"
-            )
+    def _check_prompt(self, prompt_ids: Sequence[int], max_tokens: int) -> None:
+        check_prompt(prompt_ids, max_tokens, context_length=self.context_length, vocab_size=self._vocab_size)
 
     def _deliver(self, gains: list[tuple[str, Gain]]) -> None:
         """Called in the engine's thread, once a step: one wake-up of the event loop for all requests."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ import torch
 
 from serve_apps.engine.memory_check import check_second_copy
 from serve_apps.engine.protocol import (
+    AnswerError,
     Delta,
     EngineConfig,
     EngineError,
@@ -32,8 +34,10 @@ from serve_apps.engine.torch_engine.sequence import Sequence as Row
 from serve_apps.engine.torch_engine.step import Kind, Want
 from serve_apps.engine.torch_engine.structure import Structure, Structures
 
-Gain = Delta | list[float]
-"""What a request gained in a step: text, or the mean hidden state of its prompt."""
+logger = logging.getLogger(__name__)
+
+Gain = Delta | list[float] | AnswerError
+"""What a request gained in a step: text, the mean hidden state of its prompt, or that it cannot go on."""
 Deliver = Callable[[list[tuple[str, Gain]]], None]
 
 
@@ -237,18 +241,38 @@ class StepLoop:
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
         sampled: list[int | None] = [None] * len(requests)
-        for number, token_id in zip(wanting, chosen, strict=True):
-            sampled[number] = token_id
+        errors: dict[int, AnswerError] = {}
+        for number, token in zip(wanting, chosen, strict=True):
+            if isinstance(token, AnswerError):
+                errors[number] = token
+            else:
+                sampled[number] = token
         _note_hidden(outputs, plan, requests)
         gains: list[tuple[str, Gain]] = []
         with self._changed:
             self._num_steps += 1
             gained = set(self._scheduler.postprocess(plan, sampled))
             for number, (sequence, request) in enumerate(zip(plan.sequences, requests, strict=True)):
-                if request is None or sequence not in gained:
+                if request is None or not (sequence in gained or number in errors):
                     continue
-                gains.append((sequence.request_id, self._gain(request, sequence, sampled[number], logprobs)))
+                gain: Gain
+                try:
+                    if number in errors:
+                        raise errors[number]
+                    gain = self._gain(request, sequence, sampled[number], logprobs)
+                except Exception as error:  # noqa: BLE001 - whatever it is, the other requests go on
+                    gain = self._fail(sequence, error)
+                gains.append((sequence.request_id, gain))
         self._deliver(gains)
+
+    def _fail(self, sequence: Row, error: Exception) -> AnswerError:
+        """End one request that cannot go on; what its reader learns."""
+        self._scheduler.abort(sequence.request_id)
+        self._requests.pop(sequence.request_id, None)
+        if isinstance(error, AnswerError):
+            return error
+        logger.error("request %s failed", sequence.request_id, exc_info=error)
+        return AnswerError(f"the answer could not be put into words: {error!r}", own_fault=False)
 
     def _gain(
         self, request: _Request, sequence: Row, token_id: int | None, logprobs: dict[_Request, Logprobs]
@@ -258,7 +282,10 @@ class StepLoop:
         if request.answer is None or token_id is None:
             del self._requests[sequence.request_id]
             assert isinstance(request.hidden, torch.Tensor)
-            return (request.hidden / len(sequence.prompt_ids)).tolist()
+            mean = request.hidden / len(sequence.prompt_ids)
+            if not bool(mean.isfinite().all()):
+                raise AnswerError("the model's hidden states are not finite", own_fault=False)
+            return mean.tolist()
         self._num_generated += 1
         request.sampler.take(token_id)
         delta = request.answer.add(token_id, sequence.finish_reason, logprobs.get(request))
@@ -274,23 +301,23 @@ _ABANDONED = Sampler(SamplingParams(temperature=0.0))
 
 def _choose(
     logits: torch.Tensor, requests: Sequence[_Request | None]
-) -> tuple[list[int], dict[_Request, Logprobs]]:
-    """The token of every row, and the log probabilities of the rows that want them."""
+) -> tuple[list[int | AnswerError], dict[_Request, Logprobs]]:
+    """The token of every row, or why it has none, and the log probabilities of the rows that want them."""
     if not requests:
         return [], {}
     with torch.inference_mode():
         sampled = sample(logits, [_ABANDONED if request is None else request.sampler for request in requests])
         wanted = {
-            row: request
-            for row, request in enumerate(requests)
-            if request is not None and request.sampler.params.logprobs is not None
+            request: (row, token)
+            for row, (request, token) in enumerate(zip(requests, sampled, strict=True))
+            if request is not None and request.sampler.params.logprobs is not None and isinstance(token, int)
         }
         if not wanted:
             return sampled, {}
-        rows = list(wanted)
-        numbers = [request.sampler.params.logprobs or 0 for request in wanted.values()]
-        described = logprobs_of(logits[rows], [sampled[row] for row in rows], numbers)
-        return sampled, dict(zip(wanted.values(), described, strict=True))
+        rows, tokens = zip(*wanted.values(), strict=True)
+        numbers = [request.sampler.params.logprobs or 0 for request in wanted]
+        described = logprobs_of(logits[list(rows)], tokens, numbers)
+        return sampled, dict(zip(wanted, described, strict=True))
 
 
 def _note_hidden(outputs: Outputs, plan: Plan, requests: Sequence[_Request | None]) -> None:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from serve_apps.engine.protocol import SamplingParams
+from serve_apps.engine.protocol import AnswerError, SamplingParams
 from serve_apps.engine.torch_engine.structure import Structure
+
+logger = logging.getLogger(__name__)
 
 _GREEDY_BELOW = 1e-5
 """Temperatures below this are greedy: dividing by them overflows and changes nothing."""
+
+_NO_TOKEN = -1
+"""In place of a token where a row has none that could be chosen."""
 
 _CANDIDATES = 256
 """How many of the likeliest tokens are sorted at first; all are only where these do not cover top_p."""
@@ -74,7 +80,7 @@ class Sampler:
             ids, biases = zip(*params.logit_bias, strict=True)
             logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
         if params.min_tokens > self.chosen.total():
-            logits[list(self.end_ids)] = float("-inf")
+            self._forbid_the_end(logits)
         if params.repetition_penalty != 1.0:
             seen = list(self.chosen.keys() | set(self.prompt_ids))
             values = logits[seen]
@@ -83,6 +89,13 @@ class Sampler:
         if self.chosen and (params.frequency_penalty or params.presence_penalty):
             counts = torch.tensor(list(self.chosen.values()), dtype=logits.dtype, device=logits.device)
             logits[list(self.chosen)] -= params.frequency_penalty * counts + params.presence_penalty
+
+    def _forbid_the_end(self, logits: torch.Tensor) -> None:
+        ends = list(self.end_ids)
+        kept = logits[ends]
+        logits[ends] = float("-inf")
+        if logits.max() == float("-inf"):
+            logits[ends] = kept  # a structure that is complete lets nothing else come
 
     def draw(self) -> float:
         """The next random number in [0, 1) of this request."""
@@ -98,20 +111,48 @@ class Logprobs:
     """(token id, logprob), likeliest first."""
 
 
-def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
-    """Choose one token a row.
+def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int | AnswerError]:
+    """Choose one token a row, or say why there is none: what is wrong with a row ends its own answer only.
 
     Args:
         logits: [rows, vocabulary]
         samplers: one a row.
     """
+    errors: dict[int, AnswerError] = {}
+    adjusted = logits
     if adjusting := [row for row, sampler in enumerate(samplers) if sampler.adjusts]:
         # A copy: log probabilities are those of the model itself.
-        logits = logits.to(torch.float32, copy=True)
+        adjusted = logits.to(torch.float32, copy=True)
         for row in adjusting:
-            samplers[row].adjust(logits[row])
+            try:
+                samplers[row].adjust(adjusted[row])
+            except AnswerError as error:
+                errors[row] = error
+            except Exception as error:
+                logger.exception("a token could not be chosen")
+                errors[row] = AnswerError(f"no token could be chosen: {error!r}", own_fault=False)
+    chosen = _choose(adjusted, samplers)
+    for row, token in enumerate(chosen):
+        if token == _NO_TOKEN and row not in errors:
+            errors[row] = _without_token(logits[row])
+    return [errors.get(row, token) for row, token in enumerate(chosen)]
+
+
+def _without_token(logits: torch.Tensor) -> AnswerError:
+    """Why no token could be chosen, by what the model itself says, [vocabulary]."""
+    if not bool(logits.max().isfinite()):
+        return AnswerError("the model's logits are not finite", own_fault=False)
+    return AnswerError(
+        "what the request asks for (a structure, biases, penalties, a least number of tokens) leaves no token"
+        " that may come next",
+        own_fault=True,
+    )
+
+
+def _choose(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
+    """A token of each row, or _NO_TOKEN where its logits are no numbers that one could be chosen by."""
     if all(sampler.greedy for sampler in samplers):
-        return logits.argmax(dim=-1).tolist()
+        return _likeliest(logits).tolist()
     chosen = torch.empty(len(samplers), dtype=torch.long)
     # Apart, because the two draw from differently ordered tokens, and a request's tokens must not depend on
     # what else is in the batch.
@@ -119,7 +160,7 @@ def sample(logits: torch.Tensor, samplers: Sequence[Sampler]) -> list[int]:
     plain = [row for row, sampler in enumerate(samplers) if not sampler.greedy and not sampler.filtered]
     filtered = [row for row, sampler in enumerate(samplers) if not sampler.greedy and sampler.filtered]
     if greedy:
-        chosen[greedy] = logits[greedy].argmax(dim=-1).cpu()
+        chosen[greedy] = _likeliest(logits[greedy]).cpu()
     if plain:
         chosen[plain] = _sample_plain(logits[plain], [samplers[row] for row in plain]).cpu()
     if filtered:
@@ -185,7 +226,13 @@ def _sample_filtered(logits: torch.Tensor, samplers: Sequence[Sampler]) -> torch
     outside |= probabilities < min_p * probabilities[:, :1]
     outside[:, 0] = False
     chosen = _invert(probabilities.masked_fill(outside, 0.0), samplers)
-    return ids.gather(-1, chosen[:, None])[:, 0]
+    tokens = ids.gather(-1, chosen.clamp(min=0)[:, None])[:, 0]
+    return tokens.where(chosen != _NO_TOKEN, _NO_TOKEN)
+
+
+def _likeliest(logits: torch.Tensor) -> torch.Tensor:
+    values, ids = logits.max(dim=-1)
+    return ids.where(values.isfinite(), _NO_TOKEN)
 
 
 def _invert(weights: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
@@ -195,4 +242,6 @@ def _invert(weights: torch.Tensor, samplers: Sequence[Sampler]) -> torch.Tensor:
     draws = torch.tensor([sampler.draw() for sampler in samplers], dtype=torch.float64, device=weights.device)
     # Rounding must not carry the target to the total itself, beyond the last index that has any weight.
     target = torch.minimum(draws[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, target, right=True)[:, 0]
+    index = torch.searchsorted(cumulative, target, right=True)[:, 0]
+    # Of a row without a finite logit, and of one with a NaN or an infinity in it, the sum is no number.
+    return index.where(total[:, 0].isfinite() & (total[:, 0] > 0), _NO_TOKEN)

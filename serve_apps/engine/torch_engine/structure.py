@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from serve_apps.engine.json_schema import grammar_of
-from serve_apps.engine.protocol import PromptError, UnsupportedError
+from serve_apps.engine.protocol import AnswerError, PromptError, UnsupportedError
 
 
 class Structures:
@@ -66,11 +66,21 @@ class Structure:
         self._bits = numpy.allocate_token_bitmask(1, vocab_size)
 
     def mask(self, logits: torch.Tensor) -> None:
-        """Leave only the tokens that may come next, [vocabulary]."""
+        """Leave only the tokens that may come next, [vocabulary].
+
+        Raises:
+            AnswerError: the grammar has outgrown its bounds.
+        """
         import numpy as np
         from llguidance.numpy import fill_next_token_bitmask
 
         fill_next_token_bitmask(self._matcher, self._bits, 0)
+        if self._matcher.is_error():
+            # It lets nothing but the end come then, and the answer would look as if it were complete.
+            why = self._matcher.get_error().splitlines()[0]
+            raise AnswerError(
+                f"the answer cannot be held to its JSON schema any further: {why}", own_fault=True
+            )
         allowed = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little")[: len(logits)]
         logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
 

@@ -162,6 +162,13 @@ def test_an_answer_keeps_to_its_schema(asker: Asker) -> None:
         ([1] * 250, greedy(7), "257.*at most 256"),
         ([1, 320], greedy(), "320"),
         ([1], greedy(json_schema="no json"), "."),
+        ([1], greedy(0), "max_tokens"),
+        ([1], greedy(logit_bias=((320, 1.0),)), "320"),
+        ([1], greedy(stop_token_ids=(320,), min_tokens=3), "320"),
+        ([1], greedy(repetition_penalty=1e-300), "repetition_penalty"),
+        ([1], greedy(repetition_penalty=1e300), "repetition_penalty"),
+        ([1], greedy(frequency_penalty=float("nan")), "frequency_penalty"),
+        ([1], SamplingParams(temperature=float("inf")), "temperature"),
     ],
 )
 def test_a_bad_request_is_refused_and_the_others_go_on(
@@ -175,6 +182,38 @@ def test_a_bad_request_is_refused_and_the_others_go_on(
     assert isinstance(bad, PromptError)
     assert torch.is_tensor(torch.tensor(good.token_ids))
     assert len(good.token_ids) == 20
+
+
+AT_ONCE = json.dumps({"enum": ["a"]})
+"""A schema whose answers are complete after three tokens."""
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("asked", "text"),
+    [
+        ({"min_tokens": 50, "json_schema": AT_ONCE}, '"a"'),
+        ({"min_tokens": 5, "stop_token_ids": tuple(range(320))}, ""),
+        ({"min_tokens": 50, "json_schema": AT_ONCE, "repetition_penalty": 100.0}, '"a"'),
+        ({"min_tokens": 50, "json_schema": AT_ONCE, "logit_bias": ((0, -100.0),)}, '"a"'),
+        ({"repetition_penalty": 0.01, "logit_bias": ((5, 100.0),), "min_p": 1.0, "top_k": 1}, None),
+    ],
+    ids=str,
+)
+def test_what_leaves_few_tokens_or_none_hurts_nobody(
+    asked: dict[str, Any], text: str | None, temperature: float, asker: Asker, reference: Reference
+) -> None:
+    params = SamplingParams(max_tokens=60, temperature=temperature, **asked)
+
+    async def ask() -> list[Any]:
+        others = [asker.answer(prompt, greedy(30, ignore_eos=True)) for prompt in PROMPTS[:2]]
+        return await asyncio.gather(asker.answer([5, 6, 7], params), *others)
+
+    answer, *others = asker.run(ask())
+    assert (answer.text, answer.finish_reason) == (text, "stop") or text is None
+    for prompt, other in zip(PROMPTS, others, strict=False):
+        assert list(other.token_ids) == reference.generate(prompt, 30, eos=False)
+    asker.engine.check()
 
 
 def test_readers_that_leave_and_requests_that_are_aborted_free_their_places(asker: Asker) -> None:

@@ -277,7 +277,7 @@ def test_a_step_that_fails_ends_every_request_and_the_engine_says_so(
     start_engine: Callable[..., Any], llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asker = start_engine(llama)
-    monkeypatch.setattr(torch.Tensor, "argmax", _fail)
+    monkeypatch.setattr(torch.Tensor, "max", _fail)
 
     async def ask() -> list[Any]:
         return await asyncio.gather(*(asker.answer([5], greedy(4)) for _ in range(3)), return_exceptions=True)

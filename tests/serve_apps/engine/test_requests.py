@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,10 @@ def test_a_schema_that_is_none_is_refused(schema: str, asker: Asker) -> None:
     [
         ({"min_p": 1.5}, "min_p"),
         ({"repetition_penalty": 0.0}, "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty"),
+        ({"frequency_penalty": 1e30}, "frequency_penalty"),
+        ({"temperature": float("inf")}, "temperature"),
         ({"presence_penalty": float("nan")}, "presence_penalty"),
         ({"logit_bias": ((320, 1.0),)}, "320"),
         ({"stop_token_ids": (-1,)}, "-1"),
@@ -153,7 +158,7 @@ def test_a_schema_that_is_none_is_refused(schema: str, asker: Asker) -> None:
 )
 def test_what_cannot_be_asked_is_refused(options: dict[str, Any], says: str, asker: Asker) -> None:
     with pytest.raises(PromptError, match=says):
-        asker.run(asker.answer(PROMPT, greedy(**options)))
+        asker.run(asker.answer(PROMPT, replace(greedy(), **options)))
 
 
 @pytest.mark.parametrize("length", [1, 3, 40, 511])

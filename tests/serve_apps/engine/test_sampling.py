@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from serve_apps.engine.protocol import SamplingParams
+from serve_apps.engine.protocol import AnswerError, SamplingParams
 from serve_apps.engine.torch_engine.sampling import Sampler, logprobs_of, sample
 
 
@@ -94,6 +95,58 @@ def test_no_temperature_is_the_likeliest_token(temperature: float) -> None:
     logits = torch.tensor([[0.1, 3.0, 2.999], [5.0, 3.0, 4.0]])
     sampler = Sampler(SamplingParams(temperature=temperature, top_k=2))
     assert sample(logits, [sampler, sampler]) == [1, 0]
+
+
+NAN, INF = float("nan"), float("inf")
+BAD_ROWS = {
+    "the model's NaN": ([1.0, NAN, 2.0, 0.0], SamplingParams(), False),
+    "the model's infinity": ([1.0, INF, 2.0, 0.0], SamplingParams(), False),
+    "no logit at all": ([-INF] * 4, SamplingParams(), False),
+    "a bias without end": ([1.0, 3.0, 2.0, 0.0], SamplingParams(logit_bias=((1, INF),)), True),
+    "a bias that is no number": ([1.0, 3.0, 2.0, 0.0], SamplingParams(logit_bias=((1, NAN),)), True),
+    "a penalty that overflows": ([1.0, 3.0, 2.0, 0.0], SamplingParams(repetition_penalty=1e-300), True),
+    "biases against all": (
+        [1.0, 3.0, 2.0, 0.0],
+        SamplingParams(logit_bias=tuple((token, -INF) for token in range(4))),
+        True,
+    ),
+    "a token that there is not": ([1.0, 3.0, 2.0, 0.0], SamplingParams(logit_bias=((9, 1.0),)), False),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_ROWS)
+@pytest.mark.parametrize(
+    "ways",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_p": 0.9},
+        {"temperature": 2.0, "top_k": 2},
+        {"temperature": 1e-4, "min_p": 0.1},
+    ],
+    ids=str,
+)
+def test_a_row_without_a_token_ends_its_own_answer_only(ways: dict[str, float], bad: str) -> None:
+    row, params, own_fault = BAD_ROWS[bad]
+    good = [SamplingParams(temperature=0.0), SamplingParams(seed=1), SamplingParams(seed=2, top_p=0.5)]
+    logits = torch.tensor([[5.0, 1.0, 0.0, 2.0], row, [0.0, 1.0, 9.0, 2.0], [3.0, 2.9, 1.0, 0.0]])
+
+    def draw(rows: list[int]) -> list[int | AnswerError]:
+        poisoned = Sampler(replace(params, **ways), prompt_ids=[1])
+        samplers = {0: Sampler(good[0]), 1: poisoned, 2: Sampler(good[1]), 3: Sampler(good[2])}
+        return sample(logits[rows], [samplers[row] for row in rows])
+
+    first, error, second, third = draw([0, 1, 2, 3])
+    assert isinstance(error, AnswerError)
+    assert error.own_fault is own_fault
+    assert [first, second, third] == draw([0, 2, 3])
+
+
+def test_the_end_may_come_where_nothing_else_may() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
+    params = SamplingParams(temperature=0.0, min_tokens=5)
+    only_ends = Sampler(params, end_ids=frozenset(range(3)))
+    assert sample(logits, [only_ends, Sampler(params, end_ids=frozenset({1}))]) == [1, 2]
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
