@@ -10,8 +10,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from serve_apps.app_table import AppVersion
+from serve_apps.broken_engines import Suspect
 from serve_apps.inbox import Item, merge
-from serve_apps.openai_errors import ApiError, replica_lost, timed_out
+from serve_apps.openai_errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
 from serve_apps.traffic import Traffic
 
@@ -20,7 +21,15 @@ RETRIES = 3
 
 
 class ReplicaLostError(Exception):
-    """The replica ended while it had the request."""
+    """The replica ended while it had the request.
+
+    Args:
+        broken: a name of the engine that broke; None where it was shut down, or cannot be reached.
+    """
+
+    def __init__(self, message: str, broken: str | None = None) -> None:
+        super().__init__(message)
+        self.broken = broken
 
 
 class _VersionFailedError(Exception):
@@ -120,6 +129,7 @@ class Run:
         self._seen = False
         """A choice has something to show."""
         self._moved = False
+        self._suspect = Suspect(traffic.broken)
         self.replicas: list[str] = []
         """The replicas that took a choice, in the order they did."""
         self.model_version: str | None = None
@@ -135,6 +145,7 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._end(self._tasks)
+        self._suspect.end()
         self._leave()
 
     async def events(self) -> AsyncIterator[Event]:
@@ -222,8 +233,7 @@ class Run:
                 async for item in items:
                     if "start" in item:
                         self._started(index, item["start"])
-                    if "error" in item:
-                        raise ApiError.from_item(item)
+                    raise_if_failed(item)
                     if item.get("finish_reason") == "abort":
                         raise replica_lost()
                     held.append(item)
@@ -238,14 +248,22 @@ class Run:
                         self._traffic.answered(version, failed=False)
                         return True
             raise replica_lost()
-        except ReplicaLostError:
-            error = replica_lost()
+        except ReplicaLostError as lost:
+            error, broken = replica_lost(), lost.broken
         except ApiError as refused:
-            error = refused
-        failed = error.status >= 500
-        self._traffic.answered(version, failed=failed)
+            error, broken = refused, None
+        failed, proven = error.status >= 500, self._traffic.proven(version)
+        if broken is None:
+            self._traffic.answered(version, failed=failed)
+        else:
+            self._traffic.broke(version, broken, self._suspect)
+            if self._suspect.guilty:
+                raise engines_broke()
         elsewhere = failed and not self._moved and (self._restartable or not self._seen)
         if elsewhere and self._traffic.other(self._app, version):
+            raise _VersionFailedError(version.revision)
+        if elsewhere and broken is not None and not proven and self._traffic.on_trial(self._app, version):
+            # It may break under everything: its next engine is not tried, as the way back may come first.
             raise _VersionFailedError(version.revision)
         if error.retry_elsewhere and retries_left and (self._restartable or not shown):
             return False
@@ -259,6 +277,18 @@ class Run:
         self.model_version = start["model_version"]
         if "prompt_tokens" in start:
             self.prompt_tokens[index] = start["prompt_tokens"]
+
+
+def raise_if_failed(result: Mapping[str, Any]) -> None:
+    """Raise what a replica says went wrong with a request, if it does.
+
+    Raises:
+        ReplicaLostError, ApiError
+    """
+    if result.get("engine_broke"):
+        raise ReplicaLostError(result["error"]["message"], result["start"]["replica"])
+    if "error" in result:
+        raise ApiError.from_item(result)
 
 
 def _shows(item: Item) -> bool:

@@ -143,8 +143,13 @@ class ServeApps:
             result: dict[str, Any] = await response
             done = True
             return result
+        except ray.exceptions.RayActorError as error:
+            done = True
+            # One that is out of reach, or has to leave its node, is not broken.
+            away = isinstance(error, ray.exceptions.ActorUnavailableError) or error.preempted
+            broken = None if away else error.actor_id or f"one of {application}"
+            raise ReplicaLostError(str(error), broken) from error
         except (
-            ray.exceptions.RayActorError,
             ray.exceptions.NodeDiedError,
             # A long answer, which was still on the node that has died.
             ray.exceptions.ObjectLostError,

@@ -12,12 +12,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from serve_apps.app_table import AppVersion
-from serve_apps.choices import RETRIES, ReplicaLostError
+from serve_apps.broken_engines import Suspect
+from serve_apps.choices import RETRIES, ReplicaLostError, raise_if_failed
 from serve_apps.deadline import HEADER, Deadline
 from serve_apps.event_stream import unless_gone
 from serve_apps.gateway_call import BODY_BYTES_WITHOUT_APPS
 from serve_apps.gateway_service import GatewayService
-from serve_apps.openai_errors import ApiError, bad_request, body_too_large, replica_lost
+from serve_apps.openai_errors import ApiError, bad_request, body_too_large, engines_broke, replica_lost
 from serve_apps.openai_format import usage
 from serve_apps.request_body import read_body, read_json
 from serve_apps.request_fields import parse_fields
@@ -106,12 +107,13 @@ class TextCall:
         """What the replicas of one version answer, in the order of the requests."""
         engine_id = self._record.engine_id()
         traffic, app = self._service.traffic, version.spec.name
+        suspect = Suspect(traffic.broken)
         named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
 
         async def all_by(taker: AppVersion) -> list[Result]:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._one(taker, method, one)) for one in named]
+                    tasks = [group.create_task(self._one(taker, method, one, suspect)) for one in named]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
             return [task.result() for task in tasks]
@@ -130,9 +132,12 @@ class TextCall:
                 finally:
                     traffic.leave(taker, len(requests))
 
-        with self._service.places(version, len(requests)):
-            async with self._deadline.enforced():
-                results = await unless_gone(self._http.receive, all_of())
+        try:
+            with self._service.places(version, len(requests)):
+                async with self._deadline.enforced():
+                    results = await unless_gone(self._http.receive, all_of())
+        finally:
+            suspect.end()
         starts = [result["start"] for result in results]
         self._record.ran_on(_replicas(results), starts[0]["model_version"])
         tokens = sum(start.get("prompt_tokens", 0) for start in starts)
@@ -141,16 +146,21 @@ class TextCall:
         await self._service.access.spend(self._caller, tokens)
         return results
 
-    async def _one(self, version: AppVersion, method: str, request: Mapping[str, Any]) -> Result:
+    async def _one(
+        self, version: AppVersion, method: str, request: Mapping[str, Any], suspect: Suspect
+    ) -> Result:
         request = {**request, "revision": version.revision}
         for retries_left in range(RETRIES, -1, -1):
             try:
                 result = await self._service.backend.ask(version.application, method, request)
-                if "error" in result:
-                    raise ApiError.from_item(result)
+                raise_if_failed(result)
                 return result
-            except ReplicaLostError:
+            except ReplicaLostError as lost:
                 error = replica_lost()
+                if lost.broken is not None:
+                    self._service.traffic.broke(version, lost.broken, suspect)
+                if suspect.guilty:
+                    raise engines_broke() from lost
             except ApiError as refused:
                 error = refused
             if not (error.retry_elsewhere and retries_left):

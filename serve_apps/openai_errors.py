@@ -123,6 +123,21 @@ def replica_lost() -> ApiError:
     )
 
 
+def engines_broke() -> ApiError:
+    """More than one engine broke under the request: sent again, it would break the next one."""
+    return bad_request(
+        "Two engines broke while they answered this request, so it is not sent to another one. Do not send it"
+        " again as it is; the logs of the replicas say what broke.",
+        code="engines_broke",
+    )
+
+
+def answer_failed(message: str, *, own_fault: bool) -> ApiError:
+    """An answer could not go on, by what the request asks for (`own_fault`) or by the model."""
+    status, kind = (400, "invalid_request_error") if own_fault else (500, "server_error")
+    return ApiError(status, f"The answer cannot go on: {message}.", kind=kind, code="answer_failed")
+
+
 def timed_out(seconds: float) -> ApiError:
     return ApiError(
         504, f"The request was not done after {seconds:g} s.", kind="server_error", code="timeout"

@@ -15,6 +15,7 @@ from typing import Any
 from cluster.errors import ShoalError
 from serve_apps.controller_link import ControllerLink
 from serve_apps.engine.protocol import (
+    AnswerError,
     Delta,
     EngineError,
     PromptError,
@@ -28,7 +29,7 @@ from serve_apps.engine_table import find_engine
 from serve_apps.fit import fit
 from serve_apps.inbox import merge
 from serve_apps.models import model_directory
-from serve_apps.openai_errors import ApiError, bad_request, queue_full, replica_lost
+from serve_apps.openai_errors import ApiError, answer_failed, bad_request, queue_full, replica_lost
 from serve_apps.prompts import Prompts
 from serve_apps.rank_group import RankGroup, free_port
 from serve_apps.spec import AppSpec
@@ -200,8 +201,9 @@ class Replica:
         Returns:
             Where it is not `streamed` the whole answer: the fields of Delta, and `start`: {replica,
             model_version, prompt_tokens}. Else only how it ended; what it gains goes to the address as it
-            comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run,
-            or whose engine breaks, returns `start` and `error`, see ApiError.as_item.
+            comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run
+            returns `start` and `error`, see ApiError.as_item; so does one whose engine breaks, with
+            `engine_broke`.
         """
 
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
@@ -239,10 +241,13 @@ class Replica:
             error = bad_request(f"{refused}.", code="unsupported_parameter")
         except QueueFullError:
             error = queue_full(self.spec.name)
+        except AnswerError as failed:
+            logger.error("replica %s, request %s: %s", self.id, request["request_id"], failed)
+            error = answer_failed(str(failed), own_fault=failed.own_fault)
         except EngineError as broken:
             self._check_engine()
-            logger.error("replica %s: %s", self.id, broken)
-            error = replica_lost()
+            logger.error("replica %s, request %s: %s", self.id, request["request_id"], broken)
+            return {"start": start, **replica_lost().as_item(), "engine_broke": True}
         return {"start": start, **error.as_item()}
 
     async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from serve_apps.app_table import AppTable, AppVersion
+from serve_apps.broken_engines import BrokenEngines, Suspect
 
 MOST_FIRST_TOKENS = 1000
 """Times to first token that are kept for the next report, of each app."""
@@ -33,10 +34,14 @@ class Traffic:
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._first_token_s: defaultdict[str, list[float]] = defaultdict(list)
+        self._proven: set[str] = set()
+        """Versions that have answered a request."""
+        self.broken = BrokenEngines(self._count)
 
     def take_over(self, table: AppTable) -> None:
         """Go by this table from now on."""
         self.table = table
+        self._proven &= {_key(version) for versions in table.versions.values() for version in versions}
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -79,11 +84,25 @@ class Traffic:
         return any(v.on_trial and v.revision == version.revision for v in self.table.versions.get(app, ()))
 
     def answered(self, version: AppVersion, *, failed: bool) -> None:
-        """A version has answered a request, or failed to."""
-        key = f"{version.application} {version.revision}"
-        self._requests[key] += 1
+        """A version has answered a request, or failed to while its engine was whole."""
+        key = _key(version)
         if failed:
-            self._errors[key] += 1
+            self._count(key, 1)
+        else:
+            self._requests[key] += 1
+            self._proven.add(key)
+
+    def broke(self, version: AppVersion, engine: str, suspect: Suspect) -> None:
+        """An engine of a version broke while it answered a request: see `broken_engines`."""
+        suspect.saw(engine, _key(version), at_once=not self.proven(version))
+
+    def proven(self, version: AppVersion) -> bool:
+        """Whether a version has answered any request, so that one which breaks it may be the odd one."""
+        return _key(version) in self._proven
+
+    def _count(self, key: str, failures: int) -> None:
+        self._requests[key] += failures
+        self._errors[key] += failures
 
     def first_token(self, app: str, seconds: float) -> None:
         """A request had its first token after so long."""
@@ -92,7 +111,9 @@ class Traffic:
             kept.append(seconds)
 
     def report(self) -> dict[str, Any]:
-        """What the controller is told; counts are those since the last report."""
+        """What the controller is told; counts are those since the last report, below 0 where more is taken
+        back than came."""
+        self.broken.settle()
         report = {
             "seen": self.table.number,
             "in_flight": dict(self.in_flight),
@@ -105,3 +126,7 @@ class Traffic:
         self._errors.clear()
         self._first_token_s.clear()
         return report
+
+
+def _key(version: AppVersion) -> str:
+    return f"{version.application} {version.revision}"

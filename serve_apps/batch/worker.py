@@ -25,7 +25,7 @@ from serve_apps.batch.room import Room
 from serve_apps.batch.rows import RowReader, RowRequest, RowResult, totals, with_results
 from serve_apps.batch.shard_file import read_totals, write_shard
 from serve_apps.batch.source import Source
-from serve_apps.engine.protocol import EngineError, PromptError, QueueFullError, UnsupportedError
+from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, QueueFullError, UnsupportedError
 from serve_apps.engine_config import engine_config
 from serve_apps.engine_table import find_engine
 from serve_apps.models import model_directory
@@ -220,7 +220,7 @@ class _BatchReplica:
                     finish_reason = delta.finish_reason
         except ApiError as refused:
             return RowResult(error=refused.message)
-        except (PromptError, UnsupportedError, QueueFullError) as refused:
+        except (PromptError, UnsupportedError, QueueFullError, AnswerError) as refused:
             return RowResult(error=f"{refused}.")
         except EngineError as broken:
             self._broken(str(broken))

@@ -15,6 +15,7 @@ from typing import Any
 from serve_apps.engine.json_schema import grammar_of
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
+    AnswerError,
     Delta,
     EngineConfig,
     EngineError,
@@ -211,8 +212,12 @@ class VllmEngine:
             async for output in outputs:
                 queue.put_nowait(output)
             queue.put_nowait(None)
-        except (EngineDeadError, EngineGenerateError) as error:
+        except EngineDeadError as error:
             queue.put_nowait(EngineError(f"vLLM failed: {error}"))
+        except EngineGenerateError as error:
+            # vLLM itself lives on, and so do the others' answers.
+            why = f"vLLM failed: {error.__cause__ or error}"
+            queue.put_nowait(EngineError(why) if self._vllm.errored else AnswerError(why, own_fault=False))
         except ValueError as error:
             # What vLLM itself finds wrong with a request.
             queue.put_nowait(PromptError(str(error)))

@@ -35,7 +35,8 @@ class StubBackend:
     """Answers token k of a request with the text ` <k>` and the id 100 + k; that of every second token comes
     with the next.
 
-    `script` holds, for the next attempts in turn, after how many tokens each is lost (None: not at all).
+    `script` holds, for the next attempts in turn, after how many tokens each is lost (None: not at all): with
+    an engine that broke if `breaks`, else with a replica that was shut down.
     While `gate` is not set, an attempt stops after its first `tokens_before_gate` tokens.
     """
 
@@ -43,6 +44,7 @@ class StubBackend:
         self.requests: list[Mapping[str, Any]] = []
         self.running = 0
         self.script: list[int | None] = []
+        self.breaks = False
         self.gate = asyncio.Event()
         self.gate.set()
         self.tokens_before_gate = 0
@@ -65,7 +67,7 @@ class StubBackend:
             logprobs, held = request["sampling"]["logprobs"], HeldText()
             for step in range(wanted):
                 if step == lost_after:
-                    raise ReplicaLostError("killed")
+                    raise ReplicaLostError("killed", replica if self.breaks else None)
                 if step >= self.tokens_before_gate:
                     await self.gate.wait()
                 text = held.add(f" {step}", last=step == wanted - 1)
@@ -86,7 +88,7 @@ class StubBackend:
         """An embedding is the number of the prompt's tokens, and tokens are the lengths of its words."""
         self.requests.append({**request, "method": method})
         if self.script and self.script.pop(0) is not None:
-            raise ReplicaLostError("killed")
+            raise ReplicaLostError("killed", f"replica-{len(self.requests)}" if self.breaks else None)
         start = {"replica": f"replica-{len(self.requests)}", "model_version": "tiny@3"}
         if method == "detokenize":
             return {"start": start, "prompt": " ".join(map(str, request["tokens"]))}

@@ -79,6 +79,34 @@ def test_retries_come_to_an_end() -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
+def test_a_request_under_which_two_engines_broke_is_not_sent_to_a_third(stream: bool) -> None:
+    async def go() -> None:
+        gateway = StubGateway()
+        gateway.backend.breaks, gateway.backend.script = True, [0, 0, None]
+        async with gateway.client() as http:
+            answer = await http.post(PATH, json=request(stream=stream))
+        # No client sends a 400 again by itself.
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "engines_broke")
+        assert len(gateway.backend.requests) == 2
+        assert gateway.service.traffic.report()["errors"] in ({}, {"chat 0": 0})
+
+    asyncio.run(go())
+
+
+def test_a_request_under_which_one_engine_broke_is_tried_again_and_counts_against_its_version() -> None:
+    async def go() -> None:
+        gateway = StubGateway()
+        gateway.backend.breaks, gateway.backend.script = True, [2, None]
+        async with gateway.client() as http:
+            answer = await http.post(PATH, json=request())
+        assert answer.json()["choices"][0]["text"] == " 0 1 2 3"
+        report = gateway.service.traffic.report()
+        assert (report["requests"], report["errors"]) == ({"chat 0": 2}, {"chat 0": 1})
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("stream", [True, False])
 def test_a_request_that_takes_too_long_is_ended(stream: bool) -> None:
     async def go() -> None:
         gateway = StubGateway(request_timeout_s=0.05)

@@ -42,7 +42,10 @@ def test_an_embedding_is_asked_for_again_where_its_replica_was_lost() -> None:
     assert answer.status_code == 200
     assert answer.headers["x-shoal-replica"] == "replica-3"
     assert answer.headers["x-shoal-model-version"] == "tiny@3"
-    gateway.backend.script = [0] * 10
+    gateway.backend.breaks, gateway.backend.script = True, [0, 0, None]
+    answer = post(gateway, "/v1/embeddings", model="chat", input="a b")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "engines_broke")
+    gateway.backend.breaks, gateway.backend.script = False, [0] * 10
     assert post(gateway, "/v1/embeddings", model="chat", input="a b").status_code == 503
 
 

@@ -1,0 +1,116 @@
+"""Whom an engine that breaks counts against: its version, or the request that broke it; no Ray.
+
+An engine that breaks takes the answers of all its requests with it, and only one of those may be to blame:
+the one under which a second engine breaks. Until that is known, what failed is held back. Of a version that
+has answered nothing yet it counts at once, since such a version may break under everything.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+MOST_BROKEN = 2
+"""Engines that may break under one request; it is not sent to a further one."""
+VERDICT_S = 30.0
+"""After so long failures count even where a request that saw them has not ended yet."""
+
+
+@dataclass
+class _Break:
+    """An engine that broke, and what failed with it."""
+
+    version: str
+    since: float
+    watched: int = 0
+    """Requests that saw it and have not ended."""
+    failures: int = 0
+    counted: int = 0
+    """Those of them that count against the version already."""
+    excused: bool = False
+    """A request is to blame."""
+
+
+class BrokenEngines:
+    """The engines that broke lately.
+
+    Args:
+        count: adds failed answers to a version's, or takes them back (below 0).
+        clock: seconds, of any steady clock.
+    """
+
+    def __init__(
+        self, count: Callable[[str, int], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._count = count
+        self._clock = clock
+        self._breaks: dict[str, _Break] = {}
+
+    def settle(self) -> None:
+        """Count what has waited for long enough."""
+        now = self._clock()
+        for each in self._breaks.values():
+            if now - each.since >= VERDICT_S:
+                self._count_all(each)
+
+    def saw(self, engine: str, version: str, *, at_once: bool, first: bool) -> None:
+        """An answer of a version failed with an engine; `first` of its request's."""
+        each = self._breaks.setdefault(engine, _Break(version, self._clock()))
+        each.watched += first
+        each.failures += 1
+        if at_once:
+            self._count_all(each)
+
+    def excuse(self, engine: str) -> None:
+        """What failed with an engine counts against nobody but the request that broke it."""
+        each = self._breaks[engine]
+        each.excused = True
+        if each.counted:
+            self._count(each.version, -each.counted)
+            each.counted = 0
+
+    def ended(self, engine: str) -> None:
+        """A request that saw an engine break has ended."""
+        each = self._breaks[engine]
+        each.watched -= 1
+        if not each.watched:
+            self._count_all(each)
+            del self._breaks[engine]
+
+    def _count_all(self, each: _Break) -> None:
+        left = 0 if each.excused else each.failures - each.counted
+        if left:
+            self._count(each.version, left)
+            each.counted += left
+
+
+class Suspect:
+    """One request, and the engines that broke under it; `end` is to be called when it has ended."""
+
+    def __init__(self, broken: BrokenEngines) -> None:
+        self._broken = broken
+        self._engines: set[str] = set()
+
+    @property
+    def guilty(self) -> bool:
+        """Whether so many engines broke under it that it must be the reason."""
+        return len(self._engines) >= MOST_BROKEN
+
+    def saw(self, engine: str, version: str, *, at_once: bool) -> None:
+        """An engine of a version broke while it answered a part of the request.
+
+        Args:
+            at_once: the failure counts now, and is taken back should the request turn out to be the reason.
+        """
+        self._broken.saw(engine, version, at_once=at_once, first=engine not in self._engines)
+        self._engines.add(engine)
+        if self.guilty:
+            for each in self._engines:
+                self._broken.excuse(each)
+
+    def end(self) -> None:
+        """No more engines can break under it."""
+        for engine in self._engines:
+            self._broken.ended(engine)
+        self._engines.clear()
