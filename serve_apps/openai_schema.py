@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from serve_apps.engine.protocol import REPETITION_PENALTIES
 from serve_apps.openai_fields import MAX_BIASES, MAX_LOGPROBS, Content, LogitBias, Prompt, Stop, TokenId
 
 
@@ -72,7 +73,9 @@ class Request(BaseModel):
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
+    repetition_penalty: float | None = Field(
+        default=None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]
+    )
     """Extension: as in transformers and vLLM; 1 changes nothing."""
     logit_bias: LogitBias = ()
     response_format: ResponseFormat | None = None

@@ -94,6 +94,8 @@ def assert_error(answer: httpx.Response, status: int, code: str | None, param: s
         ({"presence_penalty": 2.5}, 400, "invalid_value", "presence_penalty"),
         ({"frequency_penalty": False}, 400, "invalid_type", "frequency_penalty"),
         ({"repetition_penalty": 0}, 400, "invalid_value", "repetition_penalty"),
+        ({"repetition_penalty": 1e-300}, 400, "invalid_value", "repetition_penalty"),
+        ({"repetition_penalty": 1e300}, 400, "invalid_value", "repetition_penalty"),
         ({"min_p": 2}, 400, "invalid_value", "min_p"),
         ({"min_tokens": -1}, 400, "invalid_value", "min_tokens"),
         ({"stop_token_ids": [-1]}, 400, "invalid_value", "stop_token_ids"),

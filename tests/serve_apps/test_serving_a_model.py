@@ -150,6 +150,44 @@ def test_embeddings_tokens_and_structured_answers_come_over_http(
     assert refused.value.param == "response_format"
 
 
+@pytest.mark.parametrize("app", ["one", "two"])
+def test_requests_that_leave_no_token_hurt_nobody(
+    app: str, served: dict[str, Any], expected: dict[str, str]
+) -> None:
+    """Twenty under load: a schema that is complete long before the least number of tokens."""
+    client = openai.OpenAI(base_url=served["base_url"], api_key="none", max_retries=0)
+    replicas: set[str] = set()
+
+    def good(prompt: str) -> bool:
+        raw = client.completions.with_raw_response.create(
+            model=app, prompt=prompt, max_tokens=TOKENS, temperature=0
+        )
+        replicas.add(raw.headers["x-shoal-replica"])
+        return whole_characters(raw.parse().choices[0].text) == expected[prompt]
+
+    def bad(number: int) -> tuple[str, str | None]:
+        schema = {"name": "n", "schema": {"enum": ["a"]}}
+        chunks = client.chat.completions.create(
+            model=app,
+            messages=[{"role": "user", "content": "go"}],
+            response_format={"type": "json_schema", "json_schema": schema},
+            temperature=number % 2,
+            max_tokens=60,
+            stream=True,
+            extra_body={"min_tokens": 50, "repetition_penalty": (0.01, 100)[number // 2 % 2]},
+        )
+        choices = [chunk.choices[0] for chunk in chunks]
+        return "".join(choice.delta.content or "" for choice in choices), choices[-1].finish_reason
+
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(good, prompt) for prompt in PROMPTS * 2]
+        answers = [pool.submit(bad, number) for number in range(20)]
+        asked += [pool.submit(good, prompt) for prompt in PROMPTS * 5]
+        assert [answer.result() for answer in answers] == [('"a"', "stop")] * 20
+        assert all(one.result() for one in asked)
+    assert len(replicas) == 1, "the replica was never replaced"
+
+
 def test_serving_again_changes_nothing(served: dict[str, Any], config: Path) -> None:
     done = shoal("serve", "two", "--json", "-f", str(config))
     assert done.returncode == 0, done.stderr
