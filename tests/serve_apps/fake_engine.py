@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -64,7 +65,8 @@ class FakeEngine:
         """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; that of every second one comes
         with the next. `seed` and the model's offset are added to all.
 
-        A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused.
+        A prompt of the single token 3 breaks the engine, of 4 finds the queue full, of 5 is refused, and of 6
+        ends the process and says so in a file `killed-PID` beside the model.
         """
         probed = request_id.startswith("shoal-probe-")
         if list(prompt_ids) == [3] or self._fails == ("probes" if probed else "requests"):
@@ -73,6 +75,9 @@ class FakeEngine:
             raise QueueFullError("full")
         if list(prompt_ids) == [5]:
             raise PromptError("this prompt is refused")
+        if list(prompt_ids) == [6]:
+            Path(self.config.model_path, f"killed-{os.getpid()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
         self._running.add(request_id)
         self._idle.clear()
         self._tell()

@@ -298,6 +298,19 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_request_that_ends_two_replicas_ends_no_third(served: Served, stream: bool) -> None:
+    model_path = Path(served.spec.model_path)
+    before = set(model_path.glob("killed-*"))
+    answer = httpx.post(served.url + COMPLETIONS, json=completion(prompt=[6], stream=stream, n=3), timeout=60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "engines_broke")
+    assert len(set(model_path.glob("killed-*")) - before) == 2
+    # The next one is left alone.
+    assert httpx.post(served.url + COMPLETIONS, json=completion(), timeout=60).status_code == 200
+    assert len(set(model_path.glob("killed-*")) - before) == 2
+
+
+@pytest.mark.slow
 def test_requests_are_spread_as_the_app_says_though_one_of_its_name_said_otherwise(served: Served) -> None:
     prompt = [10] * 300
     numbers: list[int] = []
