@@ -7,29 +7,19 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from serve_apps.app_table import AppVersion
+from serve_apps.backend import Backend, ReplicaLostError, raise_if_failed
 from serve_apps.broken_engines import Suspect
 from serve_apps.inbox import Item, merge
 from serve_apps.openai_errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
+from serve_apps.shared_prompts import tokenized_once
 from serve_apps.traffic import Traffic
 
 RETRIES = 3
 """Times a request is sent again after its replica was lost."""
-
-
-class ReplicaLostError(Exception):
-    """The replica ended while it had the request.
-
-    Args:
-        broken: a name of the engine that broke; None where it was shut down, or cannot be reached.
-    """
-
-    def __init__(self, message: str, broken: str | None = None) -> None:
-        super().__init__(message)
-        self.broken = broken
 
 
 class _VersionFailedError(Exception):
@@ -38,25 +28,6 @@ class _VersionFailedError(Exception):
     def __init__(self, revision: int) -> None:
         super().__init__(f"revision {revision} failed")
         self.revision = revision
-
-
-class Backend(Protocol):
-    """Where choices are generated."""
-
-    def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
-        """Send one request to a replica of the application; closing the iterator ends it there.
-
-        Raises:
-            ReplicaLostError: the replica ended before the last item.
-            ApiError: it cannot be sent.
-        """
-
-    async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What a replica of the application returns at once: `start`, and the answer or `error`.
-
-        Raises:
-            ReplicaLostError, ApiError: as `generate`.
-        """
 
 
 @dataclass(frozen=True)
@@ -173,11 +144,14 @@ class Run:
 
     async def _begin(self, avoid: Collection[int]) -> None:
         """Start every choice, once a version takes them."""
-        self._version = await self._traffic.take(self._app, len(self._requests), avoid)
+        self._version = version = await self._traffic.take(self._app, len(self._requests), avoid)
         again = bool(avoid)
-        self._tasks += [
-            asyncio.create_task(self._choice(i, r, again=again)) for i, r in enumerate(self._requests)
-        ]
+        try:
+            requests = await tokenized_once(self._backend, version, self._requests)
+        except Exception as error:  # noqa: BLE001 - raised again by `events`, for whoever reads them
+            self._queue.put_nowait(error)
+            return
+        self._tasks += [asyncio.create_task(self._choice(i, r, again=again)) for i, r in enumerate(requests)]
 
     async def _move(self, failed: _VersionFailedError) -> None:
         """Start all choices again, at another version; once, so that two that fail end it."""
@@ -277,18 +251,6 @@ class Run:
         self.model_version = start["model_version"]
         if "prompt_tokens" in start:
             self.prompt_tokens[index] = start["prompt_tokens"]
-
-
-def raise_if_failed(result: Mapping[str, Any]) -> None:
-    """Raise what a replica says went wrong with a request, if it does.
-
-    Raises:
-        ReplicaLostError, ApiError
-    """
-    if result.get("engine_broke"):
-        raise ReplicaLostError(result["error"]["message"], result["start"]["replica"])
-    if "error" in result:
-        raise ApiError.from_item(result)
 
 
 def _shows(item: Item) -> bool:

@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from serve_apps.openai_errors import ApiError, bad_request, timed_out
+from serve_apps.openai_errors import ApiError, bad_request, shortened, timed_out
 
 HEADER = "x-request-timeout-s"
 """The header with which a client bounds its request, in seconds."""
@@ -70,9 +70,8 @@ class Deadline:
 def _seconds(given: str) -> float:
     seconds = float(given) if _NUMBER.fullmatch(given) else math.nan
     if not (math.isfinite(seconds) and seconds > 0):
-        shown = given if len(given) <= 60 else given[:57] + "…"
         raise bad_request(
-            f"The header '{HEADER}' must be a number of seconds above 0 (given: {shown!r}).",
+            f"The header '{HEADER}' must be a number of seconds above 0 (given: {shortened(given)!r}).",
             param=HEADER,
             code="invalid_value",
         )

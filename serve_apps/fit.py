@@ -9,6 +9,17 @@ from serve_apps.engine.protocol import SamplingParams
 from serve_apps.openai_errors import too_long
 
 
+def check_fit(prompt_tokens: int, context_length: int, asked: int | None, param: str) -> None:
+    """Raise ApiError where a prompt does not fit in a model's context with the answer asked for.
+
+    Args:
+        asked: tokens of the answer; None: at least one.
+        param: the request's field that has the prompt.
+    """
+    if context_length - prompt_tokens < (asked or 1):
+        raise too_long(prompt_tokens, context_length, asked, param)
+
+
 def fit(
     prompt: Mapping[str, Any],
     prompt_tokens: int,
@@ -28,8 +39,5 @@ def fit(
     Raises:
         ApiError: prompt and answer do not fit.
     """
-    room = context_length - prompt_tokens
-    if room < (asked or 1):
-        param = "messages" if "messages" in prompt else "prompt"
-        raise too_long(prompt_tokens, context_length, asked, param)
-    return SamplingParams(max_tokens=asked or min(limit, room), **sampling)
+    check_fit(prompt_tokens, context_length, asked, "messages" if "messages" in prompt else "prompt")
+    return SamplingParams(max_tokens=asked or min(limit, context_length - prompt_tokens), **sampling)

@@ -17,13 +17,13 @@ from ray.serve.handle import DeploymentHandle
 from cluster.api_keys import cluster_token, load_keys
 from cluster.errors import RequestError
 from serve_apps.app_table import AppTable
-from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.backend import ReplicaLostError
 from serve_apps.controller.names import CONTROLLER, NAMESPACE
 from serve_apps.gateway_access import Access
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
 from serve_apps.http_server import HttpServer
-from serve_apps.inbox import Inbox
+from serve_apps.inbox import Inbox, Item
 from serve_apps.openai_errors import ApiError, unavailable
 from serve_apps.replica_handles import ReplicaHandles
 from serve_apps.token_stream import TokenReceiver

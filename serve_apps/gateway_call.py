@@ -15,11 +15,13 @@ from serve_apps.app_table import AppVersion
 from serve_apps.choices import Event, Run, plan
 from serve_apps.deadline import HEADER, Deadline
 from serve_apps.event_stream import EventStream, sse_event, unless_gone
+from serve_apps.fit import check_fit
 from serve_apps.gateway_service import GatewayService
 from serve_apps.openai_errors import ApiError, body_too_large, too_many_tokens
 from serve_apps.openai_format import Format, Gathered, usage
+from serve_apps.openai_schema import CompletionRequest
 from serve_apps.openai_schema import Request as ModelRequest
-from serve_apps.request_body import read_body, read_json
+from serve_apps.request_body import read_body, read_json, sized
 from serve_apps.request_fields import parse
 from serve_apps.request_log import current_record
 
@@ -47,7 +49,7 @@ class Call:
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
         async with self._deadline.enforced():
             body = await read_body(self._http, limit)
-            request = parse(self._kind, read_json(body))
+            request = await sized(body, lambda: parse(self._kind, read_json(body)))
             self._record.stream = request.streamed
             version = await self._service.find(request.model, self._caller)
             self._record.app = request.model
@@ -57,21 +59,22 @@ class Call:
         self._id = f"{self._format_class.prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self._choices_each = request.choices_each
-        requests = plan(request, self._record.engine_id())
-        self._format: Format = self._format_class(len(requests), request.alternatives is not None)
-        self._gathered = Gathered(len(requests))
-        self._last_seen_s = 0.0
-        self._run = Run(
-            self._service.backend,
-            self._service.traffic,
-            request.model,
-            requests,
-            restartable=not request.streamed,
-            timeout_s=self._deadline.left_s(),
-        )
         async with AsyncExitStack() as stack:
+            # Before anything is made of the request: one of a few bytes can ask for many answers.
+            many = "n" if request.choices_each > 1 else "prompt"
+            stack.enter_context(self._service.places(version, request.num_choices, many))
+            self._format: Format = self._format_class(request.num_choices, request.alternatives is not None)
+            self._gathered = Gathered(request.num_choices)
+            self._last_seen_s = 0.0
+            self._run = Run(
+                self._service.backend,
+                self._service.traffic,
+                request.model,
+                await sized(body, lambda: plan(request, self._record.engine_id())),
+                restartable=not request.streamed,
+                timeout_s=self._deadline.left_s(),
+            )
             stack.push_async_callback(self._spend)
-            stack.enter_context(self._service.places(version, len(requests)))
             await stack.enter_async_context(self._run)
             events = self._run.events()
             try:
@@ -106,6 +109,9 @@ class Call:
             raise body_too_large(limits.body_bytes)
         if request.most_tokens is not None and request.most_tokens > limits.max_tokens:
             raise too_many_tokens(request.most_tokens, request.model, limits.max_tokens)
+        for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
+            if not isinstance(prompt, str):
+                check_fit(len(prompt), version.context_length, request.most_tokens, "prompt")
 
     async def _gather(self, events: AsyncIterator[Event]) -> None:
         async for event in events:

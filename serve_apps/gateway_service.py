@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from serve_apps.app_table import AppTable, AppVersion
-from serve_apps.choices import Backend
+from serve_apps.backend import Backend
 from serve_apps.gateway_access import Access, Caller
 from serve_apps.gateway_metrics import GatewayMetrics
 from serve_apps.openai_errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
@@ -69,8 +69,11 @@ class GatewayService:
         return version
 
     @contextmanager
-    def places(self, version: AppVersion, num_choices: int) -> Iterator[None]:
+    def places(self, version: AppVersion, num_choices: int, param: str) -> Iterator[None]:
         """Places for the choices of one request while they run or wait.
+
+        Args:
+            param: the request's field that asks for so many.
 
         Raises:
             ApiError: 400 when the app could never take so many at once, 429 when it cannot now.
@@ -80,7 +83,7 @@ class GatewayService:
         if num_choices > most:
             raise bad_request(
                 f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",
-                param="n",
+                param=param,
             )
         taken = self._in_flight.get(app, 0)
         if taken + num_choices > self.traffic.table.capacity(app):

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import base64
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from serve_apps.app_table import AppVersion
+from serve_apps.backend import ReplicaLostError, raise_if_failed
 from serve_apps.broken_engines import Suspect
-from serve_apps.choices import RETRIES, ReplicaLostError, raise_if_failed
+from serve_apps.choices import RETRIES
 from serve_apps.deadline import HEADER, Deadline
 from serve_apps.event_stream import unless_gone
 from serve_apps.gateway_call import BODY_BYTES_WITHOUT_APPS
 from serve_apps.gateway_service import GatewayService
-from serve_apps.openai_errors import ApiError, bad_request, body_too_large, engines_broke, replica_lost
+from serve_apps.openai_errors import (
+    ApiError,
+    bad_request,
+    body_too_large,
+    engines_broke,
+    replica_lost,
+    too_long,
+)
 from serve_apps.openai_format import usage
-from serve_apps.request_body import read_body, read_json
+from serve_apps.request_body import read_body, read_json, sized
 from serve_apps.request_fields import parse_fields
 from serve_apps.request_log import current_record
 from serve_apps.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
@@ -39,9 +47,16 @@ class TextCall:
     async def embeddings(self) -> Response:
         """Answer /v1/embeddings."""
         request, version = await self._read(EmbeddingRequest)
-        asks = [{"prompt": prompt} for prompt in request.input]
+
+        for prompt in request.input:
+            if not isinstance(prompt, str) and len(prompt) > version.context_length:
+                raise too_long(len(prompt), version.context_length, None, "input")
+
+        def asks() -> list[dict[str, Any]]:
+            return [{"prompt": prompt} for prompt in request.input]
+
         try:
-            results = await self._ask(version, "embed", asks)
+            results = await self._ask(version, "embed", len(request.input), asks)
         except ApiError as error:
             # What the replica knows as the prompt.
             error.param = "input" if error.param == "prompt" else error.param
@@ -62,14 +77,16 @@ class TextCall:
     async def tokenize(self) -> Response:
         """Answer /tokenize, as vLLM does."""
         request, version = await self._read(TokenizeRequest)
-        if request.messages is not None:
-            messages = [message.model_dump(exclude_none=True) for message in request.messages]
-            ask: dict[str, Any] = {"messages": messages, "tools": request.tools}
-        elif request.prompt is not None:
-            ask = {"prompt": request.prompt}
-        else:
+        if request.messages is None and request.prompt is None:
             raise bad_request("'prompt' or 'messages' is required.", code="missing_required_parameter")
-        (result,) = results = await self._ask(version, "tokenize", [ask])
+
+        def asks() -> list[dict[str, Any]]:
+            if request.messages is None:
+                return [{"prompt": request.prompt}]
+            messages = [message.model_dump(exclude_none=True) for message in request.messages]
+            return [{"messages": messages, "tools": request.tools}]
+
+        (result,) = results = await self._ask(version, "tokenize", 1, asks)
         tokens = result["tokens"]
         self._record.tokenized = len(tokens)
         document = {"tokens": tokens, "count": len(tokens), "max_model_len": version.context_length}
@@ -78,7 +95,9 @@ class TextCall:
     async def detokenize(self) -> Response:
         """Answer /detokenize, as vLLM does."""
         request, version = await self._read(DetokenizeRequest)
-        (result,) = results = await self._ask(version, "detokenize", [{"tokens": list(request.tokens)}])
+        (result,) = results = await self._ask(
+            version, "detokenize", 1, lambda: [{"tokens": list(request.tokens)}]
+        )
         self._record.tokenized = len(request.tokens)
         return JSONResponse({"prompt": result["prompt"]}, headers=_headers(results))
 
@@ -91,7 +110,7 @@ class TextCall:
         async with self._deadline.enforced():
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             body = await read_body(self._http, limit)
-            request = parse_fields(kind, read_json(body))
+            request = await sized(body, lambda: parse_fields(kind, read_json(body)))
             version = await self._service.find(request.model, self._caller)
             record.app = request.model
             limits = version.spec.config.limits
@@ -99,18 +118,22 @@ class TextCall:
             if len(body) > limits.body_bytes:
                 raise body_too_large(limits.body_bytes)
             await access.admit(self._caller)
+        self._body = body
         return request, version
 
     async def _ask(
-        self, version: AppVersion, method: str, requests: Sequence[Mapping[str, Any]]
+        self, version: AppVersion, method: str, number: int, asks: Callable[[], list[dict[str, Any]]]
     ) -> list[Result]:
-        """What the replicas of one version answer, in the order of the requests."""
+        """What the replicas of one version answer, in the order of the requests.
+
+        Args:
+            number: how many requests there are; they are made only when there is a place for each.
+        """
         engine_id = self._record.engine_id()
         traffic, app = self._service.traffic, version.spec.name
         suspect = Suspect(traffic.broken)
-        named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
 
-        async def all_by(taker: AppVersion) -> list[Result]:
+        async def all_by(taker: AppVersion, named: list[dict[str, Any]]) -> list[Result]:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [group.create_task(self._one(taker, method, one, suspect)) for one in named]
@@ -119,21 +142,23 @@ class TextCall:
             return [task.result() for task in tasks]
 
         async def all_of() -> list[Result]:
+            requests = await sized(self._body, asks)
+            named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
             avoid: list[int] = []
             while True:
-                taker = await traffic.take(app, len(requests), avoid)
+                taker = await traffic.take(app, number, avoid)
                 try:
-                    return await all_by(taker)
+                    return await all_by(taker, named)
                 except ApiError as error:
                     # Another version may do better, once.
                     if error.status < 500 or avoid or not traffic.other(app, taker):
                         raise
                     avoid.append(taker.revision)
                 finally:
-                    traffic.leave(taker, len(requests))
+                    traffic.leave(taker, number)
 
         try:
-            with self._service.places(version, len(requests)):
+            with self._service.places(version, number, "input"):
                 async with self._deadline.enforced():
                     results = await unless_gone(self._http.receive, all_of())
         finally:

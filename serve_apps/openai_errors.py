@@ -52,6 +52,11 @@ class ApiError(Exception):
         )
 
 
+def shortened(given: str) -> str:
+    """What a client sent, as an answer may repeat it."""
+    return given if len(given) <= 60 else given[:57] + "…"
+
+
 def bad_request(message: str, *, param: str | None = None, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
@@ -79,7 +84,7 @@ def too_many_tokens(asked: int, model: str, limit: int) -> ApiError:
 def unknown_model(model: str, known: list[str]) -> ApiError:
     served = f"This gateway serves: {', '.join(known)}." if known else "No model is served now."
     return ApiError(
-        404, f"The model '{model}' does not exist. {served}", param="model", code="model_not_found"
+        404, f"The model '{shortened(model)}' does not exist. {served}", param="model", code="model_not_found"
     )
 
 
@@ -145,10 +150,10 @@ def timed_out(seconds: float) -> ApiError:
 
 
 def unsupported_media_type(given: str) -> ApiError:
-    shown = given if len(given) <= 60 else given[:57] + "…"
     return ApiError(
         415,
-        f"The request body must be JSON: send 'Content-Type: application/json' (given: {shown!r}).",
+        "The request body must be JSON: send 'Content-Type: application/json' "
+        f"(given: {shortened(given)!r}).",
         code="unsupported_media_type",
     )
 

@@ -1,11 +1,17 @@
-"""The fields of OpenAI's requests that come in several forms, each read into one."""
+"""What the requests' schemas are made of: fields that come in several forms, each read into one.
+
+Whatever is wrong with a body is found at its first mistake: a body of mistakes costs no more than its size.
+"""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, PlainValidator, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
+from pydantic_core import PydanticCustomError
 
+MAX_PROMPTS = 2048
+"""Most prompts of one request, as OpenAI's API takes inputs."""
 MAX_STOPS = 16
 """Most stop strings of one request (OpenAI allows 4, vLLM any number)."""
 MAX_BIASES = 1024
@@ -17,6 +23,27 @@ MAX_TOKEN_ID = 2**31 - 1
 """No vocabulary is larger; what a model has no token for it says itself."""
 
 TokenIds = list[int]
+
+UNKNOWN_FIELD = "unknown_field"
+"""The kind of mistake that a field is which the schema does not have; its context has the `name`."""
+
+
+class StrictModel(BaseModel):
+    """An object whose types are strict (a number in quotes is not a number) and whose fields are all known.
+
+    Its sequences have `fail_fast`, which has pydantic stop at the first item that is wrong.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stop_at_the_first_unknown_field(cls, document: Any) -> Any:
+        if isinstance(document, dict):
+            unknown = next((name for name in document if name not in cls.model_fields), None)
+            if unknown is not None:
+                raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
+        return document
 
 
 def _is_ids(value: Any) -> bool:
@@ -30,6 +57,8 @@ def _prompt(value: Any) -> list[str | TokenIds]:
     if isinstance(value, list) and value:
         if _is_ids(value):
             return [value]
+        if len(value) > MAX_PROMPTS:
+            raise ValueError(f"must hold at most {MAX_PROMPTS} prompts, not {len(value)}")
         if all(isinstance(item, str) for item in value) or all(_is_ids(item) and item for item in value):
             return list(value)
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
@@ -79,7 +108,7 @@ def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     )
 
 
-_STRINGS = {"type": "array", "minItems": 1, "items": {"type": "string"}}
+_STRINGS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"type": "string"}}
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _IDS = {"type": "array", "minItems": 1, "items": _ID}
 _STOP = {"type": "string", "minLength": 1}
@@ -91,9 +120,7 @@ _TEXT_PART = {
 Prompt = Annotated[
     list[str | TokenIds],
     PlainValidator(_prompt),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string"}, _STRINGS, _IDS, {"type": "array", "minItems": 1, "items": _IDS}]}
-    ),
+    WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _IDS, {**_STRINGS, "items": _IDS}]}),
 ]
 Stop = Annotated[
     tuple[str, ...],

@@ -13,7 +13,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.engine.protocol import REPETITION_PENALTIES
-from serve_apps.openai_fields import MAX_BIASES, MAX_LOGPROBS, Content, LogitBias, Prompt, Stop, TokenId
+from serve_apps.openai_fields import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    Content,
+    LogitBias,
+    Prompt,
+    Stop,
+    StrictModel,
+    TokenId,
+)
 
 
 class StreamOptions(BaseModel):
@@ -33,10 +42,8 @@ class JsonSchema(BaseModel):
     json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(StrictModel):
     """What form the answer's text must have."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -50,10 +57,8 @@ class ResponseFormat(BaseModel):
         return json.dumps(self.json_schema.json_schema or {})
 
 
-class Request(BaseModel):
-    """What both endpoints share; types are strict (a number in quotes is not a number)."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+class Request(StrictModel):
+    """What both endpoints share."""
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
         {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -83,7 +88,9 @@ class Request(BaseModel):
     stop: Stop = ()
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop_token_ids: tuple[TokenId, ...] | None = Field(default=None, strict=False, max_length=MAX_BIASES)
+    stop_token_ids: tuple[TokenId, ...] | None = Field(
+        default=None, strict=False, fail_fast=True, max_length=MAX_BIASES
+    )
     """Extension: tokens that end the answer."""
     min_tokens: int = Field(default=0, ge=0)
     """Extension: before so many tokens no end of sequence is chosen."""
@@ -95,6 +102,11 @@ class Request(BaseModel):
     @property
     def choices_each(self) -> int:
         return 1 if self.n is None else self.n
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to all prompts together."""
+        return self.choices_each
 
     @property
     def streamed(self) -> bool:
@@ -150,17 +162,18 @@ class CompletionRequest(Request):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     @property
+    def num_choices(self) -> int:
+        return len(self.prompt) * self.choices_each
+
+    @property
     def alternatives(self) -> int | None:
         return self.logprobs
 
 
-class Message(BaseModel):
+class Message(StrictModel):
     """One turn of a conversation, as the model's chat template gets it."""
 
     model_config = ConfigDict(
-        strict=True,
-        extra="forbid",
-        frozen=True,
         json_schema_extra={
             "anyOf": [
                 {"required": ["content"]},
@@ -173,7 +186,7 @@ class Message(BaseModel):
     content: Content = ""
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     """Calls that the assistant made."""
     tool_call_id: str | None = None
     """The call that a tool's message answers."""
@@ -195,8 +208,8 @@ class ChatRequest(Request):
         "web_search_options": (None,),
     }
 
-    messages: tuple[Message, ...] = Field(min_length=1, strict=False)
-    tools: list[dict[str, Any]] | None = None
+    messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
     """Handed to the model's chat template; calls in the answer are text."""
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = None

@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from serve_apps.openai_errors import bad_request, body_too_large, too_slow, unsupported_media_type
 
-__all__ = ["ClientDisconnect", "read_body", "read_json"]
+__all__ = ["ClientDisconnect", "read_body", "read_json", "sized"]
 
+Result = TypeVar("Result")
+
+LARGE_BYTES = 64 * 1024
+"""A body from which on its request is worked on beside the event loop, so that the others go on."""
 BODY_S = 30.0
 """How long a body may take to arrive..."""
 BODY_BYTES_PER_S = 4096
@@ -48,6 +53,11 @@ async def read_body(request: Request, limit: int) -> bytes:
     except TimeoutError:
         raise too_slow("The request's body", BODY_S + size / BODY_BYTES_PER_S) from None
     return b"".join(parts)
+
+
+async def sized(body: bytes, work: Callable[[], Result]) -> Result:
+    """The result of what is done with a body, done in a thread where the body is large."""
+    return work() if len(body) < LARGE_BYTES else await asyncio.to_thread(work)
 
 
 def read_json(body: bytes) -> Any:

@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from serve_apps.openai_errors import ApiError, bad_request
+from serve_apps.openai_errors import ApiError, bad_request, shortened
+from serve_apps.openai_fields import UNKNOWN_FIELD
 from serve_apps.openai_schema import ChatRequest, Request
 
 Kind = TypeVar("Kind", bound=BaseModel)
@@ -75,13 +76,14 @@ def _check_messages(request: ChatRequest) -> None:
 def _sentence(error: ValidationError) -> ApiError:
     """The first mistake as a sentence about the request's own field."""
     first = error.errors(include_url=False)[0]
-    path = ".".join(str(part) for part in first["loc"])
-    field = str(first["loc"][0]) if first["loc"] else None
     kind = first["type"]
+    parts = [str(part) for part in first["loc"]]
+    if kind == UNKNOWN_FIELD:
+        path = ".".join([*parts, shortened(first["ctx"]["name"])])
+        return bad_request(f"Unknown parameter '{path}'.", param=path, code="unknown_parameter")
+    path, field = ".".join(parts), parts[0] if parts else None
     if kind == "missing":
         return bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
-    if kind == "extra_forbidden":
-        return bad_request(f"Unknown parameter '{path}'.", param=path, code="unknown_parameter")
     says: Mapping[str, Callable[[], str]] = {
         "value_error": lambda: str(first["ctx"]["error"]),
         "bool_type": lambda: "must be true or false",
@@ -100,8 +102,7 @@ def _sentence(error: ValidationError) -> ApiError:
 def _short(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return _kind_of(value)
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+    return shortened(repr(value))
 
 
 def _kind_of(value: Any) -> str:

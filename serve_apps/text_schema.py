@@ -6,14 +6,12 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from serve_apps.openai_fields import Prompt, TokenId
+from serve_apps.openai_fields import Prompt, StrictModel, TokenId
 from serve_apps.openai_schema import Message
 
 
-class TextRequest(BaseModel):
+class TextRequest(StrictModel):
     """What these requests share."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     IGNORED: ClassVar[frozenset[str]] = frozenset({"user"})
     """Fields that change nothing about the answer."""
@@ -41,14 +39,14 @@ class TokenizeRequest(TextRequest):
     )
 
     prompt: str | None = None
-    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False)
-    tools: list[dict[str, Any]] | None = None
+    messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False, fail_fast=True)
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
 
 
 class DetokenizeRequest(TextRequest):
     """The body of POST /detokenize."""
 
-    tokens: tuple[TokenId, ...] = Field(strict=False)
+    tokens: tuple[TokenId, ...] = Field(strict=False, fail_fast=True)
 
 
 class Embedding(BaseModel):

@@ -15,10 +15,11 @@ from cluster.api_keys import KeyRing
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import LimitsConfig
 from serve_apps.app_table import AppTable, AppVersion
-from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.backend import ReplicaLostError
 from serve_apps.gateway_access import Access
 from serve_apps.gateway_api import build_api
 from serve_apps.gateway_service import GatewayService
+from serve_apps.inbox import Item
 from serve_apps.openai_errors import too_long
 from serve_apps.spec import AppSpec
 from tests.serve_apps.held_text import HeldText
@@ -93,7 +94,7 @@ class StubBackend:
         if method == "detokenize":
             return {"start": start, "prompt": " ".join(map(str, request["tokens"]))}
         count = prompt_tokens(request)
-        if count > CONTEXT_LENGTH:
+        if count > CONTEXT_LENGTH and method == "embed":
             return {"start": start, **too_long(count, CONTEXT_LENGTH, None, "prompt").as_item()}
         if method == "embed":
             return {"start": {**start, "prompt_tokens": count}, "embedding": [float(count), 0.5]}

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from serve_apps.app_table import AppTable
+from serve_apps.backend import ReplicaLostError
 from serve_apps.broken_engines import VERDICT_S, BrokenEngines, Suspect
-from serve_apps.choices import Item, ReplicaLostError, Run
+from serve_apps.choices import Run
+from serve_apps.inbox import Item
 from serve_apps.openai_errors import ApiError
 from serve_apps.traffic import Traffic
 from tests.serve_apps.test_choices import version

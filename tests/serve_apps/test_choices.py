@@ -11,7 +11,8 @@ import pytest
 
 from serve_apps import traffic as traffic_module
 from serve_apps.app_table import AppTable, AppVersion
-from serve_apps.choices import Event, Item, Run
+from serve_apps.choices import Event, Run
+from serve_apps.inbox import Item
 from serve_apps.openai_errors import ApiError
 from serve_apps.spec import AppSpec
 from serve_apps.traffic import Traffic
@@ -71,7 +72,7 @@ class Asked:
 
     async def text(self, change: Change | None = None) -> str:
         """What it gained after its last start."""
-        request = {"max_tokens": 3}
+        request = {"max_tokens": 3, "prompt": "a"}
         texts: list[str] = []
         restartable = not self.streamed
         run = Run(self.backend, self.traffic, "chat", [request], restartable=restartable, timeout_s=5)

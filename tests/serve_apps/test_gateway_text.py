@@ -65,7 +65,7 @@ def test_tokens_and_back() -> None:
         ("/v1/embeddings", {"input": "a " * 100}, 400, "context_length_exceeded", "input"),
         ("/v1/embeddings", {}, 400, "missing_required_parameter", "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 3}, 400, "unknown_parameter", "dimensions"),
-        ("/v1/embeddings", {"input": ["a"] * 9}, 400, None, "n"),
+        ("/v1/embeddings", {"input": ["a"] * 9}, 400, None, "input"),
         ("/v1/embeddings", {"input": "a", "model": "nobody"}, 404, "model_not_found", "model"),
         ("/tokenize", {}, 400, "missing_required_parameter", None),
         ("/tokenize", {"prompt": 5}, 400, "invalid_type", "prompt"),

@@ -22,8 +22,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cluster.providers.endpoints import free_port
-from serve_apps.choices import Item, ReplicaLostError
+from serve_apps.backend import ReplicaLostError
 from serve_apps.http_server import HttpServer
+from serve_apps.inbox import Item
 from serve_apps.openai_errors import ApiError
 from tests.serve_apps.stub_gateway import StubBackend, StubGateway
 
