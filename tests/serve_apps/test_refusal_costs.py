@@ -6,6 +6,8 @@ Each body is sent to the gateway's own process; its processor time and its memor
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ MEMORY_BYTES = 6 * 2**20
 """Beside that: what a process takes from the system, it takes in large pieces."""
 SECONDS = 0.2
 """Of the processor, for a body of this size: about ten times what reading the worst of them takes here."""
+
+WAIT_S = 0.25
+"""The longest that others may wait while ten times as large a body is read."""
 
 
 def many(item: str) -> str:
@@ -96,6 +101,13 @@ def body(path: str, template: str, field: str, value: str) -> Any:
 BODIES = [body(*template, value) for template in templates() for value in VALUES]
 
 
+LARGE = [
+    (CHAT, '{"model":"chat","n":0,"messages":%s}', "messages"),
+    (COMPLETIONS, '{"model":"chat","prompt":%s}', "lists"),
+    (COMPLETIONS, '{"model":"chat","prompt":%s}', "numbers"),
+]
+
+
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     limits = {"body_bytes": 2 * BODY_BYTES}
@@ -152,3 +164,30 @@ def check(gateway: RunningGateway, path: str, body: str) -> None:
     assert answer.status_code in (200, 400, 404, 429)
     assert grown <= MEMORY_FOR_A_BYTE * len(body) + MEMORY_BYTES
     assert took_s <= SECONDS
+
+
+@pytest.mark.parametrize(("path", "template", "value"), LARGE)
+def test_others_are_answered_while_a_large_body_is_read(
+    tmp_path: Path, path: str, template: str, value: str
+) -> None:
+    item = VALUES[value]()[1:-1]
+    body = template % f"[{','.join([item] * 10)}]"
+    waits_s: list[float] = []
+    stop = threading.Event()
+    with running_gateway(tmp_path, limits={"body_bytes": 2 * len(body)}) as gateway:
+
+        def ask() -> None:
+            with httpx.Client(base_url=gateway.url, timeout=60) as client:
+                while not stop.is_set():
+                    began = time.monotonic()
+                    assert client.get("/health").status_code == 200
+                    waits_s.append(time.monotonic() - began)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            assert send(gateway, path, body).status_code == 400
+        finally:
+            stop.set()
+            asking.join()
+    assert max(waits_s) < WAIT_S
