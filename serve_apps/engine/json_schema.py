@@ -1,26 +1,55 @@
-"""JSON schemas that answers keep to: what every engine takes, and what none does."""
+"""JSON schemas that answers keep to: what every engine takes, and what none does.
+
+A schema of a few hundred bytes can take the library that compiles it hours, whatever bounds it is given, and
+no thread can be stopped. So each is compiled in a process of its own first, which ends when its time is over.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from functools import lru_cache
+
+from serve_apps.engine import schema_compiler
 from serve_apps.engine.protocol import PromptError
 
-_ONE_WAY = {"whitespace_flexible": False}
-"""Without it a weak model may write blanks until its tokens are used up."""
+COMPILERS = 2
+"""Schemas of one engine that are compiled at the same time; others wait, and nothing but schemas does."""
+COMPILE_S = 5.0
+"""A schema that is not compiled by then is refused."""
+REMEMBERED = 128
+"""Schemas whose grammars, or mistakes, are remembered..."""
+REMEMBERED_CHARACTERS = 64 * 1024
+"""...where they are not longer than this."""
 
 
 def grammar_of(json_schema: str) -> str:
-    """The grammar of the answers that keep to a schema, as llguidance writes it.
+    """The grammar of the answers that keep to a schema, as llguidance writes it; takes up to COMPILE_S.
 
     Raises:
         PromptError: the schema is none, or asks for what no grammar can keep to.
     """
-    from llguidance import LLMatcher
+    known = len(json_schema) <= REMEMBERED_CHARACTERS
+    compiled = (_remembered if known else _compiled)(json_schema)
+    if "error" in compiled:
+        raise PromptError(compiled["error"], "json_schema")
+    return compiled["grammar"]
 
+
+def _compiled(json_schema: str) -> dict[str, str]:
+    command = [sys.executable, "-P", "-X", "utf8", schema_compiler.__file__]
     try:
-        grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
-    except ValueError as error:
-        raise PromptError(f"the JSON schema is not valid: {error}", "json_schema") from error
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    if wrong:
-        raise PromptError(f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}", "json_schema")
-    return grammar
+        done = subprocess.run(
+            command, input=json_schema.encode(), capture_output=True, timeout=COMPILE_S, check=True
+        )
+        compiled: dict[str, str] = json.loads(done.stdout)
+        return compiled
+    except subprocess.TimeoutExpired:
+        return {"error": f"the JSON schema cannot be kept to: it was not compiled after {COMPILE_S:g} s"}
+    except (subprocess.CalledProcessError, ValueError):
+        # It takes more memory than it may, or finds a mistake of the library's.
+        return {"error": "the JSON schema cannot be kept to: it is too large to be compiled"}
+
+
+_remembered = lru_cache(REMEMBERED)(_compiled)

@@ -9,10 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from serve_apps.engine.json_schema import grammar_of
+from serve_apps.engine.json_schema import COMPILERS, grammar_of
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -74,6 +75,7 @@ class VllmEngine:
         """Set while requests may go to vLLM; not while weights change."""
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
+        self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="schema")
 
     async def start(self) -> None:
         """Start vLLM and load the model; see `Engine.start`. Nothing is left of it when that fails."""
@@ -106,7 +108,8 @@ class VllmEngine:
         )
         if sampling.json_schema is not None:
             # vLLM leaves a request alone for ever whose schema it cannot compile.
-            await asyncio.to_thread(grammar_of, sampling.json_schema)
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._compilers, grammar_of, sampling.json_schema)
         params = vllm_params(sampling)
         async with self._place(request_id) as queue:
             prompt = {"prompt_token_ids": list(prompt_ids)}
@@ -162,6 +165,7 @@ class VllmEngine:
         """End all requests, and vLLM with all its processes, whatever state they are in."""
         if self._watch is not None:
             self._watch.cancel()
+        self._compilers.shutdown(wait=False)
         vllm, self._vllm = self._vllm, None
         family, self._family = self._family, None
         try:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
+from serve_apps.engine.json_schema import COMPILERS
 from serve_apps.engine.memory_check import check_node, memory_of
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -55,6 +56,7 @@ class TorchEngine:
         self._master = (master_addr, master_port)
         self._vocab_size = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
+        self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="schema")
         self._steps: StepLoop | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, _Queue] = {}
@@ -98,7 +100,8 @@ class TorchEngine:
             structure = None
             if sampling.json_schema is not None:
                 # A large schema, or the first one, takes its time.
-                structure = await asyncio.to_thread(steps.structure, sampling.json_schema)
+                loop = asyncio.get_running_loop()
+                structure = await loop.run_in_executor(self._compilers, steps.structure, sampling.json_schema)
             steps.add(request_id, tuple(prompt_ids), sampling, priority, structure)
             while True:
                 delta = await self._next(queue)
@@ -151,6 +154,7 @@ class TorchEngine:
             await self._gone.wait()
             self._steps = None
         self._executor.shutdown(wait=False)
+        self._compilers.shutdown(wait=False)
 
     @contextmanager
     def _queue(self, request_id: str) -> Iterator[_Queue]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -74,7 +76,8 @@ class Structure:
         import numpy as np
         from llguidance.numpy import fill_next_token_bitmask
 
-        fill_next_token_bitmask(self._matcher, self._bits, 0)
+        with _panics_reported():
+            fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
             # It lets nothing but the end come then, and the answer would look as if it were complete.
             why = self._matcher.get_error().splitlines()[0]
@@ -86,4 +89,21 @@ class Structure:
 
     def take(self, token_id: int) -> None:
         """Note the token that came."""
-        self._matcher.consume_token(token_id)
+        with _panics_reported():
+            self._matcher.consume_token(token_id)
+
+
+@contextmanager
+def _panics_reported() -> Iterator[None]:
+    """A mistake in the library ends the answer, not the thread of all answers.
+
+    Raises:
+        AnswerError
+    """
+    try:
+        yield
+    except BaseException as error:
+        # What Rust code panics with is no Exception, and no module has its class.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise AnswerError(f"the answer cannot be held to its JSON schema: {error}", own_fault=True) from error

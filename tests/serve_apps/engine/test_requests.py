@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from serve_apps.engine.protocol import PromptError, SamplingParams
+from serve_apps.engine import json_schema
+from serve_apps.engine.protocol import AnswerError, PromptError, SamplingParams
 from tests.serve_apps.engine.conftest import Asker, Reference
 
 PROMPT = [5, 6, 7, 8, 5]
@@ -159,6 +161,42 @@ def test_a_schema_that_is_none_is_refused(schema: str, asker: Asker) -> None:
 def test_what_cannot_be_asked_is_refused(options: dict[str, Any], says: str, asker: Asker) -> None:
     with pytest.raises(PromptError, match=says):
         asker.run(asker.answer(PROMPT, replace(greedy(), **options)))
+
+
+def test_a_schema_that_would_be_compiled_for_hours_is_refused(
+    asker: Asker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_schema, "COMPILE_S", 1.0)
+    patterns = [{"type": "string", "pattern": f".*{number}.*"} for number in range(60)]
+    began = time.monotonic()
+    with pytest.raises(PromptError, match="not compiled after 1 s"):
+        asker.run(asker.answer(PROMPT, greedy(json_schema=json.dumps({"allOf": patterns}))))
+    assert time.monotonic() - began < 5
+    with pytest.raises(PromptError, match="not compiled"):
+        asker.run(asker.answer(PROMPT, greedy(json_schema=json.dumps({"allOf": patterns}))))
+    assert time.monotonic() - began < 5, "remembered"
+    assert len(asker.greedy(PROMPT, 2).token_ids) == 2
+
+
+class PanicException(BaseException):
+    """What Rust code raises when it panics, by its name."""
+
+
+def test_a_library_that_panics_ends_one_answer(asker: Asker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def panic(*_: Any) -> None:
+        raise PanicException("index out of range")
+
+    monkeypatch.setattr("llguidance.numpy.fill_next_token_bitmask", panic)
+
+    async def ask() -> list[Any]:
+        asks = [asker.answer(PROMPT, greedy(20)), asker.answer(PROMPT, greedy(json_schema="{}"))]
+        return await asyncio.gather(*asks, return_exceptions=True)
+
+    plain, failed = asker.run(ask())
+    assert isinstance(failed, AnswerError)
+    assert plain.token_ids
+    monkeypatch.undo()
+    assert asker.run(asker.answer(PROMPT, greedy(json_schema='{"enum": [1]}'))).text == "1"
 
 
 @pytest.mark.parametrize("length", [1, 3, 40, 511])
