@@ -219,7 +219,7 @@ class Run:
                     restarted = False
                     shown = self._seen = True
                     if item.get("finish_reason") is not None:
-                        self._traffic.answered(version, failed=False)
+                        self._traffic.answered(version)
                         return True
             raise replica_lost()
         except ReplicaLostError as lost:
@@ -228,7 +228,7 @@ class Run:
             error, broken = refused, None
         failed, proven = error.status >= 500, self._traffic.proven(version)
         if broken is None:
-            self._traffic.answered(version, failed=failed)
+            self._traffic.refused(version, failed=failed)
         else:
             self._traffic.broke(version, broken, self._suspect)
             if self._suspect.guilty:

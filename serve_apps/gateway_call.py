@@ -21,7 +21,7 @@ from serve_apps.openai_errors import ApiError, body_too_large, too_many_tokens
 from serve_apps.openai_format import Format, Gathered, usage
 from serve_apps.openai_schema import CompletionRequest
 from serve_apps.openai_schema import Request as ModelRequest
-from serve_apps.request_body import read_body, read_json, sized
+from serve_apps.request_body import in_thread_if_large, read_body, read_json
 from serve_apps.request_fields import parse
 from serve_apps.request_log import current_record
 
@@ -49,7 +49,7 @@ class Call:
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
         async with self._deadline.enforced():
             body = await read_body(self._http, limit)
-            request = await sized(body, lambda: parse(self._kind, read_json(body)))
+            request = await in_thread_if_large(body, lambda: parse(self._kind, read_json(body)))
             self._record.stream = request.streamed
             version = await self._service.find(request.model, self._caller)
             self._record.app = request.model
@@ -70,7 +70,7 @@ class Call:
                 self._service.backend,
                 self._service.traffic,
                 request.model,
-                await sized(body, lambda: plan(request, self._record.engine_id())),
+                await in_thread_if_large(body, lambda: plan(request, self._record.engine_id())),
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),
             )

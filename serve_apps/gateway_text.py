@@ -28,7 +28,7 @@ from serve_apps.openai_errors import (
     too_long,
 )
 from serve_apps.openai_format import usage
-from serve_apps.request_body import read_body, read_json, sized
+from serve_apps.request_body import in_thread_if_large, read_body, read_json
 from serve_apps.request_fields import parse_fields
 from serve_apps.request_log import current_record
 from serve_apps.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
@@ -110,7 +110,7 @@ class TextCall:
         async with self._deadline.enforced():
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             body = await read_body(self._http, limit)
-            request = await sized(body, lambda: parse_fields(kind, read_json(body)))
+            request = await in_thread_if_large(body, lambda: parse_fields(kind, read_json(body)))
             version = await self._service.find(request.model, self._caller)
             record.app = request.model
             limits = version.spec.config.limits
@@ -142,7 +142,7 @@ class TextCall:
             return [task.result() for task in tasks]
 
         async def all_of() -> list[Result]:
-            requests = await sized(self._body, asks)
+            requests = await in_thread_if_large(self._body, asks)
             named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
             avoid: list[int] = []
             while True:
@@ -175,19 +175,24 @@ class TextCall:
         self, version: AppVersion, method: str, request: Mapping[str, Any], suspect: Suspect
     ) -> Result:
         request = {**request, "revision": version.revision}
+        traffic, runs = self._service.traffic, method == "embed"  # the others say nothing of the engine
         for retries_left in range(RETRIES, -1, -1):
             try:
                 result = await self._service.backend.ask(version.application, method, request)
                 raise_if_failed(result)
+                if runs:
+                    traffic.answered(version)
                 return result
             except ReplicaLostError as lost:
-                error = replica_lost()
-                if lost.broken is not None:
-                    self._service.traffic.broke(version, lost.broken, suspect)
-                if suspect.guilty:
-                    raise engines_broke() from lost
+                error, broken = replica_lost(), lost.broken
             except ApiError as refused:
-                error = refused
+                error, broken = refused, None
+            if broken is not None:
+                traffic.broke(version, broken, suspect)
+                if suspect.guilty:
+                    raise engines_broke()
+            elif runs:
+                traffic.refused(version, failed=error.status >= 500)
             if not (error.retry_elsewhere and retries_left):
                 raise error
         raise AssertionError("the last try returns or raises")

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from serve_apps.openai_errors import bad_request, body_too_large, too_slow, unsupported_media_type
 
-__all__ = ["ClientDisconnect", "read_body", "read_json", "sized"]
+__all__ = ["ClientDisconnect", "in_thread_if_large", "read_body", "read_json"]
 
 Result = TypeVar("Result")
 
@@ -57,7 +57,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     return b"".join(parts)
 
 
-async def sized(body: bytes, work: Callable[[], Result]) -> Result:
+async def in_thread_if_large(body: bytes, work: Callable[[], Result]) -> Result:
     """The result of what is done with a body, done in a thread where the body is large."""
     return work() if len(body) < LARGE_BYTES else await asyncio.to_thread(work)
 

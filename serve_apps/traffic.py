@@ -83,14 +83,15 @@ class Traffic:
         """Whether a version may be taken back for what it fails."""
         return any(v.on_trial and v.revision == version.revision for v in self.table.versions.get(app, ()))
 
-    def answered(self, version: AppVersion, *, failed: bool) -> None:
-        """A version has answered a request, or failed to while its engine was whole."""
-        key = _key(version)
-        if failed:
-            self._count(key, 1)
-        else:
-            self._requests[key] += 1
-            self._proven.add(key)
+    def answered(self, version: AppVersion) -> None:
+        """A version has answered a request."""
+        self._requests[_key(version)] += 1
+        self._proven.add(_key(version))
+
+    def refused(self, version: AppVersion, *, failed: bool) -> None:
+        """A version has refused a request, or failed to answer it while its engine was whole."""
+        self._requests[_key(version)] += 1
+        self._errors[_key(version)] += failed
 
     def broke(self, version: AppVersion, engine: str, suspect: Suspect) -> None:
         """An engine of a version broke while it answered a request: see `broken_engines`."""

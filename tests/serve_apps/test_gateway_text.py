@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import httpx
@@ -79,3 +80,16 @@ def test_a_wrong_request_is_refused(
     answer = post(StubGateway(), path, **{"model": "chat", **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["param"]) == (status, code, param)
+
+
+def test_embeddings_count_for_and_against_their_version_as_answers_do() -> None:
+    gateway = StubGateway()
+    assert post(gateway, "/v1/embeddings", model="chat", input=["a", "b"]).status_code == 200
+    assert post(gateway, "/v1/embeddings", model="chat", input="a " * 100).status_code == 400
+    assert post(gateway, "/tokenize", model="chat", prompt="a").status_code == 200
+    report = gateway.service.traffic.report()
+    assert (report["requests"], +Counter(report["errors"])) == ({"chat 0": 3}, {})
+    gateway.backend.breaks, gateway.backend.script = True, [0, None]
+    assert post(gateway, "/v1/embeddings", model="chat", input="a").status_code == 200
+    report = gateway.service.traffic.report()
+    assert (report["requests"], report["errors"]) == ({"chat 0": 2}, {"chat 0": 1})

@@ -150,6 +150,37 @@ def test_embeddings_tokens_and_structured_answers_come_over_http(
     assert refused.value.param == "response_format"
 
 
+def test_every_chat_says_how_it_ends(served: dict[str, Any]) -> None:
+    """Twenty-four at once, of a model whose tokens are bytes: most of them are a part of a character."""
+    client = openai.OpenAI(base_url=served["base_url"], api_key="none", max_retries=0)
+
+    def ask(seed: int) -> tuple[list[str | None], int]:
+        chunks = client.chat.completions.create(
+            model="one",
+            messages=[{"role": "user", "content": "鱼🎣"}],
+            max_tokens=40,
+            temperature=1,
+            seed=seed,
+            n=2,
+            stop=["ab"],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        *answers, last = list(chunks)
+        reasons: list[str | None] = [None, None]
+        for chunk in answers:
+            (choice,) = chunk.choices
+            assert reasons[choice.index] is None
+            reasons[choice.index] = choice.finish_reason
+        assert last.usage is not None
+        return reasons, last.usage.completion_tokens
+
+    with ThreadPoolExecutor(24) as pool:
+        for reasons, tokens in pool.map(ask, range(24)):
+            assert set(reasons) <= {"stop", "length"}
+            assert tokens >= (40 if "length" in reasons else 1)
+
+
 @pytest.mark.parametrize("app", ["one", "two"])
 def test_requests_that_leave_no_token_hurt_nobody(
     app: str, served: dict[str, Any], expected: dict[str, str]

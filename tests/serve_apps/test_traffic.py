@@ -77,8 +77,8 @@ def test_a_version_that_failed_a_request_is_avoided_where_there_is_another() -> 
 
 def test_what_was_counted_is_reported_once() -> None:
     traffic = Traffic()
-    traffic.answered(version(1), failed=False)
-    traffic.answered(version(1), failed=True)
+    traffic.answered(version(1))
+    traffic.refused(version(1), failed=True)
     traffic.first_token("chat", 0.5)
     report = traffic.report()
     assert report["requests"] == {"chat:1 1": 2}
@@ -129,3 +129,16 @@ def test_the_queue_is_bounded_by_what_is_there(least: int, replicas: int, capaci
     one = version(1, replicas=replicas)
     one = replace(one, spec=replace(one.spec, config=config))
     assert table(one).capacity("chat") == capacity
+
+
+def test_a_version_is_proven_by_an_answer_until_it_is_gone() -> None:
+    traffic = Traffic()
+    traffic.take_over(table(version(1), version(2)))
+    for number in (1, 2):
+        traffic.refused(version(number), failed=False)
+    assert not traffic.proven(version(1))
+    traffic.answered(version(1))
+    traffic.take_over(table(version(1), number=2))
+    assert [traffic.proven(version(number)) for number in (1, 2)] == [True, False]
+    traffic.take_over(table(version(2), number=3))
+    assert not traffic.proven(version(1))
