@@ -121,7 +121,7 @@ def test_a_request_that_takes_too_long_is_ended(stream: bool) -> None:
 
 def test_a_stream_that_takes_too_long_says_so_in_the_stream() -> None:
     async def go() -> None:
-        gateway = StubGateway(request_timeout_s=0.05)
+        gateway = StubGateway(request_timeout_s=0.5)
         gateway.backend.gate.clear()
         gateway.backend.tokens_before_gate = 2
         async with gateway.client() as http:
