@@ -39,10 +39,9 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _stop_at_the_first_unknown_field(cls, document: Any) -> Any:
-        if isinstance(document, dict):
-            unknown = next((name for name in document if name not in cls.model_fields), None)
-            if unknown is not None:
-                raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
+        if isinstance(document, dict) and not document.keys() <= (known := cls.model_fields).keys():
+            unknown = next(name for name in document if name not in known)
+            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
         return document
 
 

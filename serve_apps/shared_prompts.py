@@ -26,6 +26,8 @@ async def tokenized_once(
     Raises:
         ApiError: a text does not fit in the model's context, or cannot be tokenized.
     """
+    if len(requests) == 1:
+        return list(requests)
     sharing: defaultdict[int, list[int]] = defaultdict(list)
     for number, request in enumerate(requests):
         # `plan` gives all answers to one prompt the same object.
