@@ -1,6 +1,6 @@
 """JSON schemas that answers keep to: what every engine takes, and what none does.
 
-A schema of a few hundred bytes can take the library that compiles it hours, whatever bounds it is given, and
+A schema of a few hundred bytes can take the library that compiles it many minutes, whatever its bounds, and
 no thread can be stopped. So each is compiled in a process of its own first, which ends when its time is over.
 """
 

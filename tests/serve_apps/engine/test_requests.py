@@ -163,7 +163,7 @@ def test_what_cannot_be_asked_is_refused(options: dict[str, Any], says: str, ask
         asker.run(asker.answer(PROMPT, replace(greedy(), **options)))
 
 
-def test_a_schema_that_would_be_compiled_for_hours_is_refused(
+def test_a_schema_that_would_be_compiled_for_minutes_is_refused(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(json_schema, "COMPILE_S", 1.0)
