@@ -44,7 +44,7 @@ async def tokenized_once(
 
 
 async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, Any]) -> list[int] | None:
-    """The tokens of a request's prompt; None where its replica was lost, which the answers will survive."""
+    """The tokens of a request's prompt; None where its replica failed, which the answers may survive."""
     asked = {name: request[name] for name in ("prompt", "messages", "tools") if name in request}
     named = {"request_id": f"{request['request_id']}-tokens", "revision": version.revision, **asked}
     try:
@@ -53,7 +53,7 @@ async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, A
     except ReplicaLostError:
         return None
     except ApiError as error:
-        if error.retry_elsewhere:
+        if error.status >= 500:
             return None
         raise
     tokens: list[int] = result["tokens"]

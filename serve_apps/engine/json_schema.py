@@ -38,6 +38,8 @@ def grammar_of(json_schema: str) -> str:
 
 
 def _compiled(json_schema: str) -> dict[str, str]:
+    """What the compiler says. That it came to no end is raised, since it may be the machine's load: what is
+    raised is not remembered."""
     command = [sys.executable, "-P", "-X", "utf8", schema_compiler.__file__]
     try:
         done = subprocess.run(
@@ -45,11 +47,13 @@ def _compiled(json_schema: str) -> dict[str, str]:
         )
         compiled: dict[str, str] = json.loads(done.stdout)
         return compiled
-    except subprocess.TimeoutExpired:
-        return {"error": f"the JSON schema cannot be kept to: it was not compiled after {COMPILE_S:g} s"}
-    except (subprocess.CalledProcessError, ValueError):
+    except subprocess.TimeoutExpired as error:
+        why = f"it was not compiled after {COMPILE_S:g} s"
+        raise PromptError(f"the JSON schema cannot be kept to: {why}", "json_schema") from error
+    except (subprocess.CalledProcessError, ValueError) as error:
         # It takes more memory than it may, or finds a mistake of the library's.
-        return {"error": "the JSON schema cannot be kept to: it is too large to be compiled"}
+        why = "it is too large to be compiled"
+        raise PromptError(f"the JSON schema cannot be kept to: {why}", "json_schema") from error
 
 
 _remembered = lru_cache(REMEMBERED)(_compiled)

@@ -221,7 +221,8 @@ class VllmEngine:
         except EngineGenerateError as error:
             # vLLM itself lives on, and so do the others' answers.
             why = f"vLLM failed: {error.__cause__ or error}"
-            queue.put_nowait(EngineError(why) if self._vllm.errored else AnswerError(why, own_fault=False))
+            lives = self._vllm is not None and not self._vllm.errored
+            queue.put_nowait(AnswerError(why, own_fault=False) if lives else EngineError(why))
         except ValueError as error:
             # What vLLM itself finds wrong with a request.
             queue.put_nowait(PromptError(str(error)))

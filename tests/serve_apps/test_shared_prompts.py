@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_apps.openai_errors import ApiError
 from serve_apps.shared_prompts import LONG_CHARACTERS
 from tests.serve_apps.stub_gateway import CONTEXT_LENGTH, StubGateway
 
@@ -55,6 +56,19 @@ def test_one_that_fits_nowhere_is_refused_once(path: str) -> None:
 def test_it_survives_the_loss_of_the_replica_that_was_to_tokenize_it(lost: list[int | None]) -> None:
     gateway = StubGateway(queue=200)
     gateway.backend.script = lost
+    answer = post(gateway, COMPLETIONS, n=2, **asked(FITS, COMPLETIONS))
+    assert [choice["text"] for choice in answer.json()["choices"]] == [" 0 1", " 0 1"]
+
+
+def test_a_failure_to_tokenize_it_is_left_to_its_answers_which_know_other_versions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gateway = StubGateway(queue=200)
+
+    async def fail(application: str, method: str, request: Any) -> Any:
+        raise ApiError(500, "the replica failed", kind="server_error")
+
+    monkeypatch.setattr(gateway.backend, "ask", fail)
     answer = post(gateway, COMPLETIONS, n=2, **asked(FITS, COMPLETIONS))
     assert [choice["text"] for choice in answer.json()["choices"]] == [" 0 1", " 0 1"]
 

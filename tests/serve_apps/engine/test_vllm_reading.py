@@ -1,0 +1,57 @@
+"""How one request of vLLM's ends when vLLM fails it, with vLLM's own exceptions played."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
+from serve_apps.engine.vllm_engine import VllmEngine
+
+
+class EngineGenerateError(Exception):
+    pass
+
+
+class EngineDeadError(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("vllm", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.exceptions")
+    modules = {name: ModuleType(name) for name in names}
+    vars(modules[names[-1]]).update(EngineGenerateError=EngineGenerateError, EngineDeadError=EngineDeadError)
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "raised", "told"),
+    [
+        (SimpleNamespace(errored=False), EngineGenerateError, AnswerError),
+        (SimpleNamespace(errored=True), EngineGenerateError, EngineError),
+        (None, EngineGenerateError, EngineError),  # the engine was stopped meanwhile
+        (SimpleNamespace(errored=True), EngineDeadError, EngineError),
+    ],
+)
+def test_its_reader_learns_of_every_failure(
+    vllm: Any, raised: type[Exception], told: type[Exception]
+) -> None:
+    async def outputs() -> AsyncIterator[Any]:
+        raise raised
+        yield
+
+    async def go() -> None:
+        engine = VllmEngine(EngineConfig("/nowhere"))
+        engine._vllm = vllm
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        await engine._read(outputs(), queue)
+        assert type(queue.get_nowait()) is told
+
+    asyncio.run(go())
