@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import signal
 import threading
@@ -22,6 +21,7 @@ from train_jobs.errors import RankError, ScriptError
 from train_jobs.loop import Reporter
 from train_jobs.progress import Progress
 from train_jobs.rank_link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
+from train_jobs.rank_stacks import write_stacks_when_asked
 from train_jobs.rendezvous import open_store, reach_store, use_interface_of
 from train_jobs.script import ScriptProcess, torchrun_environment
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
@@ -65,9 +65,7 @@ def _go_with(worker: Worker) -> None:
 
 def _be_watched(worker: Worker, progress: Progress, hang_timeout_s: float) -> None:
     """Let the worker see whether this process still gets on, and where it is when it does not."""
-    stacks = os.memfd_create("stacks")  # a file that is gone with the process
-    faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
-    worker.watch(os.getpid(), stacks)
+    worker.watch(os.getpid(), write_stacks_when_asked())
     period = min(_HEARTBEAT_S, hang_timeout_s / _HEARTBEATS_PER_TIMEOUT)
 
     def beat() -> None:

@@ -73,7 +73,7 @@ class Worker(Protocol):
         """Watch this process from now on.
 
         Args:
-            stacks: the file descriptor to which it writes the stacks of its threads at a SIGUSR1.
+            stacks: what `write_stacks_when_asked` returned in it.
         """
 
     def progress(self, heartbeat: Heartbeat) -> None: ...

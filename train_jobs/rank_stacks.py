@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import re
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
+_MAIN_THREAD, _ALL_THREADS = signal.SIGUSR1, signal.SIGUSR2
+"""What asks a process for the stack of its main thread, and for all of them."""
 _DUMP_TIMEOUT_S = 3.0
 _LOOK_S = 0.02
 _THREAD = re.compile(r"[Tt]hread 0x")
@@ -22,6 +26,7 @@ _WAITING = {
     "train_jobs/loop.py": ("_totals",),  # a collective of a GPU is waited for where its result is read
 }
 """Other functions in which a rank waits for its peers, by file."""
+_NO_STACK = "no stack could be had: the process does not even answer a signal"
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -32,16 +37,28 @@ _STATES = {
 }
 
 
+def write_stacks_when_asked() -> int:
+    """Let this process write its stacks into a file of its own when a `RankStacks` asks for them.
+
+    Returns:
+        The file's descriptor in this process; the file is gone with it.
+    """
+    file = os.memfd_create("stacks")
+    faulthandler.register(_MAIN_THREAD, file, all_threads=False)
+    faulthandler.register(_ALL_THREADS, file, all_threads=True)
+    return file
+
+
 class RankStacks:
-    """A process that writes its stacks into a file of its own at a SIGUSR1 (faulthandler).
+    """A process that has called `write_stacks_when_asked`.
 
     Args:
-        descriptor: of that file, in the process.
+        descriptor: what that returned there.
     """
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
-        self._file = Path(f"/proc/{pid}/fd/{descriptor}")
+        self._path = Path(f"/proc/{pid}/fd/{descriptor}")
 
     def state(self) -> str:
         """What the kernel says of it, in words."""
@@ -58,36 +75,48 @@ class RankStacks:
     def dump(self) -> str:
         """The stacks of all threads, the most recent call first; also of a process that is stopped.
 
-        What stopped it is undone for that: the process is about to be killed.
+        What stopped it is undone for that, and it may die of it: the process is about to be killed.
         """
-        text, written = "", len(self._written())
+        with ExitStack() as opened:
+            try:
+                file = opened.enter_context(self._path.open("rb"))
+            except OSError:
+                return _NO_STACK
+            # The other threads run on while the main one looks at theirs, and now and then that ends the
+            # process (SIGSEGV in CPython 3.11). What a thread says of itself is safe, so it is asked first.
+            main, ended = self._ask(_MAIN_THREAD, file)
+            if ended:
+                every, ended = self._ask(_ALL_THREADS, file)
+                return every if ended else main
+        return main or _NO_STACK
+
+    def _ask(self, number: int, file: BinaryIO) -> tuple[str, bool]:
+        """What the process writes at this signal, and whether it came to the end of it."""
+        file.seek(0, os.SEEK_END)
+        start, text = file.tell(), b""
         deadline = time.monotonic() + _DUMP_TIMEOUT_S
-        _signal_main_thread(self.pid, signal.SIGUSR1)
+        _signal_main_thread(self.pid, number)
         with suppress(OSError):
             os.kill(self.pid, signal.SIGCONT)
         while time.monotonic() < deadline:
             time.sleep(_LOOK_S)
             # Looked at in this order: what has begun and is in its handler no more has ended.
-            ended = bool(text) and not self._is_in_handler()
-            text = self._written()[written:] or text
-            if ended or self.state() in ("gone", _STATES["Z"]):
-                break
-        return text or "no stack could be had: the process does not even answer a signal"
+            ended = bool(text) and not self._is_in_handler(number)
+            dead = self.state() in ("gone", _STATES["Z"])
+            file.seek(start)
+            text = file.read()
+            if ended or dead:
+                return text.decode(errors="replace"), ended
+        return text.decode(errors="replace"), False
 
-    def _written(self) -> str:
-        try:
-            return self._file.read_text(errors="replace")
-        except OSError:
-            return ""
-
-    def _is_in_handler(self) -> bool:
-        """Whether the main thread is in the handler of SIGUSR1: the kernel blocks a signal meanwhile."""
+    def _is_in_handler(self, number: int) -> bool:
+        """Whether the main thread is in the handler of a signal: the kernel blocks it meanwhile."""
         try:
             status = Path(f"/proc/{self.pid}/status").read_text()
         except OSError:
             return False
         blocked = next(line for line in status.splitlines() if line.startswith("SigBlk:"))
-        return bool(int(blocked.split()[1], 16) & 1 << (signal.SIGUSR1 - 1))
+        return bool(int(blocked.split()[1], 16) & 1 << (number - 1))
 
     def kill(self) -> None:
         with suppress(OSError):

@@ -215,9 +215,10 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert "in _step" in waiting
     assert waits_for_others(waiting), waiting
     assert "loop.py" in ranks[1].stacks.dump()  # wherever it stood in that moment
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    assert {server.answer()["code"], server.answer()["code"]} == {-signal.SIGKILL}
+    for rank in ranks:
+        rank.stacks.kill()
+    # One whose other threads ran while they were looked at may have died of that.
+    assert {server.answer()["code"], server.answer()["code"]} <= {-signal.SIGKILL, -signal.SIGSEGV}
 
 
 def test_ranks_are_gone_with_the_server_even_those_that_are_stopped(tmp_path: Path) -> None:

@@ -75,9 +75,9 @@ def test_no_stack_is_no_excuse() -> None:
 
 
 SLEEPER = """
-import faulthandler, os, signal, threading, time
-stacks = os.memfd_create("stacks")
-faulthandler.register(signal.SIGUSR1, stacks, all_threads=True)
+import threading, time
+from train_jobs.rank_stacks import write_stacks_when_asked
+stacks = write_stacks_when_asked()
 def deep(calls):
     return deep(calls - 1) if calls else time.sleep(600)
 for _ in range(30):
@@ -122,6 +122,30 @@ def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
     assert process.wait(5) == -signal.SIGKILL
     assert stacks.state() == "gone"
     assert stacks.dump().startswith("no stack could be had")
+
+
+DIES_WHEN_LOOKED_AT = """
+import os, signal, time
+from train_jobs.rank_stacks import write_stacks_when_asked
+stacks = write_stacks_when_asked()
+signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+def where_it_hangs():
+    print(stacks, flush=True)
+    time.sleep(600)
+where_it_hangs()
+"""
+
+
+def test_the_main_threads_stack_is_had_of_a_process_that_dies_when_the_others_are_looked_at() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", DIES_WHEN_LOOKED_AT], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        stacks = RankStacks(process.pid, int(process.stdout.readline()))
+        dump = stacks.dump()
+    assert process.returncode == -signal.SIGUSR2
+    assert "where_it_hangs" in dump
+    assert not waits_for_others(dump)
 
 
 def test_stacks_are_had_whole_of_a_process_that_hardly_gets_to_run(
