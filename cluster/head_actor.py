@@ -8,7 +8,7 @@ from typing import Any
 import ray
 
 from cluster.errors import ShoalError
-from cluster.nodes import HEAD_RESOURCE
+from cluster.ray_private import HEAD_RESOURCE
 
 START_TIMEOUT_S = 60.0
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.ray_private import available_resources_by_node
+from cluster.ray_private import HEAD_RESOURCE, available_resources_by_node
 
 NODE_LABEL = "shoal.io/node"
 ACCELERATOR_LABEL = "shoal.io/accelerator"
-HEAD_RESOURCE = "node:__internal_head__"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,9 @@
-"""The private functions of Ray that the cluster package needs; a test for each fails when Ray changes it."""
+"""What is private in Ray and the cluster package needs; a test for each fails when Ray changes it."""
 
 from __future__ import annotations
+
+HEAD_RESOURCE = "node:__internal_head__"
+"""The resource that the head has, and no other node."""
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

@@ -20,7 +20,8 @@ from cluster.connection import ClusterRecord, connect, disconnect
 from cluster.errors import ShoalError
 from cluster.providers import PROVIDERS
 from cluster.storage import Storage
-from infra.cli.follow import View, follow
+from infra.job_logs import follow
+from infra.job_view import JobView
 from train_jobs.listing import result_of, run_of
 from train_jobs.run_log import RunSummary
 from train_jobs.submission import Submissions, new_job_id
@@ -35,7 +36,7 @@ CLIENTS = 8
 
 
 @dataclass
-class Step:
+class TourStep:
     """One step of the tour, as the result lists it."""
 
     name: str
@@ -45,12 +46,12 @@ class Step:
 
 
 @dataclass
-class Report:
+class QuickstartReport:
     """The outcome of a quickstart."""
 
     ok: bool = False
     seconds: float = 0.0
-    steps: list[Step] = field(default_factory=list)
+    steps: list[TourStep] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -104,7 +105,7 @@ def adapt(text: str, cluster_name: str) -> str:
     return out.getvalue()
 
 
-class Killer(View):
+class Killer(JobView):
     """Watches a job, and kills one of its workers with SIGKILL when the job is half-way."""
 
     def __init__(self, steps: int, say: Callable[[str], None]) -> None:
@@ -147,10 +148,10 @@ class Quickstart:
         self.directory = directory
         self.say = say
         self.keep = keep
-        self.report = Report()
+        self.report = QuickstartReport()
         self.config_path = directory / "shoal.yaml"
 
-    def run(self) -> Report:
+    def run(self) -> QuickstartReport:
         """All steps until one fails; the cluster is down at the end unless it is kept.
 
         Whatever happens, Ctrl-C included, no process stays behind.
@@ -166,7 +167,7 @@ class Quickstart:
                 with self._step("stop the cluster") as step:
                     self._down(step)
         except BaseException:
-            self._down(Step("stop the cluster"))
+            self._down(TourStep("stop the cluster"))
             raise
         self.report.ok = all(step.ok for step in self.report.steps)
         self.report.seconds = round(time.monotonic() - began, 1)
@@ -195,8 +196,8 @@ class Quickstart:
             disconnect()
 
     @contextmanager
-    def _step(self, name: str) -> Iterator[Step]:
-        step = Step(name)
+    def _step(self, name: str) -> Iterator[TourStep]:
+        step = TourStep(name)
         self.report.steps.append(step)
         self.say(f"── {name}")
         began = time.monotonic()
@@ -212,7 +213,7 @@ class Quickstart:
 
     # -- the cluster ------------------------------------------------------------------------------------
 
-    def _write_config(self, step: Step) -> LoadedConfig:
+    def _write_config(self, step: TourStep) -> LoadedConfig:
         write_template(self.directory)
         # A name of its own: the tour must not meet a cluster that somebody uses.
         text = adapt(self.config_path.read_text(), f"quickstart-{os.getpid()}")
@@ -220,13 +221,13 @@ class Quickstart:
         step.detail = str(self.config_path)
         return load_config(self.config_path)
 
-    def _up(self, loaded: LoadedConfig, step: Step) -> ClusterRecord:
+    def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
         record = PROVIDERS[cluster.provider]().up(cluster, loaded.path, self.say).record
         step.detail = f"{len(record.nodes)} nodes; Ray dashboard at {record.dashboard_url}"
         return record
 
-    def _down(self, step: Step) -> None:
+    def _down(self, step: TourStep) -> None:
         if not self.config_path.exists():
             return
         loaded = load_config(self.config_path, across=False)
@@ -289,7 +290,7 @@ class Quickstart:
             losses.setdefault(metric["step"], []).append(metric["loss"])
         return {step: len(set(seen)) == 1 for step, seen in losses.items() if len(seen) > 1}
 
-    def _check_evaluation(self, result: dict[str, Any], step: Step) -> None:
+    def _check_evaluation(self, result: dict[str, Any], step: TourStep) -> None:
         evaluation = result["evaluation"]
         require(evaluation is not None, "nothing was evaluated")
         step.detail = (
@@ -297,7 +298,7 @@ class Quickstart:
             f"over {evaluation['tokens']} tokens, each once"
         )
 
-    def _check_model(self, result: dict[str, Any], step: Step) -> None:
+    def _check_model(self, result: dict[str, Any], step: TourStep) -> None:
         from cluster.registry import Registry
 
         require(result["model"] is not None, "nothing was published")
@@ -309,8 +310,8 @@ class Quickstart:
 
     # -- serving ----------------------------------------------------------------------------------------
 
-    def _serve(self, loaded: LoadedConfig, step: Step) -> str:
-        from serve_apps.app import deploy
+    def _serve(self, loaded: LoadedConfig, step: TourStep) -> str:
+        from serve_apps.commands import deploy
 
         served = deploy(loaded.resolved, [APP], say=self.say)
         (row,) = served["apps"]
@@ -322,7 +323,7 @@ class Quickstart:
         )
         return str(served["base_url"])
 
-    def _ask(self, base_url: str, step: Step) -> None:
+    def _ask(self, base_url: str, step: TourStep) -> None:
         """One streamed completion, asked as any OpenAI client asks."""
         text, first_s, began = "", 0.0, time.monotonic()
         body = {"model": APP, "prompt": PROMPT, "max_tokens": 48, "temperature": 0, "stream": True}
@@ -357,14 +358,14 @@ class Quickstart:
         Submissions(record).submit(storage, job, ELASTIC_JOB, config, job, loaded.base)
         return job
 
-    def _share(self, record: ClusterRecord, job: str, base_url: str, step: Step) -> None:
+    def _share(self, record: ClusterRecord, job: str, base_url: str, step: TourStep) -> None:
         """An elastic job takes what is idle, gives a device to the app under load, and takes it back."""
-        from infra.bench.course import between, fall, lost_and_repeated, rise
-        from infra.bench.give_and_take import GiveAndTake, logs_of
-        from infra.bench.load import Load
+        from infra.lab.bench.course import between, fall, lost_and_repeated, rise
+        from infra.lab.bench.give_and_take import GiveAndTake, logs_of
+        from infra.lab.bench.load import SteadyLoad
         from serve_apps.status import app_statuses
 
-        load = Load(base_url, APP, PROMPT, CLIENTS, max_tokens=64)
+        load = SteadyLoad(base_url, APP, PROMPT, CLIENTS, max_tokens=64)
         try:
             with load:
                 sharing = GiveAndTake(run_of(Storage(record.storage), job), load, low=0, high=CLIENTS)

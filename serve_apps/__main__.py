@@ -32,7 +32,7 @@ def _serve(options: argparse.Namespace) -> int:
 
     import ray
 
-    from serve_apps.app import deploy
+    from serve_apps.commands import deploy
 
     ray.init(namespace="shoal", log_to_driver=False)
     result = deploy(loaded.resolved, options.names, say=lambda text: print(text, file=sys.stderr))

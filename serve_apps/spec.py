@@ -15,6 +15,10 @@ DEPLOYMENT = "replica"
 """The Serve deployment inside every app's application."""
 GATEWAY = "gateway"
 """The Serve application (and deployment) of the gateway; no app can have this name."""
+CONTROLLER = "shoal-apps"
+"""Name of the actor that is the apps' controller, for those who call it from other processes."""
+NAMESPACE = "shoal"
+"""Ray's namespace of that actor."""
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/run_log.py": "times of events",
     "train_jobs/listing.py": "how long a job has run, beside the times of its events",
     "train_jobs/submission.py": "names of jobs",
-    "serve_apps/request_log.py": "times of requests",
-    "serve_apps/gateway_call.py": "`created` of an answer",
-    "serve_apps/gateway_access.py": "`Retry-After`, of a library that counts by the wall clock",
+    "serve_apps/http/record.py": "times of requests",
+    "serve_apps/gateway/call.py": "`created` of an answer",
+    "serve_apps/gateway/access.py": "`Retry-After`, of a library that counts by the wall clock",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
-    "serve_apps/replica.py": "when a replica started and was ready, as events have it",
+    "serve_apps/replica/deployment.py": "when a replica started and was ready, as events have it",
     # What is told across restarts and machines, which share no other clock. A jump may let a node
     # be trusted an hour early or late; a rollout's trial or the hold on a checkpoint may end so too.
     "cluster/sharing/broker.py": "when failures of nodes were, which outlive the broker",

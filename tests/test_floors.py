@@ -1,8 +1,9 @@
-"""The house keeps its floors: imports run downwards only, and nothing private of Ray is used in the open."""
+"""The house keeps its floors and rooms: imports run downwards, and what is private of others sits apart."""
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,33 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FLOORS = {"cluster": 0, "train_jobs": 1, "serve_apps": 1, "infra": 2}
+ROOMS: dict[str, list[set[str]]] = {
+    "serve_apps": [
+        {"spec", "models"},
+        {"engine", "tokens", "routing"},
+        {"openai"},
+        {"http", "replica"},
+        {"controller"},
+        {"gateway"},
+        {"status", "commands"},
+        {"batch"},
+        {"__main__"},
+    ],
+    "infra": [{"job_view", "job_logs"}, {"lab"}, {"quickstart"}, {"cli"}],
+}
+"""By floor, from below: rooms, and files beside them. Rooms of one set do not import each other."""
 SOURCES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
+PAGES = [
+    ROOT / "README.md",
+    *(page for floor in FLOORS for page in sorted((ROOT / floor).rglob("README.md"))),
+]
 PRIVATE_SAYS_SO = "private"
-"""A file that uses what is private of Ray says so in its docstring."""
+"""A file that uses what is private of Ray or uvicorn says so in its docstring."""
+OTHERS = ("ray", "uvicorn")
+INNER_CLASSES = {"HttpToolsProtocol", "H11Protocol", "RequestResponseCycle"}
+"""Classes of uvicorn whose attributes no document promises; whoever derives from one uses what is private."""
+INNER_NAMES = ("SERVE_REPLICA", "SERVE_CONTROLLER", "SERVE_PROXY", "ServeReplica:", "node:__internal")
+"""How Ray names its own things: who looks for one in a text relies on what no document promises."""
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -42,50 +67,91 @@ def attributes(tree: ast.AST) -> Iterator[str]:
     yield from (name for name in names if name is not None)
 
 
-def violations(package: str, source: str) -> list[str]:
-    """What a file of `package` imports against the floors."""
+def storey(floor: str, room: str) -> int:
+    """How high a room of a floor lies, or a file beside the rooms."""
+    for number, rooms in enumerate(ROOMS[floor]):
+        if room in rooms:
+            return number
+    raise AssertionError(f"{floor}/{room} has no place in ROOMS yet")
+
+
+def violations(place: str, source: str) -> list[str]:
+    """What a file at `place` (`floor.room.file`) imports against the floors and rooms."""
     found = []
+    floor, *rest = place.split(".")
     for module in imported_modules(ast.parse(source)):
-        other = module.split(".")[0]
-        if other in FLOORS and other != package and FLOORS[other] >= FLOORS[package]:
+        other, *inside = module.split(".")
+        if other in FLOORS and other != floor and FLOORS[other] >= FLOORS[floor]:
             found.append(module)
+        elif other == floor in ROOMS and inside and rest and inside[0] != rest[0]:
+            of_files = len(rest) == 1 and not (ROOT / floor / inside[0]).is_dir()
+            allowed = storey(floor, rest[0]) - (0 if of_files else 1)
+            if storey(floor, inside[0]) > allowed:
+                found.append(module)
     return found
 
 
-def private_of_ray(source: str) -> list[str]:
-    """What a file uses of Ray that begins with an underscore."""
+def private_of_others(source: str) -> list[str]:
+    """What a file uses of Ray or uvicorn that is private: by its name, or where no document promises it."""
     tree = ast.parse(source)
     names = [*imported_modules(tree), *attributes(tree)]
-    return [
+    by_name = [
         name
         for name in names
-        if name.split(".")[0] == "ray" and any(part.startswith("_") for part in name.split("."))
+        if name.split(".")[0] in OTHERS and any(part.startswith("_") for part in name.split("."))
     ]
+    bases = [dotted(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
+    derived = [base for base in bases if base is not None and base.split(".")[-1] in INNER_CLASSES]
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    spelled = [text for text in texts if isinstance(text, str) and text.startswith(INNER_NAMES)]
+    return [*by_name, *derived, *spelled]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_run_downwards_only(path: Path) -> None:
-    assert violations(path.relative_to(ROOT).parts[0], path.read_text()) == []
+    place = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    assert violations(place.removesuffix(".__init__"), path.read_text()) == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_private_of_ray_sits_in_files_that_say_so(path: Path) -> None:
+def test_what_is_private_of_others_sits_in_files_that_say_so(path: Path) -> None:
     source = path.read_text()
-    if private_of_ray(source):
+    if private_of_others(source):
         docstring = ast.get_docstring(ast.parse(source)) or ""
-        assert PRIVATE_SAYS_SO in docstring, private_of_ray(source)
+        assert PRIVATE_SAYS_SO in docstring, private_of_others(source)
+
+
+@pytest.mark.parametrize("floor", ["serve_apps", "infra"])
+def test_a_class_has_a_name_of_its_own(floor: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for path in SOURCES if path.relative_to(ROOT).parts[0] in (floor, "serve_apps")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
 def test_the_rules_see_what_they_forbid() -> None:
-    assert violations("cluster", "def f():\n    from train_jobs.loop import StepLoop")
-    assert violations("serve_apps", "import train_jobs")
-    assert violations("train_jobs", "from serve_apps import app")
-    assert violations("cluster", "import infra.cli.main")
-    assert not violations("infra", "import cluster, train_jobs.loop\nfrom serve_apps import app")
-    assert private_of_ray("from ray._private.state import x")
-    assert private_of_ray("import ray\nray._private.worker.f()")
-    assert private_of_ray("from ray.serve._private import y")
-    assert not private_of_ray("import ray\nray.get(x)\nself._ray.thing\nray.remote(_Mine).remote()")
+    assert violations("cluster.nodes", "def f():\n    from train_jobs.loop import StepLoop")
+    assert violations("serve_apps.commands", "import train_jobs")
+    assert violations("train_jobs.loop", "from serve_apps import commands")
+    assert violations("cluster.nodes", "import infra.cli.main")
+    assert not violations(
+        "infra.cli.main", "import cluster, train_jobs.loop\nfrom serve_apps import commands"
+    )
+    assert violations("serve_apps.engine.config", "from serve_apps.replica.fit import fit")
+    assert violations("serve_apps.http.server", "from serve_apps import gateway")
+    assert violations("serve_apps.http.server", "import serve_apps.replica.fit")
+    assert violations("serve_apps.spec", "from serve_apps.engine.protocol import Engine")
+    assert not violations("serve_apps.models", "from serve_apps.spec import AppSpec")
+    assert not violations("serve_apps.gateway.call", "from serve_apps.http.body import read_body")
+    assert private_of_others("from ray._private.state import x")
+    assert private_of_others("import ray\nray._private.worker.f()")
+    assert private_of_others("from ray.serve._private import y")
+    assert private_of_others("import uvicorn\nuvicorn.main._x()")
+    assert private_of_others("from uvicorn.x import HttpToolsProtocol\nclass C(HttpToolsProtocol): ...")
+    assert private_of_others("def f(name):\n    return name.partition('SERVE_REPLICA::')")
+    assert not private_of_others("import ray\nray.get(x)\nself._ray.thing\nray.remote(_Mine).remote()")
 
 
 def test_the_top_level_of_the_repository_holds_what_it_should() -> None:
@@ -95,3 +161,13 @@ def test_the_top_level_of_the_repository_holds_what_it_should() -> None:
         name for name in tracked - allowed if not name.endswith(".egg-info") and name not in ("build", "dist")
     }
     assert extra == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text()
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in link]
+    assert [link for link in links if not (page.parent / link).exists()] == []
+    files = re.findall(r"`([\w/]+\.py)`", text)
+    there = [f"/{path.relative_to(ROOT)}" for path in (*SOURCES, *(ROOT / "tests").rglob("*.py"))]
+    assert [file for file in files if not any(path.endswith(f"/{file}") for path in there)] == []

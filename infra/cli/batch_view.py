@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from serve_apps.batch.progress import Progress, View
 
 
-class BarView(View):
+class BatchBar(View):
     """The view on a terminal: rows done, speed and failures."""
 
     def __init__(self, title: str) -> None:
@@ -50,4 +50,4 @@ class BarView(View):
 
 def view_for(title: str) -> View:
     """A bar on a terminal, lines elsewhere."""
-    return BarView(title) if sys.stderr.isatty() else View()
+    return BatchBar(title) if sys.stderr.isatty() else View()

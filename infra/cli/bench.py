@@ -23,7 +23,7 @@ from infra.cli.common import (
 
 if TYPE_CHECKING:
     from cluster.config import TrainJobConfig
-    from infra.bench.scaling import Row
+    from infra.lab.bench.scaling import ScalingRow
 
 
 def register(app: typer.Typer) -> None:
@@ -78,8 +78,8 @@ def train(
 
     from cluster.connection import require_record
     from cluster.storage import Storage
-    from infra.bench.scaling import Trial, document, order, table, unit_of
     from infra.cli.train import follow_job
+    from infra.lab.bench.scaling import ScalingRun, document, order, table, unit_of
     from train_jobs.submission import Submissions, new_job_id
 
     record = require_record(loaded.config.cluster.name)
@@ -92,10 +92,10 @@ def train(
         result = follow_job(submissions, storage, job, job)
         if result["status"] != "succeeded" or result["totals"] is None:
             raise ShoalError(f"{strategy} with {count} workers {result['status']}: {result['error']}")
-        trials.append(Trial(strategy, count, result["totals"]))
+        trials.append(ScalingRun(strategy, count, result["totals"]))
     rows = table(trials)
     if plot is not None:
-        from infra.bench.plot import draw
+        from infra.lab.bench.plot import draw
 
         draw(rows, unit_of(trials), f"{name}, {steps} steps", plot)
     if as_json:
@@ -113,7 +113,7 @@ def _counts(text: str) -> list[int]:
     return sorted({int(part) for part in parts})
 
 
-def _print_table(rows: list[Row], unit: str) -> None:
+def _print_table(rows: list[ScalingRow], unit: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -13,7 +13,7 @@ from infra.cli.common import INTERRUPTED, JsonOption, print_json, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infra.faults.report import Row
+    from infra.lab.faults.report import FaultRow
 
 
 def faults(
@@ -26,7 +26,7 @@ def faults(
     as_json: JsonOption = False,
 ) -> None:
     """Break things for real, on a cluster of its own, and measure how jobs go on."""
-    from infra.faults.report import chosen, document, run
+    from infra.lab.faults.report import chosen, document, run
 
     scenarios = chosen(names or ())
     if listing:
@@ -41,7 +41,7 @@ def faults(
             left_out = f" (not here: {each['skipped']})" if each["skipped"] else ""
             typer.echo(f"{each['name']}: {each['what']}{left_out}")
         return
-    rows: list[Row] = []
+    rows: list[FaultRow] = []
     interrupted = False
     with redirect_stdout(sys.stderr):  # Ray prints there that its nodes have died
         try:
@@ -62,12 +62,12 @@ def faults(
         raise typer.Exit(1)
 
 
-def _print_table(rows: Sequence[Row]) -> None:
+def _print_table(rows: Sequence[FaultRow]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from infra.faults.report import HEADINGS, table
+    from infra.lab.faults.report import HEADINGS, table
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     words = {"scenario", "from", "class"}

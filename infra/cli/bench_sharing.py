@@ -12,9 +12,9 @@ from infra.cli.common import JsonOption, print_json, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infra.simulator.costs import Costs
-    from infra.simulator.jobs import Trace
-    from infra.simulator.report import Figures
+    from infra.lab.simulator.costs import Costs
+    from infra.lab.simulator.jobs import Trace
+    from infra.lab.simulator.report import Figures
 
 _SIMULATION = "With --simulate"
 _TRACE = "With --simulate: the trace"
@@ -151,10 +151,10 @@ def sharing(
 
         live(rounds, as_json=as_json)
         return
-    from infra.simulator.comparison import Setup, compare
-    from infra.simulator.report import document
-    from infra.simulator.simulation import Rules
-    from infra.simulator.source import trace_of
+    from infra.lab.simulator.comparison import Setup, compare
+    from infra.lab.simulator.report import document
+    from infra.lab.simulator.simulation import Rules
+    from infra.lab.simulator.source import trace_of
 
     setup = Setup(
         _kinds(devices),
@@ -199,7 +199,7 @@ def _is_given(context: typer.Context, name: str | None) -> bool:
 
 def _names(text: str) -> list[str]:
     from cluster.errors import RequestError
-    from infra.simulator.policies import NAMES
+    from infra.lab.simulator.policies import NAMES
 
     names = [name.strip() for name in text.split(",")]
     for name in names:
@@ -227,7 +227,7 @@ def _kinds(text: str) -> list[tuple[str | None, int]]:
 
 def _costs(file: Path | None, settings: Sequence[str]) -> Costs:
     from cluster.errors import RequestError
-    from infra.simulator.costs import costs_of
+    from infra.lab.simulator.costs import costs_of
 
     text = None
     if file is not None:
@@ -242,7 +242,7 @@ def _costs(file: Path | None, settings: Sequence[str]) -> Costs:
 
 def _write(trace: Trace, target: Path) -> None:
     from cluster.errors import RequestError
-    from infra.simulator.trace_csv import write_csv
+    from infra.lab.simulator.trace_csv import write_csv
 
     try:
         target.write_text(write_csv(trace.jobs))
@@ -255,7 +255,7 @@ def _print_table(facts: dict[str, Any], rows: Sequence[Figures]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from infra.simulator.report import table
+    from infra.lab.simulator.report import table
 
     console = Console()
     console.print(

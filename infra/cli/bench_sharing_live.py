@@ -17,8 +17,8 @@ def live(rounds: int, *, as_json: bool) -> None:
         ShoalError: a request failed, or a step was lost or repeated; after the figures were shown.
     """
     from cluster.errors import ShoalError
-    from infra.bench.sharing import measure
-    from infra.bench.sharing_report import document
+    from infra.lab.bench.sharing import measure
+    from infra.lab.bench.sharing_report import document
 
     found = document(*measure(rounds, say))
     if as_json:
@@ -33,7 +33,7 @@ def _print_tables(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     from cluster.wording import counted
-    from infra.bench.sharing_report import course_table, table
+    from infra.lab.bench.sharing_report import course_table, table
 
     console = Console()
     console.print(

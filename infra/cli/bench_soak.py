@@ -11,7 +11,7 @@ import typer
 from infra.cli.common import JsonOption, print_json, say
 
 if TYPE_CHECKING:
-    from infra.soak.soak import Report
+    from infra.lab.soak.soak import SoakReport
 
 
 def soak(
@@ -27,8 +27,8 @@ def soak(
 ) -> None:
     """Train and serve under random faults and load, on a cluster of its own; nothing may be lost."""
     from cluster.errors import RequestError
-    from infra.soak.plan import FAULTS
-    from infra.soak.soak import Soak
+    from infra.lab.soak.plan import FAULTS
+    from infra.lab.soak.soak import Soak
 
     chosen = tuple(FAULTS) if kinds is None else tuple(each.strip() for each in kinds.split(","))
     if unknown := [each for each in chosen if each not in FAULTS]:
@@ -44,7 +44,7 @@ def soak(
         raise typer.Exit(1)
 
 
-def _print(report: Report) -> None:
+def _print(report: SoakReport) -> None:
     def listed(counts: dict[str, int]) -> str:
         return ", ".join(f"{count} {what}" for what, count in sorted(counts.items())) or "none"
 

@@ -14,7 +14,7 @@ import typer
 from infra.cli.common import JsonOption, interrupt_at_sigterm, print_json, say
 
 if TYPE_CHECKING:
-    from infra.quickstart import Report
+    from infra.quickstart import QuickstartReport
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def _remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def _print(report: Report, directory: Path, keep: bool) -> None:
+def _print(report: QuickstartReport, directory: Path, keep: bool) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table

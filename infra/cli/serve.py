@@ -32,7 +32,7 @@ def serve(
 
     connect(require_record(loaded.config.cluster.name))
 
-    from serve_apps.app import deploy
+    from serve_apps.commands import deploy
 
     result = deploy(loaded.resolved, names or (), say=say)
     if as_json:
@@ -53,7 +53,7 @@ def unserve(
 
     connect(require_record(loaded.config.cluster.name))
 
-    from serve_apps.app import remove
+    from serve_apps.commands import remove
     from serve_apps.status import app_statuses
 
     remove([name])
@@ -75,7 +75,7 @@ def rollback(
 
     connect(require_record(loaded.config.cluster.name))
 
-    from serve_apps.app import roll_back
+    from serve_apps.commands import roll_back
 
     row = roll_back(name, say=say)
     if as_json:

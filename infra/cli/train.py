@@ -205,7 +205,8 @@ def _after_submission(
 
 def follow_job(submissions: Submissions, storage: Storage, job: str, submission_id: str) -> dict[str, Any]:
     """Show a job until it has ended; the document that `shoal train` returns."""
-    from infra.cli.follow import follow, view_for
+    from infra.job_logs import follow
+    from infra.job_view import view_for
     from train_jobs.listing import result_of, run_of
     from train_jobs.run_log import RunSummary, summarize
 

@@ -24,7 +24,7 @@ SHOWN_AT_FIRST = 10
 Place = tuple[int, int]
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """What is asked of the broker."""
 
     def events(self, after: Place | None = None, most: int = 1000) -> list[dict[str, Any]]: ...
@@ -66,7 +66,7 @@ def watch(record: ClusterRecord, as_json: bool) -> None:
         disconnect()
 
 
-def follow(source: Source, show: Show, shown_at_first: int, wait: Callable[[], bool]) -> None:
+def follow(source: EventSource, show: Show, shown_at_first: int, wait: Callable[[], bool]) -> None:
     """Show the last events, and then each new one once, in order, until `wait` is true.
 
     A broker that does not answer is said once, and asked again.

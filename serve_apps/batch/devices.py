@@ -16,7 +16,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.errors import ShoalError
 from cluster.sharing.demand import Demand
-from serve_apps.engine_config import replica_bundles
+from serve_apps.engine.config import replica_bundles
 from serve_apps.spec import AppSpec
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ import pyarrow as pa
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.engine.protocol import SamplingParams
-from serve_apps.fit import fit
-from serve_apps.openai_errors import ApiError, bad_request, too_many_tokens
-from serve_apps.openai_schema import ChatRequest, CompletionRequest, Request
-from serve_apps.request_fields import parse
+from serve_apps.openai.errors import ApiError, bad_request, too_many_tokens
+from serve_apps.openai.parse import parse
+from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.replica.fit import fit
 
 RESULTS = pa.schema(
     [

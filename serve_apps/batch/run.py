@@ -21,7 +21,6 @@ from cluster.errors import RequestError, ShoalError
 from cluster.sharing.client import BrokerClient
 from cluster.storage import Storage
 from cluster.wording import counted
-from serve_apps.app import resolve
 from serve_apps.batch.board import CALL_TIMEOUT_S, BoardState, open_board
 from serve_apps.batch.devices import LEASE_TIMEOUT_S, Devices
 from serve_apps.batch.manifest import Manifest, Totals, read_manifest
@@ -31,6 +30,7 @@ from serve_apps.batch.rows import check_options
 from serve_apps.batch.shard_file import read_totals
 from serve_apps.batch.source import Source
 from serve_apps.batch.worker import ShardWorker, WorkerSettings, rows_in_flight
+from serve_apps.commands import resolve
 from serve_apps.models import is_directory
 from serve_apps.spec import AppSpec
 
@@ -141,7 +141,7 @@ def run_spec(
             view.say(f"going on with {output.location}: {earlier.rows:,} of {plan.rows:,} rows are done")
         to_do = plan.to_do(names)
         if to_do:
-            run = _Run(spec, request, replicas, view, board, lock, plan, earlier)
+            run = _RunOnDevices(spec, request, replicas, view, board, lock, plan, earlier)
             new = run.answer(to_do, manifest, source.location, output.location, lease_timeout_s)
         else:
             new = Totals()
@@ -152,7 +152,7 @@ def run_spec(
     return document(earlier + new, earlier.rows)
 
 
-class _Run:
+class _RunOnDevices:
     """The part of a run that has devices."""
 
     def __init__(

@@ -17,21 +17,22 @@ from typing import Any
 import ray
 
 from cluster.errors import ShoalError
+from cluster.providers.endpoints import free_port
 from cluster.storage import MissingError, Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
 from serve_apps.batch.plan import Shard
-from serve_apps.batch.room import Room
 from serve_apps.batch.rows import RowReader, RowRequest, RowResult, totals, with_results
 from serve_apps.batch.shard_file import read_totals, write_shard
+from serve_apps.batch.shared_lock import SharedLock
 from serve_apps.batch.source import Source
+from serve_apps.engine.config import engine_config
 from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, QueueFullError, UnsupportedError
-from serve_apps.engine_config import engine_config
-from serve_apps.engine_table import find_engine
+from serve_apps.engine.table import find_engine
 from serve_apps.models import model_directory
-from serve_apps.openai_errors import ApiError
-from serve_apps.prompts import Prompts
-from serve_apps.rank_group import RankGroup, free_port
+from serve_apps.openai.errors import ApiError
+from serve_apps.replica.prompts import Prompts
+from serve_apps.replica.rank_group import RankGroup
 from serve_apps.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -61,7 +62,7 @@ class WorkerSettings:
 
 
 @dataclass
-class _Answering:
+class _ShardAnswers:
     """A shard in the engine."""
 
     index: int
@@ -107,8 +108,8 @@ class _BatchReplica:
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine", daemon=True)
         self._thread.start()
         self._tokenizing = threading.Lock()
-        self._shards: dict[int, _Answering] = {}
-        self._room = Room()
+        self._shards: dict[int, _ShardAnswers] = {}
+        self._room = SharedLock()
         self._stopping = False
         try:
             self._start()
@@ -193,7 +194,7 @@ class _BatchReplica:
     async def _answer_rows(
         self, index: int, encoded: Sequence[tuple[RowRequest, list[int]] | RowResult]
     ) -> list[RowResult]:
-        answering = self._shards[index] = _Answering(index)
+        answering = self._shards[index] = _ShardAnswers(index)
 
         async def one(number: int, row: tuple[RowRequest, list[int]] | RowResult) -> RowResult:
             if not isinstance(row, RowResult):

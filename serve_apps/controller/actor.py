@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.errors import RequestError, ShoalError
 from cluster.storage import Storage
-from serve_apps.controller import applications
+from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import begin, follow_model, roll_back
@@ -23,9 +23,9 @@ from serve_apps.controller.rollout import decide
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
 from serve_apps.models import find_model, follows
-from serve_apps.replica_handles import ReplicaHandles
+from serve_apps.replica.handles import ReplicaHandles
+from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
-from serve_apps.watchdog import show_life
 
 logger = logging.getLogger(__name__)
 
@@ -320,7 +320,7 @@ class AppController:
             size = decision.sizes.get(number, 0)
             if number in decision.delete:
                 if name in self._view.served:
-                    self._calls.begin("delete", name, asyncio.to_thread(applications.delete, name))
+                    self._calls.begin("delete", name, asyncio.to_thread(serve_application.delete, name))
             elif size > 0 and name not in self._view.served and self._may_start(app, revision):
                 self._calls.begin("start", name, self._start(app, revision, size))
             if number == decision.probe and number not in app.probes:
@@ -333,7 +333,7 @@ class AppController:
 
     async def _start(self, app: App, revision: Revision, size: int) -> None:
         try:
-            await asyncio.to_thread(applications.start, revision.spec, revision.application, size)
+            await asyncio.to_thread(serve_application.start, revision.spec, revision.application, size)
         except Exception as error:
             logger.exception("%s could not be started", revision.application)
             app.failures[revision.number] = str(error)

@@ -9,8 +9,7 @@ import ray
 
 from cluster.errors import ShoalError
 from cluster.head_actor import start_on_head
-from serve_apps.controller.names import CONTROLLER, NAMESPACE
-from serve_apps.spec import AppSpec
+from serve_apps.spec import CONTROLLER, NAMESPACE, AppSpec
 
 CALL_TIMEOUT_S = 30.0
 

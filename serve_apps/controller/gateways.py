@@ -12,7 +12,7 @@ SILENT_S = 10.0
 
 
 @dataclass
-class _Gateway:
+class _Heard:
     heard: float
     seen: int
     in_flight: Mapping[str, int] = field(default_factory=dict)
@@ -23,7 +23,7 @@ class Gateways:
     """The gateways that follow the table, by what they reported last. Times are of any steady clock."""
 
     def __init__(self) -> None:
-        self._gateways: dict[str, _Gateway] = {}
+        self._gateways: dict[str, _Heard] = {}
         self._closed: dict[str, int] = {}
         """By Serve application without requests: the number of the table since which it has none."""
         self._opened: dict[str, int] = {}
@@ -34,7 +34,7 @@ class Gateways:
 
     def report(self, gateway: str, report: Mapping[str, Any], now: float) -> None:
         """Take over what a gateway says, see `Traffic.report`."""
-        self._gateways[gateway] = _Gateway(now, report["seen"], report["in_flight"], report["waiting"])
+        self._gateways[gateway] = _Heard(now, report["seen"], report["in_flight"], report["waiting"])
         self.requests.update(report["requests"])
         self.errors.update(report["errors"])
 
@@ -90,7 +90,7 @@ class Gateways:
             for key in [key for key in counter if key.rpartition(" ")[0] not in applications]:
                 del counter[key]
 
-    def _alive(self, now: float) -> list[_Gateway]:
+    def _alive(self, now: float) -> list[_Heard]:
         gone = [name for name, each in self._gateways.items() if now - each.heard > SILENT_S]
         for name in gone:
             del self._gateways[name]

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
-from serve_apps.controller import applications
+from serve_apps.controller import serve_state
 from serve_apps.controller.app import App
+from serve_apps.controller.ray_private import replica_nodes
 
 LOOK_EVERY_S = 2.0
 """Between two looks while everything is as it should be."""
@@ -19,7 +20,7 @@ class ClusterView:
     """Looks at Serve's applications, at where their replicas are, and at what the broker grants for them."""
 
     def __init__(self) -> None:
-        self.served: dict[str, applications.Served] = {}
+        self.served: dict[str, serve_state.Served] = {}
         """By Serve application."""
         self.nodes: dict[str, tuple[str, ...]] = {}
         """By Serve application: the nodes of its replicas, those that start and those that end included."""
@@ -50,8 +51,8 @@ class ClusterView:
         Raises:
             ShoalError, RayError: Serve or the broker does not answer; what was known stays.
         """
-        self.served = applications.look()
-        self.nodes = applications.replica_nodes()
+        self.served = serve_state.look()
+        self.nodes = replica_nodes()
         broker = BrokerClient()
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
         for holder in {demand.holder for demand in self._demands} - {demand.holder for demand in demands}:

@@ -32,7 +32,7 @@ from serve_apps.engine.vllm_log import root_cause
 from serve_apps.engine.vllm_requests import delta_of, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
 from serve_apps.engine.vllm_statistics import VllmStatistics
-from serve_apps.weight_files import check_same_shapes
+from serve_apps.engine.weight_files import check_same_shapes
 
 logger = logging.getLogger(__name__)
 

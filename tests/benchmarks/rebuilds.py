@@ -23,7 +23,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from infra.faults import ray_train
+from infra.lab.faults import ray_train
 from tests.benchmarks.elastic_changes import NODES, SMALL, TAKE_A_DEVICE, job_of
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until

@@ -31,7 +31,7 @@ def _alive() -> list[ServingProcess]:
     """In the process of a driver: the actors of Serve and of Shoal's serving."""
     from ray.util.state import list_actors
 
-    from serve_apps.controller.names import CONTROLLER
+    from serve_apps.spec import CONTROLLER
 
     found = []
     for row in list_actors(filters=[("state", "=", "ALIVE")], limit=1000, detail=True):

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from infra.faults.laboratory import EVERY_STEPS, HANG_TIMEOUT_S, VICTIM, Laboratory
-from infra.faults.report import chosen
-from infra.faults.scenario import Outcome, Trial
-from infra.faults.scenarios import SCENARIOS
+from infra.lab.faults.laboratory import EVERY_STEPS, HANG_TIMEOUT_S, VICTIM, Laboratory
+from infra.lab.faults.report import chosen
+from infra.lab.faults.scenario import FaultOutcome, Trial
+from infra.lab.faults.scenarios import SCENARIOS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -78,7 +78,7 @@ def assert_it_was_found(name: str, trial: Trial) -> None:
         assert trial.found_s <= HANG_TIMEOUT_S
 
 
-def assert_it_went_on(name: str, trial: Trial, outcome: Outcome) -> None:
+def assert_it_went_on(name: str, trial: Trial, outcome: FaultOutcome) -> None:
     if name in GO_ON or name in WITH_PEERS:
         assert trial.repeated == 0
         return

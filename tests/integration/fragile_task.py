@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from infra.faults.task import Task as SteadyTask
+from infra.lab.faults.task import Task as SteadyTask
 
 
 class Task(SteadyTask):

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from cluster.config.train_section import RecoveryConfig
-from infra.faults.laboratory import job_config
+from infra.lab.faults.laboratory import job_config
 from tests import clusters
 from tests.clusters import LiveCluster
 from tests.integration.jobs import (

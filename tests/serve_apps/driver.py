@@ -48,7 +48,7 @@ def _join(record: ClusterRecord) -> None:
 def start() -> str:
     """Start Serve and the gateway; the gateway's URL."""
     from cluster.sharing.client import BrokerClient
-    from serve_apps.app import start_serve
+    from serve_apps.commands import start_serve
 
     info = BrokerClient().info()
     start_serve(info, time.monotonic() + READY_TIMEOUT_S)
@@ -60,25 +60,25 @@ def stop() -> None:
     import ray
     from ray import serve
 
-    from serve_apps import app
-    from serve_apps.controller.names import CONTROLLER, NAMESPACE
+    from serve_apps import commands
+    from serve_apps.spec import CONTROLLER, NAMESPACE
     from serve_apps.status import app_statuses
 
-    app.remove([row["name"] for row in app_statuses()])
+    commands.remove([row["name"] for row in app_statuses()])
     ray.kill(ray.get_actor(CONTROLLER, namespace=NAMESPACE))
     serve.shutdown()
 
 
 def deploy(spec: AppSpec, **options: Any) -> list[dict[str, Any]]:
-    from serve_apps.app import deploy_specs
+    from serve_apps.commands import deploy_specs
 
     return deploy_specs([spec], deadline=time.monotonic() + READY_TIMEOUT_S, **options)
 
 
 def roll_back(name: str) -> dict[str, Any]:
-    from serve_apps import app
+    from serve_apps import commands
 
-    return app.roll_back(name, timeout_s=READY_TIMEOUT_S)
+    return commands.roll_back(name, timeout_s=READY_TIMEOUT_S)
 
 
 def status(name: str) -> dict[str, Any] | None:
@@ -89,9 +89,9 @@ def status(name: str) -> dict[str, Any] | None:
 
 
 def remove(names: Sequence[str]) -> None:
-    from serve_apps import app
+    from serve_apps import commands
 
-    app.remove(names)
+    commands.remove(names)
 
 
 def leases() -> dict[str, dict[str, Any]]:
@@ -108,7 +108,7 @@ def running_replicas(app: str) -> int:
 
 def replica_nodes(app: str) -> tuple[str, ...]:
     """The nodes of an app's replicas, of all its revisions."""
-    from serve_apps.controller.applications import replica_nodes
+    from serve_apps.controller.ray_private import replica_nodes
 
     found = replica_nodes().items()
     return tuple(node for name, nodes in found if name.partition(":")[0] == app for node in nodes)
@@ -136,7 +136,7 @@ def controller_pid() -> int:
     """The process of the controller of the apps."""
     from ray.util.state import list_actors
 
-    from serve_apps.controller.names import CONTROLLER
+    from serve_apps.spec import CONTROLLER
 
     rows = list_actors(filters=[("state", "=", "ALIVE"), ("name", "=", CONTROLLER)], detail=True)
     assert len(rows) == 1

@@ -28,8 +28,8 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.api_keys import Key, KeyRing, digest_of
-from serve_apps.http_server import HttpServer
-from serve_apps.inbox import Item
+from serve_apps.http.server import HttpServer
+from serve_apps.tokens.inbox import Item
 from tests.serve_apps.held_text import HeldText
 from tests.serve_apps.stub_gateway import StubBackend, StubGateway, prompt_tokens
 

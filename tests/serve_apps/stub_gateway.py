@@ -14,14 +14,14 @@ from fastapi import FastAPI
 from cluster.api_keys import KeyRing
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import LimitsConfig
-from serve_apps.app_table import AppTable, AppVersion
-from serve_apps.backend import ReplicaLostError
-from serve_apps.gateway_access import Access
-from serve_apps.gateway_api import build_api
-from serve_apps.gateway_service import GatewayService
-from serve_apps.inbox import Item
-from serve_apps.openai_errors import too_long
+from serve_apps.gateway.access import Access
+from serve_apps.gateway.api import build_api
+from serve_apps.gateway.app_table import AppTable, AppVersion
+from serve_apps.gateway.backend import ReplicaLostError
+from serve_apps.gateway.service import GatewayService
+from serve_apps.openai.errors import too_long
 from serve_apps.spec import AppSpec
+from serve_apps.tokens.inbox import Item
 from tests.serve_apps.held_text import HeldText
 
 CONTEXT_LENGTH = 64

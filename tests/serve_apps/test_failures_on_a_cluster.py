@@ -20,7 +20,8 @@ import openai
 import psutil
 import pytest
 
-from serve_apps import gateway, replica
+from serve_apps.gateway import deployment as gateway
+from serve_apps.replica import deployment as replica
 from tests.clusters import LiveCluster, started
 from tests.serve_apps.drill_load import COMPLETIONS
 from tests.serve_apps.drills import (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.faults import network
-from infra.faults.network import Network
+from infra.lab.faults import network
+from infra.lab.faults.network import Network
 from train_jobs.rendezvous import interface_of, open_store, reach_store, use_interface_of
 
 SETTING = "GLOO_SOCKET_IFNAME"

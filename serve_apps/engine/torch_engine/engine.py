@@ -20,7 +20,7 @@ from serve_apps.engine.protocol import (
     Statistics,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
-from serve_apps.engine.torch_engine.loop import Gain, StepLoop
+from serve_apps.engine.torch_engine.loop import EngineLoop, Gain
 from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import device_of
@@ -57,7 +57,7 @@ class TorchEngine:
         self._vocab_size = 0
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="torch-engine")
         self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="schema")
-        self._steps: StepLoop | None = None
+        self._steps: EngineLoop | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._queues: dict[str, _Queue] = {}
         self._failure: EngineError | None = None
@@ -83,7 +83,7 @@ class TorchEngine:
             check_node(self.config, await asyncio.to_thread(memory_of, self.config, self.config.model_path))
         self.context_length = facts.context_length
         self._vocab_size = facts.vocab_size
-        self._steps = StepLoop(self.config, options, facts, tokenizer, self._deliver)
+        self._steps = EngineLoop(self.config, options, facts, tokenizer, self._deliver)
         thread = self._executor.submit(self._steps.run, *self._master, lambda: self._call(self._ready.set))
         thread.add_done_callback(lambda thread: self._call(self._ended, thread))
         await self._ready.wait()
@@ -182,7 +182,7 @@ class TorchEngine:
             raise gain
         return gain
 
-    def _running(self) -> StepLoop:
+    def _running(self) -> EngineLoop:
         self.check()
         if self._steps is None or self._stopped or not self._ready.is_set():
             raise EngineError("the engine is not running")

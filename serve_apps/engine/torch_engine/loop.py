@@ -29,8 +29,8 @@ from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
-from serve_apps.engine.torch_engine.scheduler import Plan, Scheduler
-from serve_apps.engine.torch_engine.sequence import Sequence as Row
+from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
+from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Kind, Want
 from serve_apps.engine.torch_engine.structure import Structure, Structures
 
@@ -42,7 +42,7 @@ Deliver = Callable[[list[tuple[str, Gain]]], None]
 
 
 @dataclass(eq=False)
-class _Request:
+class _Running:
     """A request that generates; `hidden` is of one that asks for its prompt's mean hidden state instead."""
 
     sampler: Sampler
@@ -50,7 +50,7 @@ class _Request:
     hidden: torch.Tensor | float = 0.0
 
 
-class StepLoop:
+class EngineLoop:
     """Runs steps while there are requests, and sleeps while there are none.
 
     `run` belongs to one thread; all other methods may be called from any and return at once.
@@ -68,7 +68,7 @@ class StepLoop:
         self._deliver = deliver
         self._tokenizer = tokenizer
         self._ranks = Ranks(0, config.tensor, config.max_batch, options) if config.tensor > 1 else None
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, _Running] = {}
         self._loads: deque[tuple[str, Future[None]]] = deque()
         self._changed = threading.Condition()
         """Guards the scheduler and the requests, and wakes the thread."""
@@ -127,11 +127,11 @@ class StepLoop:
         """Take a request; raises what `Scheduler.add` raises."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         sampler = Sampler(sampling, prompt_ids, end_ids, structure)
-        request = _Request(sampler, Answer(self._decode, prompt_ids, sampling, end_ids))
+        request = _Running(sampler, Answer(self._decode, prompt_ids, sampling, end_ids))
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
-        row = Row(request_id, prompt_ids, sampling.max_tokens, stops, priority)
+        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority)
         with self._changed:
-            self._scheduler.add(row)
+            self._scheduler.add(sequence)
             self._requests[request_id] = request
             self._changed.notify()
 
@@ -142,8 +142,8 @@ class StepLoop:
     def embed(self, request_id: str, prompt_ids: Sequence[int]) -> None:
         """Take a request for the mean of its prompt's last hidden states."""
         with self._changed:
-            self._scheduler.add(Row(request_id, prompt_ids, max_tokens=0))
-            self._requests[request_id] = _Request(_ABANDONED)
+            self._scheduler.add(TokenSequence(request_id, prompt_ids, max_tokens=0))
+            self._requests[request_id] = _Running(_ABANDONED)
             self._changed.notify()
 
     def abort(self, request_id: str) -> Delta | None:
@@ -232,7 +232,7 @@ class StepLoop:
         self._tokenizer = tokenizer
         self._describe(runner)
 
-    def _step(self, runner: Runner, plan: Plan) -> None:
+    def _step(self, runner: Runner, plan: StepPlan) -> None:
         if self._ranks is not None:
             self._ranks.send(Kind.STEP, plan.step)
         outputs = runner.run(plan.step)
@@ -265,7 +265,7 @@ class StepLoop:
                 gains.append((sequence.request_id, gain))
         self._deliver(gains)
 
-    def _fail(self, sequence: Row, error: Exception) -> AnswerError:
+    def _fail(self, sequence: TokenSequence, error: Exception) -> AnswerError:
         """End one request that cannot go on; what its reader learns."""
         self._scheduler.abort(sequence.request_id)
         self._requests.pop(sequence.request_id, None)
@@ -275,7 +275,11 @@ class StepLoop:
         return AnswerError(f"the answer could not be put into words: {error!r}", own_fault=False)
 
     def _gain(
-        self, request: _Request, sequence: Row, token_id: int | None, logprobs: dict[_Request, Logprobs]
+        self,
+        request: _Running,
+        sequence: TokenSequence,
+        token_id: int | None,
+        logprobs: dict[_Running, Logprobs],
     ) -> Gain:
         if len(sequence.output_ids) < 2:
             self._num_prompt += len(sequence.prompt_ids)
@@ -300,8 +304,8 @@ _ABANDONED = Sampler(SamplingParams(temperature=0.0))
 
 
 def _choose(
-    logits: torch.Tensor, requests: Sequence[_Request | None]
-) -> tuple[list[int | AnswerError], dict[_Request, Logprobs]]:
+    logits: torch.Tensor, requests: Sequence[_Running | None]
+) -> tuple[list[int | AnswerError], dict[_Running, Logprobs]]:
     """The token of every row, or why it has none, and the log probabilities of the rows that want them."""
     if not requests:
         return [], {}
@@ -320,7 +324,7 @@ def _choose(
         return sampled, dict(zip(wanted, described, strict=True))
 
 
-def _note_hidden(outputs: Outputs, plan: Plan, requests: Sequence[_Request | None]) -> None:
+def _note_hidden(outputs: Outputs, plan: StepPlan, requests: Sequence[_Running | None]) -> None:
     for number, hidden in outputs.hidden.items():
         request = requests[number]
         if request is not None:

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 from serve_apps.engine.protocol import FinishReason, QueueFullError
 from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests
-from serve_apps.engine.torch_engine.sequence import Sequence
+from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Row, Step, Want
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class StepPlan:
     """The next forward pass, with the sequence of each of its rows; those that decode come first."""
 
     step: Step
-    sequences: tuple[Sequence, ...]
+    sequences: tuple[TokenSequence, ...]
 
 
 class Scheduler:
@@ -46,17 +46,17 @@ class Scheduler:
         """Tokens of prompts that were in the cache already, since the start."""
         self.held = False
         """Only sequences that have tokens of their answers are scheduled: the model is about to change."""
-        self._waiting: list[Sequence] = []
-        self._running: list[Sequence] = []
+        self._waiting: list[TokenSequence] = []
+        self._running: list[TokenSequence] = []
         """Both in the order of their turns."""
-        self._by_id: dict[str, Sequence] = {}
+        self._by_id: dict[str, TokenSequence] = {}
         self._digests: dict[str, Digests] = {}
-        self._told: dict[Sequence, int] = {}
+        self._told: dict[TokenSequence, int] = {}
         """Of each running sequence: how many of its blocks the ranks know."""
         self._slots = list(range(max_batch - 1, -1, -1))
         self._arrivals = 0
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, sequence: TokenSequence) -> None:
         """Let a sequence wait for its turn.
 
         Raises:
@@ -78,7 +78,7 @@ class Scheduler:
         self._digests[sequence.request_id] = Digests(self.pool.block_size)
         insort(self._waiting, sequence, key=_turn)
 
-    def schedule(self) -> Plan | None:
+    def schedule(self) -> StepPlan | None:
         """The next forward pass, or None when there is nothing to do."""
         if self.held:
             for sequence in [sequence for sequence in self._running if not sequence.output_ids]:
@@ -99,12 +99,12 @@ class Scheduler:
                 room -= count
         if not chosen:
             return None
-        return Plan(
+        return StepPlan(
             Step(tuple(self._row(sequence, count) for sequence, count in chosen)),
             tuple(sequence for sequence, _ in chosen),
         )
 
-    def postprocess(self, plan: Plan, sampled: list[int | None]) -> list[Sequence]:
+    def postprocess(self, plan: StepPlan, sampled: list[int | None]) -> list[TokenSequence]:
         """Note what a step has computed; `sampled` has a token for each row that wanted logits.
 
         Returns the sequences that took a token, and those whose prompt was read for its hidden states; a
@@ -126,7 +126,7 @@ class Scheduler:
                 self._leave(sequence)
         return gained
 
-    def finish(self, request_id: str, reason: FinishReason) -> Sequence | None:
+    def finish(self, request_id: str, reason: FinishReason) -> TokenSequence | None:
         """End a sequence for a reason outside its tokens; None when it is not there."""
         sequence = self._by_id.get(request_id)
         if sequence is None:
@@ -135,7 +135,7 @@ class Scheduler:
         self._leave(sequence)
         return sequence
 
-    def abort(self, request_id: str) -> Sequence | None:
+    def abort(self, request_id: str) -> TokenSequence | None:
         """End a sequence because nobody wants it any more; None when it is not there."""
         return self.finish(request_id, "abort")
 
@@ -162,7 +162,7 @@ class Scheduler:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def _make_room(self, sequence: Sequence) -> None:
+    def _make_room(self, sequence: TokenSequence) -> None:
         """See that there is a block for the next token: the last in turn gives way, be it this one."""
         if len(sequence.blocks) * self.pool.block_size >= sequence.num_tokens:
             return
@@ -196,14 +196,14 @@ class Scheduler:
     def _fits(self, found: list[int], needed: int) -> bool:
         return bool(self._slots) and needed + self.pool.num_unused(found) <= self.pool.num_free
 
-    def _find(self, sequence: Sequence) -> list[int]:
+    def _find(self, sequence: TokenSequence) -> list[int]:
         """The blocks that hold the beginning of a sequence already; its last token is always computed."""
         if sequence.max_tokens == 0:
             return []  # every token's hidden state is wanted
         digests = self._digests[sequence.request_id]
         return self.pool.find(digests.upto(sequence.token_ids, sequence.num_tokens - 1))
 
-    def _start(self, sequence: Sequence, found: list[int], needed: int) -> None:
+    def _start(self, sequence: TokenSequence, found: list[int], needed: int) -> None:
         self.pool.take(found)
         sequence.blocks = [*found, *(self.pool.allocate() for _ in range(needed))]
         sequence.computed = len(found) * self.pool.block_size
@@ -212,12 +212,12 @@ class Scheduler:
         self._told[sequence] = 0
         insort(self._running, sequence, key=_turn)
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: TokenSequence) -> None:
         self._vacate(sequence)
         self.num_preempted += 1
         insort(self._waiting, sequence, key=_turn)
 
-    def _leave(self, sequence: Sequence) -> None:
+    def _leave(self, sequence: TokenSequence) -> None:
         if sequence.slot is None:
             self._waiting.remove(sequence)
         else:
@@ -225,7 +225,7 @@ class Scheduler:
         del self._by_id[sequence.request_id]
         del self._digests[sequence.request_id]
 
-    def _vacate(self, sequence: Sequence) -> None:
+    def _vacate(self, sequence: TokenSequence) -> None:
         assert sequence.slot is not None
         self._running.remove(sequence)
         self._slots.append(sequence.slot)
@@ -233,7 +233,7 @@ class Scheduler:
         del self._told[sequence]
         sequence.slot, sequence.blocks, sequence.computed = None, [], 0
 
-    def _seal(self, sequence: Sequence, start: int) -> None:
+    def _seal(self, sequence: TokenSequence, start: int) -> None:
         """Let others find the blocks that the step has filled."""
         size = self.pool.block_size
         first, last = start // size, sequence.computed // size
@@ -243,7 +243,7 @@ class Scheduler:
         for number in range(first, last):
             self.pool.seal(sequence.blocks[number], digests[number])
 
-    def _row(self, sequence: Sequence, count: int) -> Row:
+    def _row(self, sequence: TokenSequence, count: int) -> Row:
         assert sequence.slot is not None
         keep = self._told[sequence]
         self._told[sequence] = len(sequence.blocks)
@@ -256,10 +256,10 @@ class Scheduler:
         return Row(sequence.slot, sequence.computed, tokens, keep, tuple(sequence.blocks[keep:]), want)
 
 
-def _missing(sequence: Sequence) -> int:
+def _missing(sequence: TokenSequence) -> int:
     """Tokens of a sequence that are still to be computed."""
     return sequence.num_tokens - sequence.computed
 
 
-def _turn(sequence: Sequence) -> tuple[int, int]:
+def _turn(sequence: TokenSequence) -> tuple[int, int]:
     return sequence.rank

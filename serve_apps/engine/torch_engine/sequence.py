@@ -9,7 +9,7 @@ from serve_apps.engine.protocol import FinishReason
 
 
 @dataclass(eq=False)
-class Sequence:
+class TokenSequence:
     """The tokens of one request.
 
     `slot`, `blocks`, `computed` and `arrival` belong to the scheduler: the number under which the ranks know

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from infra.cli.main import call
-from infra.simulator.trace_csv import read_csv
+from infra.lab.simulator.trace_csv import read_csv
 
 ROOT = Path(__file__).parents[3]
 SMALL = ["--devices", "16", "--apps", "1"]

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from infra.bench import sharing
-from infra.bench.load import Failure
 from infra.cli.main import call
-from tests.infra.bench.logs import at
-from tests.infra.bench.test_sharing_report import SIDE
+from infra.lab.bench import sharing
+from infra.lab.bench.load import FailedRequest
+from tests.infra.lab.bench.logs import at
+from tests.infra.lab.bench.test_sharing_report import SIDE
 
-BROKEN = replace(SIDE, failures=[Failure(at(11), at(12), "503: no room")])
+BROKEN = replace(SIDE, failures=[FailedRequest(at(11), at(12), "503: no room")])
 
 
 @pytest.fixture

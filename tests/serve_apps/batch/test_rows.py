@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.batch.rows import RESULTS, RowReader, RowResult, check_options, totals, with_results
-from serve_apps.openai_errors import ApiError
+from serve_apps.openai.errors import ApiError
 
 READER = RowReader("chat", {"temperature": 0.5, "max_tokens": 8}, limit=100)
 

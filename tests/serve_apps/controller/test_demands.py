@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from serve_apps.controller.app import App
-from serve_apps.controller.applications import application
 from serve_apps.controller.changes import begin
+from serve_apps.controller.serve_application import application
 from serve_apps.spec import AppSpec
 from tests.serve_apps.controller.world import World, spec_of
 

@@ -12,9 +12,9 @@ import pytest
 from cluster.sharing.demand import Demand
 from serve_apps.controller import view as view_module
 from serve_apps.controller.app import App
-from serve_apps.controller.applications import Served
 from serve_apps.controller.changes import begin, roll_back
 from serve_apps.controller.decision import Decision
+from serve_apps.controller.serve_state import Served
 from serve_apps.controller.view import LOOK_EVERY_S, ClusterView
 from tests.serve_apps.controller.world import World, spec_of
 
@@ -35,9 +35,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
     app = App(World(devices=4).serving(1, 2).record)
     (revision,) = app.record.revisions
     served = {revision.application: Served("running", 2, None), "not ours": Served("running", 5, None)}
-    monkeypatch.setattr(view_module.applications, "look", lambda: served)
+    monkeypatch.setattr(view_module.serve_state, "look", lambda: served)
     nodes = {revision.application: ("a", "b")}
-    monkeypatch.setattr(view_module.applications, "replica_nodes", lambda: nodes)
+    monkeypatch.setattr(view_module, "replica_nodes", lambda: nodes)
     monkeypatch.setattr(view_module, "BrokerClient", Broker)
     app.take(
         Decision(app.record, {revision.number: 2}, frozenset({revision.number}), asks={revision.holder: 2})

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
-from serve_apps.engine_table import find_engine
+from serve_apps.engine.table import find_engine
 from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
 
 START_S = 300.0

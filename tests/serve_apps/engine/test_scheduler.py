@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from serve_apps.engine.protocol import QueueFullError
 from serve_apps.engine.torch_engine.block_pool import BlockPool
-from serve_apps.engine.torch_engine.scheduler import Plan, Scheduler
-from serve_apps.engine.torch_engine.sequence import Sequence
+from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
+from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Kind, Row, Step, Want, decode, encode, frame_size
 
 EOS = 0
@@ -44,7 +44,7 @@ class Device:
         self.tables: dict[int, list[int]] = {}
         self.places: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def run(self, plan: Plan) -> list[int | None]:
+    def run(self, plan: StepPlan) -> list[int | None]:
         """The tokens that follow the rows that want one; every row must find exactly its own tokens."""
         step = decode([*encode(Kind.STEP, plan.step), 9, 9])[1]
         assert step == plan.step
@@ -70,7 +70,7 @@ class Device:
         return table[at // self.block_size], at % self.block_size
 
 
-def check_blocks(scheduler: Scheduler, alive: list[Sequence]) -> None:
+def check_blocks(scheduler: Scheduler, alive: list[TokenSequence]) -> None:
     """Every block in use is used by exactly those that hold it, and nothing is lost."""
     pool = scheduler.pool
     users = Counter(block for sequence in alive for block in sequence.blocks)
@@ -132,9 +132,9 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
     pool = BlockPool(-(-LONGEST // block_size) + spare_blocks, block_size, caching)
     scheduler = Scheduler(pool, max_batch, max_waiting, batched_tokens)
     device = Device(block_size)
-    sequences: list[Sequence] = []
+    sequences: list[TokenSequence] = []
 
-    def alive() -> list[Sequence]:
+    def alive() -> list[TokenSequence]:
         return [sequence for sequence in sequences if not sequence.ended]
 
     def step(abort: int | None = None, hold: bool = False) -> bool:
@@ -164,7 +164,7 @@ def test_every_answer_is_its_own_whoever_comes_and_goes(
     for action, prompt, number, priority in actions:
         if action == "add":
             free = max_batch - scheduler.num_running
-            sequence = Sequence(str(len(sequences)), prompt, number, frozenset({EOS}), priority)
+            sequence = TokenSequence(str(len(sequences)), prompt, number, frozenset({EOS}), priority)
             if scheduler.num_waiting >= max_waiting + free:
                 with pytest.raises(QueueFullError):
                     scheduler.add(sequence)
@@ -206,7 +206,7 @@ def make(num_blocks: int = 100, block_size: int = 4, **options: int) -> Schedule
     return Scheduler(pool, **({"max_batch": 4, "max_waiting": 100, "batched_tokens": 100} | options))
 
 
-def run(scheduler: Scheduler, device: Device | None = None) -> Plan:
+def run(scheduler: Scheduler, device: Device | None = None) -> StepPlan:
     plan = scheduler.schedule()
     assert plan is not None
     sampled = device.run(plan) if device else [5 if r.want is Want.LOGITS else None for r in plan.step.rows]
@@ -214,15 +214,15 @@ def run(scheduler: Scheduler, device: Device | None = None) -> Plan:
     return plan
 
 
-def names(plan: Plan) -> list[str]:
+def names(plan: StepPlan) -> list[str]:
     return [sequence.request_id for sequence in plan.sequences]
 
 
 def test_a_long_prompt_is_read_beside_the_answers_of_the_others() -> None:
     scheduler = make(batched_tokens=10)
-    scheduler.add(Sequence("answers", (1, 2), max_tokens=50))
+    scheduler.add(TokenSequence("answers", (1, 2), max_tokens=50))
     run(scheduler)
-    scheduler.add(Sequence("long", tuple(range(1, 31)), max_tokens=5))
+    scheduler.add(TokenSequence("long", tuple(range(1, 31)), max_tokens=5))
     counts = []
     for _ in range(4):
         plan = run(scheduler)
@@ -235,23 +235,23 @@ def test_a_long_prompt_is_read_beside_the_answers_of_the_others() -> None:
 def test_the_order_is_by_priority_and_then_by_arrival() -> None:
     scheduler = make(max_batch=1)
     for name, priority in (("c", 1), ("a", -1), ("d", 1), ("b", 0)):
-        scheduler.add(Sequence(name, (1, 2), max_tokens=1, priority=priority))
+        scheduler.add(TokenSequence(name, (1, 2), max_tokens=1, priority=priority))
     assert [names(run(scheduler))[0] for _ in range(4)] == ["a", "b", "c", "d"]
 
 
 def test_a_request_that_matters_more_takes_the_place_of_one_that_matters_less() -> None:
     scheduler = make(max_batch=2)
     device = Device(4)
-    ordinary = [Sequence(name, (1, 2, 3), max_tokens=4, priority=1) for name in "ab"]
+    ordinary = [TokenSequence(name, (1, 2, 3), max_tokens=4, priority=1) for name in "ab"]
     for sequence in ordinary:
         scheduler.add(sequence)
     run(scheduler, device)
-    scheduler.add(Sequence("urgent", (2,), max_tokens=2, priority=0))
+    scheduler.add(TokenSequence("urgent", (2,), max_tokens=2, priority=0))
     plan = run(scheduler, device)
     assert set(names(plan)) == {"a", "urgent"}
     assert scheduler.num_preempted == 1
     # One of the same priority waits.
-    scheduler.add(Sequence("late", (2,), max_tokens=2, priority=1))
+    scheduler.add(TokenSequence("late", (2,), max_tokens=2, priority=1))
     assert "late" not in names(run(scheduler, device))
     while scheduler.has_work:
         run(scheduler, device)
@@ -262,7 +262,7 @@ def test_a_request_that_matters_more_takes_the_place_of_one_that_matters_less() 
 def test_where_no_block_is_left_the_last_gives_way() -> None:
     scheduler = make(num_blocks=4, block_size=2)
     for name in "ab":
-        scheduler.add(Sequence(name, (ord(name), 2, 3), max_tokens=5))
+        scheduler.add(TokenSequence(name, (ord(name), 2, 3), max_tokens=5))
     assert names(run(scheduler)) == ["a", "b"]
     assert names(run(scheduler)) == ["a", "b"]
     assert names(run(scheduler)) == ["a"]
@@ -272,11 +272,11 @@ def test_where_no_block_is_left_the_last_gives_way() -> None:
 def test_an_equal_beginning_is_computed_once() -> None:
     scheduler = make(block_size=4)
     prompt = (1, 2, 3, 4, 5, 6, 7, 8)
-    scheduler.add(Sequence("first", prompt, max_tokens=9))
+    scheduler.add(TokenSequence("first", prompt, max_tokens=9))
     run(scheduler)
-    scheduler.add(Sequence("same", prompt, max_tokens=9))
-    scheduler.add(Sequence("longer", (*prompt, 9, 9), max_tokens=9))
-    scheduler.add(Sequence("other", (1, 2, 3, 9, 5, 6, 7, 8), max_tokens=9))
+    scheduler.add(TokenSequence("same", prompt, max_tokens=9))
+    scheduler.add(TokenSequence("longer", (*prompt, 9, 9), max_tokens=9))
+    scheduler.add(TokenSequence("other", (1, 2, 3, 9, 5, 6, 7, 8), max_tokens=9))
     rows = dict(zip(names(plan := run(scheduler)), plan.step.rows, strict=True))
     # The last token of a prompt is always computed: it gives the first of the answer.
     assert (rows["same"].start, rows["longer"].start, rows["other"].start) == (4, 8, 0)
@@ -286,11 +286,11 @@ def test_an_equal_beginning_is_computed_once() -> None:
 
 def test_an_id_can_be_used_again_only_when_it_is_free() -> None:
     scheduler = make(max_batch=1)
-    scheduler.add(Sequence("a", (1,), max_tokens=9))
+    scheduler.add(TokenSequence("a", (1,), max_tokens=9))
     with pytest.raises(ValueError, match="already"):
-        scheduler.add(Sequence("a", (1,), max_tokens=9))
+        scheduler.add(TokenSequence("a", (1,), max_tokens=9))
     scheduler.abort("a")
-    scheduler.add(Sequence("a", (1,), max_tokens=9))
+    scheduler.add(TokenSequence("a", (1,), max_tokens=9))
 
 
 def test_what_lay_unused_longest_is_given_away_first() -> None:

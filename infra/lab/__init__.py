@@ -1,0 +1,1 @@
+"""Where Shoal is measured: loads, faults, long runs, and a simulator."""

@@ -1,0 +1,38 @@
+"""What was seen of a load on a cluster that is divided in one of the ways that are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from infra.lab.bench.course import Logs, Round
+from infra.lab.bench.load import FailedRequest, TimedAnswer
+
+DEVICE = "CPU"
+"""What is shared here, in Ray's names; a worker and a replica take one each."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What was seen of the load on one way to divide the cluster.
+
+    Attributes:
+        rates: samples a second without a load, by workers.
+        answers, failures: of the load.
+        first_tokens: when a request had its first token, and of which replica.
+    """
+
+    rounds: Sequence[Round]
+    logs: Logs
+    rates: Mapping[int, float]
+    answers: Sequence[TimedAnswer]
+    failures: Sequence[FailedRequest]
+    first_tokens: Sequence[tuple[float, str]]
+
+    @property
+    def began(self) -> float:
+        return self.rounds[0].rose
+
+    @property
+    def ended(self) -> float:
+        return self.rounds[-1].ended

@@ -1,0 +1,56 @@
+"""Which process of a cluster is whose: those that faults are done to."""
+
+from __future__ import annotations
+
+import psutil
+
+from cluster.errors import ShoalError
+from cluster.providers.processes import of_node
+from infra.lab.bench.own_cluster import OwnCluster, OwnJob
+
+TITLES = {
+    "worker": "ray::RayTrainWorker",
+    "controller": "ray::GroupRunner",
+    "forks": "ray::NodeForks",
+    "fork server": "train_jobs.fork_server",
+    "control": "ray::JobControl",
+    "lighthouse": "ray::Lighthouse",
+    "driver": "-m train_jobs ",
+    "broker": "ray::Broker",
+}
+"""What stands in the command line of the processes that carry a job, beside its ranks."""
+OF_JOBS = tuple(title for role, title in TITLES.items() if role != "broker")
+"""Those that a job brings with it, and that end with it."""
+
+
+def newest_ranks(job: OwnJob) -> list[dict[str, object]]:
+    """The ranks of the group that has started last: rank, node and pid each."""
+    return list(job.events("started")[-1]["ranks"])
+
+
+def rank_process(job: OwnJob, rank: int) -> psutil.Process:
+    """The process of a rank of the group that has started last."""
+    (pid,) = [each["pid"] for each in newest_ranks(job) if each["rank"] == rank]
+    assert isinstance(pid, int)
+    return psutil.Process(pid)
+
+
+def node_of(job: OwnJob, rank: int) -> str:
+    """The name of the node that this rank is on."""
+    (node,) = [each["node"] for each in newest_ranks(job) if each["rank"] == rank]
+    return str(node)
+
+
+def process_of(cluster: OwnCluster, role: str, node: str | None = None) -> psutil.Process:
+    """The process of a role of TITLES; on a node, where each may have one.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    found = cluster.processes(TITLES[role])
+    if node is not None:
+        there = {process.pid for process in of_node(cluster.record.cluster_id, node)}
+        found = [process for process in found if process.pid in there]
+    if not found:
+        raise ShoalError(f"there is no process {TITLES[role]}{f' on {node}' if node else ''}")
+    return found[0]

@@ -1,0 +1,132 @@
+"""Serving from the outside: apps are deployed, changed back and taken down by asking the controller."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from cluster.config import ShoalConfig
+from cluster.errors import RequestError
+from serve_apps.controller.client import ControllerClient, start_controller
+from serve_apps.controller.following import LOOK_EVERY_S, Say, follow, say_nothing
+from serve_apps.gateway.start import start_gateway
+from serve_apps.models import find_model
+from serve_apps.spec import AppSpec
+from serve_apps.status import app_statuses
+
+READY_TIMEOUT_S = 600.0
+"""How long a command follows a rollout; the rollout itself goes on without it."""
+
+
+def deploy(
+    config: ShoalConfig,
+    names: Sequence[str] = (),
+    *,
+    timeout_s: float = READY_TIMEOUT_S,
+    say: Say = say_nothing,
+) -> dict[str, Any]:
+    """Serve apps of the config (all of them by default) and wait until they can answer.
+
+    Needs a connection to the cluster. An app that already runs as the config says is left as it is; one
+    that differs is changed by the app's rollout, and this returns when the new version has all requests.
+
+    Returns:
+        {"base_url", "apps": [the rows of `app_statuses`]}
+
+    Raises:
+        RequestError: no such app, or no such model, or an app that is being changed into something else.
+        ShoalError: an app could not be brought there; one that was there before serves as it did.
+    """
+    from cluster.sharing.client import BrokerClient
+
+    info = BrokerClient().info()
+    chosen = list(names) or list(config.serve_apps)
+    if not chosen:
+        raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
+    specs = [resolve(config, name, info["storage"]) for name in chosen]
+    base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
+    deadline = time.monotonic() + timeout_s
+    start_serve(info, deadline)
+    return {"base_url": base_url, "apps": deploy_specs(specs, deadline=deadline, say=say)}
+
+
+def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
+    """The spec of an app of the config, with its model found.
+
+    Raises:
+        RequestError: there is no such app, or no such model.
+    """
+    app = config.serve_apps.get(name)
+    if app is None:
+        known = ", ".join(config.serve_apps) or "none"
+        raise RequestError(f"there is no app '{name}' in the config; serve_apps has: {known}")
+    return find_model(name, app, storage)
+
+
+def deploy_specs(
+    specs: Sequence[AppSpec], *, deadline: float, say: Say = say_nothing
+) -> list[dict[str, Any]]:
+    """Have the controller bring apps there, and wait; the rows of `app_statuses` for these apps."""
+    controller = ControllerClient()
+    numbers: dict[str, int] = {}
+    for spec in specs:
+        held = controller.describe().get(spec.name)
+        if held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle"):
+            say(f"{spec.name}: runs already as the config says")
+            continue
+        numbers[spec.name] = controller.apply(spec)
+    # All of them come up side by side.
+    for name, number in numbers.items():
+        follow(controller, name, number, deadline=deadline, say=say)
+    names = {spec.name for spec in specs}
+    return [row for row in app_statuses() if row["name"] in names]
+
+
+def roll_back(name: str, *, timeout_s: float = READY_TIMEOUT_S, say: Say = say_nothing) -> dict[str, Any]:
+    """Have an app go back to the version before, and wait until that has all requests; its row.
+
+    Raises:
+        RequestError: no such app, or nothing to go back to.
+        ShoalError: it could not be brought there in time.
+    """
+    controller = ControllerClient.find()
+    if controller is None:
+        raise RequestError(f"no app '{name}' is served; none runs")
+    number = controller.roll_back(name)
+    follow(controller, name, number, deadline=time.monotonic() + timeout_s, say=say, back=True)
+    return next(row for row in app_statuses() if row["name"] == name)
+
+
+def remove(names: Sequence[str]) -> None:
+    """Take apps down and wait; requests that run are finished first. The gateway stays.
+
+    Raises:
+        RequestError: an app is not there; nothing was taken down.
+    """
+    controller = ControllerClient.find()
+    running = controller.describe() if controller is not None else {}
+    there = sorted(name for name, row in running.items() if row["status"] != "deleting")
+    unknown = [name for name in names if name not in there]
+    if unknown or controller is None:
+        runs = f"these run: {', '.join(there)}" if there else "none runs"
+        raise RequestError(f"no app '{unknown[0]}' is served; {runs}")
+    for name in names:
+        controller.remove(name)
+    pause = threading.Event()
+    while any(name in names for name in controller.describe()):
+        pause.wait(LOOK_EVERY_S)
+
+
+def start_serve(info: Mapping[str, Any], deadline: float) -> None:
+    """Start Serve, the controller of the apps and the gateway; what runs stays."""
+    from ray import serve
+
+    # Serve tells on standard error that it connects; what people need to know, `say` tells them.
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # The gateway listens itself; see there.
+    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
+    start_controller(info)
+    start_gateway(info, deadline)

@@ -1,0 +1,86 @@
+"""The Serve application of one version of an app: how it is made, started and deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from serve_apps.controller.serve_state import MAKING_CONFIGS
+from serve_apps.spec import DEPLOYMENT, AppSpec
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+MOST_REPLICAS = 10_000
+"""Serve's own bound, which is nobody's: the controller of the apps decides."""
+METRICS_INTERVAL_S = 0.5
+SHUTDOWN_LOOK_EVERY_S = 0.5
+
+
+def application(spec: AppSpec, name: str, replicas: int) -> Application:
+    """The Serve application of one revision of an app, which begins with so many replicas."""
+    from ray import serve
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+    from ray.serve.schema import LoggingConfig
+
+    from serve_apps.engine.config import replica_bundles
+    from serve_apps.replica.deployment import Replica
+    from serve_apps.routing import ROUTER
+
+    bundles = replica_bundles(spec)
+    options: dict[str, Any] = {
+        "name": DEPLOYMENT,
+        "ray_actor_options": {
+            "num_cpus": bundles[0].get("CPU", 0.0),
+            "num_gpus": bundles[0].get("GPU", 0.0),
+        },
+        "placement_group_bundles": bundles,
+        "placement_group_strategy": "STRICT_PACK",
+        "placement_group_bundle_label_selector": spec.bundle_labels(len(bundles)),
+        # What does not fit in the batch waits at the gateway, where a new replica can take it.
+        "max_ongoing_requests": spec.config.limits.batch,
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=0,
+            max_replicas=MOST_REPLICAS,
+            initial_replicas=replicas,
+            metrics_interval_s=METRICS_INTERVAL_S,
+            look_back_period_s=1.0,
+            upscale_delay_s=0,
+            downscale_delay_s=0,
+            policy=AutoscalingPolicy(
+                policy_function="serve_apps.controller.size_policy:ControlledSize",
+                policy_kwargs={"application": name},
+            ),
+        ),
+        "request_router_config": RequestRouterConfig(
+            request_router_class=ROUTER,
+            request_router_kwargs={"policy": spec.config.routing},
+            # A waiting request asks this often whether a place has become free.
+            max_backoff_s=0.05,
+        ),
+        # The gateway's log has a line for each request.
+        "logging_config": LoggingConfig(enable_access_log=False),
+        # A second try is for accidents; then it says why.
+        "max_constructor_retry_count": 2,
+        # Replicas that are taken away finish what they have.
+        "graceful_shutdown_timeout_s": spec.config.limits.request_timeout_s,
+        "graceful_shutdown_wait_loop_s": SHUTDOWN_LOOK_EVERY_S,
+        "health_check_period_s": 1.0,
+        "health_check_timeout_s": 30.0,
+    }
+    return serve.deployment(Replica, **options).bind(spec.as_json(), name)
+
+
+def start(spec: AppSpec, name: str, replicas: int) -> None:
+    """Have Serve start an application; returns before it is ready."""
+    from ray import serve
+
+    with MAKING_CONFIGS:
+        target = serve.RunTarget(target=application(spec, name, replicas), name=name, route_prefix=None)
+        serve.run_many([target], wait_for_applications_running=False)
+
+
+def delete(name: str) -> None:
+    """Have Serve end an application, and wait until its replicas have finished what they had."""
+    from ray import serve
+
+    serve.delete(name)

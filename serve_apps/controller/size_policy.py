@@ -1,0 +1,83 @@
+"""The autoscaling policy of every deployment: it has as many replicas as the controller of the apps says.
+
+Serve pickles this module by value into its controller: it stands alone, and imports lazily.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+logger = logging.getLogger("ray.serve")
+
+ASK_EVERY_S = 0.5
+SILENCE_S = 2.0
+"""Seconds after the policy's last call for which its deployment counts as being there."""
+ANSWER_TIMEOUT_S = 10.0
+
+
+class SizeKeeper:
+    """Asks how many replicas there are to be, from a thread of its own, and keeps the last answer.
+
+    The thread lives while `tell` is called: a deployment that Serve has forgotten stops asking.
+
+    Args:
+        ask: from the requests that run or wait to replicas (None: not known); it may take its time and fail.
+    """
+
+    def __init__(self, application: str, ask: Callable[[float], int | None]) -> None:
+        self._application = application
+        self._ask = ask
+        self._ongoing = 0.0
+        self._told_at = 0.0
+        self._thread: threading.Thread | None = None
+        self._pause = threading.Event()
+        self.size: int | None = None
+        """The last answer; a controller that is gone changes nothing. None before the first."""
+
+    def tell(self, ongoing: float) -> None:
+        """So many requests run or wait; returns at once."""
+        self._told_at = time.monotonic()
+        self._ongoing = ongoing
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name=f"size-{self._application}", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while time.monotonic() - self._told_at < SILENCE_S:
+            try:
+                size = self._ask(self._ongoing)
+                if size is not None:
+                    self.size = size
+            except Exception as error:  # noqa: BLE001 - whatever it is, the replicas that run must go on
+                logger.warning("%s: no controller, the replicas stay: %r", self._application, error)
+            self._pause.wait(ASK_EVERY_S)
+
+
+class ControlledSize:
+    """Serve makes one in its controller for each deployment and calls it several times a second."""
+
+    def __init__(self, application: str) -> None:
+        self._keeper = SizeKeeper(application, self._ask)
+        self._application = application
+        self._actor: Any = None
+
+    def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
+        self._keeper.tell(float(ctx.total_num_requests))
+        size = self._keeper.size
+        return (ctx.target_num_replicas if size is None else size), {}
+
+    def _ask(self, ongoing: float) -> int | None:
+        import ray
+
+        from serve_apps.spec import CONTROLLER, NAMESPACE
+
+        if self._actor is None:
+            self._actor = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
+        answer: int | None = ray.get(
+            self._actor.size.remote(self._application, ongoing), timeout=ANSWER_TIMEOUT_S
+        )
+        return answer

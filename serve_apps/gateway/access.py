@@ -1,0 +1,125 @@
+"""Who may ask the gateway for what, and how often."""
+
+from __future__ import annotations
+
+import hmac
+import math
+import time
+from dataclasses import dataclass
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import MovingWindowRateLimiter
+
+from cluster.api_keys import Key, KeyRing
+from serve_apps.openai.errors import ApiError
+
+ANYONE = "anyone"
+"""The tenant of a gateway without keys."""
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request."""
+
+    tenant: str = ANYONE
+    key: Key | None = None
+
+    def sees(self, app: str) -> bool:
+        """Whether the caller may know of an app."""
+        return self.key is None or self.key.opens(app)
+
+
+class Access:
+    """Checks keys and limits; without keys everyone may ask for everything.
+
+    Limits hold within the last 60 seconds, for each tenant.
+
+    Args:
+        admin_token: opens what only those may see who run the cluster.
+    """
+
+    def __init__(self, keys: KeyRing | None = None, admin_token: str | None = None) -> None:
+        self.keys = keys
+        """None: the gateway needs no keys."""
+        self._admin_token = admin_token
+        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+
+    def caller(self, authorization: str) -> Caller:
+        """Who an `Authorization` header belongs to.
+
+        Raises:
+            ApiError: 401.
+        """
+        if self.keys is None:
+            return Caller()
+        key = self.keys.find(authorization)
+        if key is None:
+            what = "The API key is not valid" if authorization else "An API key is needed"
+            raise ApiError(
+                401,
+                f"{what}; send it as 'Authorization: Bearer KEY'.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return Caller(key.tenant, key)
+
+    def admin(self, authorization: str) -> None:
+        """Let in who runs the cluster: the bearer of the cluster's own token.
+
+        Raises:
+            ApiError: 401; never without keys, since then only this machine can ask.
+        """
+        if self.keys is None:
+            return
+        expected = f"Bearer {self._admin_token}"
+        if self._admin_token is None or not hmac.compare_digest(authorization.encode(), expected.encode()):
+            raise ApiError(
+                401,
+                "Only the cluster's own token opens this.",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    async def admit(self, caller: Caller) -> None:
+        """Count one request of a caller.
+
+        Raises:
+            ApiError: 429, the tenant has asked too much.
+        """
+        key = caller.key
+        if key is None:
+            return
+        if key.tokens_per_minute is not None:
+            tokens = _limit("tokens", key.tokens_per_minute)
+            if not await self._limiter.test(tokens, caller.tenant):
+                raise await self._refusal(tokens, caller, f"{key.tokens_per_minute} tokens")
+        if key.requests_per_minute is not None:
+            requests = _limit("requests", key.requests_per_minute)
+            if not await self._limiter.hit(requests, caller.tenant):
+                raise await self._refusal(requests, caller, f"{key.requests_per_minute} requests")
+
+    async def spend(self, caller: Caller, tokens: int) -> None:
+        """Count the tokens of a request that has ended; what is beyond the limit fills it up."""
+        key = caller.key
+        if key is None or key.tokens_per_minute is None or tokens < 1:
+            return
+        limit = _limit("tokens", key.tokens_per_minute)
+        left = (await self._limiter.get_window_stats(limit, caller.tenant)).remaining
+        if left:
+            await self._limiter.hit(limit, caller.tenant, cost=min(tokens, left))
+
+    async def _refusal(self, limit: RateLimitItemPerMinute, caller: Caller, what: str) -> ApiError:
+        stats = await self._limiter.get_window_stats(limit, caller.tenant)
+        wait_s = max(1, math.ceil(stats.reset_time - time.time()))
+        return ApiError(
+            429,
+            f"{caller.tenant} may ask for {what} a minute; try again in {wait_s} s.",
+            kind="rate_limit_error",
+            code="rate_limit_exceeded",
+            headers={"Retry-After": str(wait_s)},
+        )
+
+
+def _limit(kind: str, amount: int) -> RateLimitItemPerMinute:
+    return RateLimitItemPerMinute(amount, namespace=kind)

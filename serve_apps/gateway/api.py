@@ -1,0 +1,225 @@
+"""The gateway over HTTP: OpenAI's endpoints, health, metrics; every error in OpenAI's shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp
+
+from serve_apps.gateway.access import Caller
+from serve_apps.gateway.app_table import AppVersion
+from serve_apps.gateway.call import Call
+from serve_apps.gateway.document import (
+    ANY_ROUTE,
+    MODEL_POST,
+    body_of,
+    metrics_page,
+    openapi_document,
+    refusals,
+    streamed_too,
+)
+from serve_apps.gateway.service import GatewayService
+from serve_apps.gateway.text_call import TextCall
+from serve_apps.http.accounts import RequestAccounts
+from serve_apps.http.record import CLIENT_CLOSED, current_record
+from serve_apps.openai.answers import (
+    AppAnswer,
+    ChatAnswer,
+    ChatChunk,
+    CompletionAnswer,
+    CompletionChunk,
+    DetokenizeAnswer,
+    EmbeddingAnswer,
+    HealthAnswer,
+    ModelCard,
+    ModelList,
+    ReadyAnswer,
+    TokenizeAnswer,
+)
+from serve_apps.openai.errors import ApiError, internal, unknown_model
+from serve_apps.openai.format import ChatFormat, CompletionFormat
+from serve_apps.openai.schema import ChatRequest, CompletionRequest
+from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+
+Handler = TypeVar("Handler", bound=Callable[..., Any])
+
+_BODIES: tuple[type[BaseModel], ...] = (
+    *(CompletionRequest, ChatRequest),
+    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+)
+
+
+class _Api(FastAPI):
+    """Keeps the accounts outside of everything, so that failures are in them too."""
+
+    service: GatewayService
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return RequestAccounts(super().build_middleware_stack(), self.service.metrics.count)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = openapi_document(self, _BODIES, (CompletionChunk, ChatChunk))
+        return self.openapi_schema
+
+
+def build_api(service: GatewayService) -> FastAPI:
+    """The gateway as an ASGI application."""
+    api = _Api(title="Shoal", summary="OpenAI-compatible serving", docs_url=None, redoc_url=None)
+    api.service = service
+    any_route = refusals(ANY_ROUTE)
+
+    def post(
+        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None
+    ) -> Callable[[Handler], Handler]:
+        """Register what answers a POST whose body is of this kind."""
+        responses = {**refusals(MODEL_POST), **(streamed_too(chunk) if chunk else {})}
+        extra = body_of(kind)
+        return api.post(
+            path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
+        )
+
+    @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
+    async def health() -> HealthAnswer:
+        """The gateway lives."""
+        return {"status": "ok"}
+
+    @api.get("/ready", response_model=ReadyAnswer, responses=any_route, tags=["operations"])
+    async def ready() -> Response:
+        """200 when every app could answer now, else 503."""
+        waiting = service.table.not_ready() if service.table is not None else []
+        if service.table is not None and not waiting:
+            answer: ReadyAnswer = {"status": "ready", "apps": service.table.names}
+            return JSONResponse(answer)
+        what = f"Not ready: {', '.join(waiting)}." if waiting else "The apps are not known yet."
+        error = ApiError(503, what, kind="server_error", code="not_ready")
+        current_record().error = error.code
+        return JSONResponse({**error.body(), "waiting_for": waiting}, 503, {"Retry-After": "1"})
+
+    @api.get(
+        "/metrics",
+        response_class=Response,
+        responses={**any_route, **metrics_page()},
+        tags=["operations"],
+    )
+    async def metrics(request: Request) -> Response:
+        """Counters for Prometheus."""
+        page, form = service.metrics.page(request.headers.get("accept", ""))
+        return Response(page, headers={"content-type": form})
+
+    @api.get(
+        "/apps",
+        response_model=dict[str, AppAnswer],
+        responses=refusals((401, *ANY_ROUTE)),
+        tags=["operations"],
+    )
+    async def apps(request: Request) -> dict[str, AppAnswer]:
+        """What each app was deployed with, and whether it is ready; looked up at this moment."""
+        service.access.admin(request.headers.get("authorization", ""))
+        table = await service.refresh()
+        return {
+            app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
+            for app, versions in table.versions.items()
+        }
+
+    def known_caller(request: Request) -> Caller:
+        caller = service.access.caller(request.headers.get("authorization", ""))
+        current_record().tenant = caller.tenant
+        return caller
+
+    @api.get("/v1/models", response_model=ModelList, responses=refusals((401, *ANY_ROUTE)), tags=["models"])
+    async def models(request: Request) -> Response:
+        """The apps of this gateway that the caller may ask."""
+        caller = known_caller(request)
+        table = service.table
+        versions = [table.find(name) for name in table.names if caller.sees(name)] if table else []
+        answer: ModelList = {"object": "list", "data": [_card(v) for v in versions if v]}
+        return JSONResponse(answer)
+
+    @api.get(
+        "/v1/models/{model}",
+        response_model=ModelCard,
+        responses=refusals((401, 404, *ANY_ROUTE)),
+        tags=["models"],
+    )
+    async def model(model: str, request: Request) -> Response:
+        """One app."""
+        caller = known_caller(request)
+        version = service.table.find(model) if service.table else None
+        if version is None or not caller.sees(model):
+            names = service.table.names if service.table else []
+            raise unknown_model(model, [name for name in names if caller.sees(name)])
+        return JSONResponse(_card(version))
+
+    @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
+    async def completions(request: Request) -> Response:
+        """Continue one or several prompts."""
+        return await Call(service, request, CompletionRequest, CompletionFormat).answer()
+
+    @post("/v1/chat/completions", ChatRequest, ChatAnswer, ChatChunk)
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        return await Call(service, request, ChatRequest, ChatFormat).answer()
+
+    @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
+    async def embeddings(request: Request) -> Response:
+        """The mean of each input's last hidden states."""
+        return await TextCall(service, request).embeddings()
+
+    @post("/tokenize", TokenizeRequest, TokenizeAnswer)
+    async def tokenize(request: Request) -> Response:
+        """The tokens of a text or a conversation."""
+        return await TextCall(service, request).tokenize()
+
+    @post("/detokenize", DetokenizeRequest, DetokenizeAnswer)
+    async def detokenize(request: Request) -> Response:
+        """The text of tokens."""
+        return await TextCall(service, request).detokenize()
+
+    def refused(error: ApiError) -> Response:
+        current_record().error = error.code or str(error.status)
+        return JSONResponse(error.body(), error.status, error.headers)
+
+    @api.exception_handler(ApiError)
+    async def on_api_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return refused(error)
+
+    @api.exception_handler(ClientDisconnect)
+    async def on_disconnect(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_CLOSED)
+
+    @api.exception_handler(HTTPException)
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        known = {
+            404: f"There is nothing at {request.url.path}; see /openapi.json.",
+            405: f"{request.method} is not allowed at {request.url.path}.",
+        }
+        message = known.get(error.status_code, str(error.detail))
+        code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+        return refused(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+    @api.exception_handler(Exception)
+    async def on_failure(request: Request, error: Exception) -> Response:
+        # The traceback is logged where the request ends; the client learns no internals.
+        return refused(internal("The gateway failed; see its log."))
+
+    return api
+
+
+def _card(version: AppVersion) -> ModelCard:
+    return {
+        "id": version.spec.name,
+        "object": "model",
+        "created": version.created,
+        "owned_by": "shoal",
+        "version": version.spec.model_version,
+        "context_length": version.context_length,
+    }

@@ -1,0 +1,167 @@
+"""One generating request of the gateway, from its body to the end of its answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from serve_apps.gateway.app_table import AppVersion
+from serve_apps.gateway.choices import Choices
+from serve_apps.gateway.replica_requests import replica_requests
+from serve_apps.gateway.service import GatewayService
+from serve_apps.http.body import in_thread_if_large, read_body, read_json
+from serve_apps.http.deadline import HEADER, Deadline
+from serve_apps.http.event_stream import EventStream, sse_event, unless_gone
+from serve_apps.http.record import current_record
+from serve_apps.openai.answers import Usage
+from serve_apps.openai.errors import ApiError, body_too_large, too_many_tokens
+from serve_apps.openai.format import ChoiceEvent, Format, Gathered, Heading, usage
+from serve_apps.openai.parse import parse
+from serve_apps.openai.schema import CompletionRequest
+from serve_apps.openai.schema import Request as ModelRequest
+from serve_apps.replica.fit import check_fit
+
+BODY_BYTES_WITHOUT_APPS = 64 * 1024
+
+
+class Call:
+    """One POST that generates, from its body to the end of its answer."""
+
+    def __init__(
+        self, service: GatewayService, http: Request, kind: type[ModelRequest], format_class: type[Format]
+    ) -> None:
+        self._service = service
+        self._http = http
+        self._kind = kind
+        self._format_class = format_class
+        self._record = current_record()
+
+    async def answer(self) -> Response:
+        access = self._service.access
+        self._caller = access.caller(self._http.headers.get("authorization", ""))
+        self._record.tenant = self._caller.tenant
+        self._deadline = Deadline(self._record.began, self._http.headers.get(HEADER))
+        table = self._service.table
+        limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
+        async with self._deadline.enforced():
+            body = await read_body(self._http, limit)
+            request = await in_thread_if_large(body, lambda: parse(self._kind, read_json(body)))
+            self._record.stream = request.streamed
+            version = await self._service.find(request.model, self._caller)
+            self._record.app = request.model
+            self._deadline.tighten(version.spec.config.limits.request_timeout_s)
+            self._check(request, version, len(body))
+            await access.admit(self._caller)
+        self._choices_each = request.choices_each
+        async with AsyncExitStack() as stack:
+            # Before anything is made of the request: one of a few bytes can ask for many answers.
+            many = "n" if request.choices_each > 1 else "prompt"
+            stack.enter_context(self._service.places(version, request.num_choices, many))
+            heading = Heading(
+                id=uuid.uuid4().hex,
+                created=int(time.time()),
+                model=request.model,
+                num_choices=request.num_choices,
+                with_logprobs=request.alternatives is not None,
+                with_usage=request.include_usage,
+            )
+            self._format: Format = self._format_class(heading)
+            self._gathered = Gathered(request.num_choices)
+            self._last_seen_s = 0.0
+            self._choices = Choices(
+                self._service.backend,
+                self._service.traffic,
+                request.model,
+                await in_thread_if_large(body, lambda: replica_requests(request, self._record.engine_id())),
+                restartable=not request.streamed,
+                timeout_s=self._deadline.left_s(),
+            )
+            stack.push_async_callback(self._spend)
+            await stack.enter_async_context(self._choices)
+            events = self._choices.events()
+            try:
+                if not request.streamed:
+                    await unless_gone(self._http.receive, self._gather(events))
+                    answer = self._format.answer(self._gathered, self._usage())
+                    return JSONResponse(answer, headers=self._headers())
+                # Nothing is sent before the first tokens: until then another replica can take over.
+                first = await unless_gone(self._http.receive, anext(events))
+            except ApiError as error:
+                error = self._deadline.restated(error)
+                error.headers.update(self._headers())
+                raise error from None
+            parts = self._stream(request, first, events)
+            return EventStream(parts, self._headers(), stack.pop_all())
+
+    async def _spend(self) -> None:
+        """Note what the request took, however it ended, and count its tokens for its tenant."""
+        record, tokens = self._record, 0
+        record.ran_on(self._choices.replicas, self._choices.model_version)
+        if record.first_token_s is not None:
+            used = self._usage()
+            record.prompt_tokens, record.completion_tokens = used["prompt_tokens"], used["completion_tokens"]
+            tokens = used["total_tokens"]
+            longest = max(self._gathered.tokens)
+            if record.stream and longest > 1:
+                record.output_token_s = (self._last_seen_s - record.first_token_s) / (longest - 1)
+        await self._service.access.spend(self._caller, tokens)
+
+    def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
+        limits = version.spec.config.limits
+        if body_bytes > limits.body_bytes:
+            raise body_too_large(limits.body_bytes)
+        if request.most_tokens is not None and request.most_tokens > limits.max_tokens:
+            raise too_many_tokens(request.most_tokens, request.model, limits.max_tokens)
+        for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
+            if not isinstance(prompt, str):
+                check_fit(len(prompt), version.context_length, request.most_tokens, "prompt")
+
+    async def _gather(self, events: AsyncIterator[ChoiceEvent]) -> None:
+        async for event in events:
+            self._seen()
+            self._gathered.add(event)
+
+    def _seen(self) -> None:
+        record = self._record
+        self._last_seen_s = record.seconds()
+        if record.first_token_s is None:
+            record.first_token_s = self._last_seen_s
+            self._service.traffic.first_token(record.app, record.first_token_s)
+
+    async def _stream(
+        self, request: ModelRequest, first: ChoiceEvent, events: AsyncIterator[ChoiceEvent]
+    ) -> AsyncIterator[bytes]:
+        """Server-sent events; the last is [DONE], or an error."""
+
+        def parts(event: ChoiceEvent) -> bytes:
+            self._seen()
+            # Of what is sent on, only the number is kept.
+            self._gathered.tokens[event.index] += len(event.item["token_ids"])
+            return b"".join(sse_event(chunk) for chunk in self._format.chunks(event))
+
+        yield parts(first)
+        try:
+            async for event in events:
+                yield parts(event)
+        except ApiError as error:
+            raise self._deadline.restated(error) from None
+        if request.include_usage:
+            yield sse_event(self._format.last_chunk(self._usage()))
+        yield b"data: [DONE]\n\n"
+
+    def _usage(self) -> Usage:
+        # The choices of one prompt read it once; they stand side by side in the order of the prompts.
+        choices = self._choices
+        prompts = (n for i, n in choices.prompt_tokens.items() if i % self._choices_each == 0)
+        return usage(prompts, sum(self._gathered.tokens))
+
+    def _headers(self) -> dict[str, str]:
+        choices = self._choices
+        if choices.model_version is None:
+            return {}
+        return {"x-shoal-replica": ",".join(choices.replicas), "x-shoal-model-version": choices.model_version}

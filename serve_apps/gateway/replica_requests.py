@@ -1,0 +1,35 @@
+"""From a request of OpenAI's API to the requests that replicas answer, one for each choice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+
+
+def replica_requests(request: Request, request_id: str) -> list[dict[str, Any]]:
+    """The requests to replicas that answer a client's request, in the order of its choices."""
+    prompts: list[dict[str, Any]]
+    if isinstance(request, ChatRequest):
+        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        prompts = [{"messages": messages, **({"tools": request.tools} if request.tools else {})}]
+    else:
+        assert isinstance(request, CompletionRequest)
+        prompts = [{"prompt": prompt} for prompt in request.prompt]
+    sampling = request.sampling()
+    requests: list[dict[str, Any]] = []
+    for prompt in prompts:
+        for number in range(request.choices_each):
+            seed = None if request.seed is None else (request.seed + number + 2**63) % 2**64 - 2**63
+            requests.append(
+                {
+                    "request_id": f"{request_id}-{len(requests)}",
+                    **prompt,
+                    "streamed": request.streamed,
+                    "priority": request.priority,
+                    "max_tokens": request.most_tokens,
+                    # The same seed for all would make all choices of a prompt the same.
+                    "sampling": {**sampling, "seed": seed},
+                }
+            )
+    return requests

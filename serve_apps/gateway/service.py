@@ -1,0 +1,99 @@
+"""What the gateway does with a request, apart from HTTP and from Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from serve_apps.gateway.access import Access, Caller
+from serve_apps.gateway.app_table import AppTable, AppVersion
+from serve_apps.gateway.backend import Backend
+from serve_apps.gateway.metrics import GatewayMetrics
+from serve_apps.gateway.traffic import Traffic
+from serve_apps.openai.errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
+
+
+class GatewayService:
+    """The table of apps, the places in them, and the backend that generates.
+
+    Args:
+        access: who may ask for what. Default: everyone for everything.
+        refresh: looks the apps up again now, takes the new table over and returns it; for a name that is
+            not in the table.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        refresh: Callable[[], Awaitable[AppTable]],
+        access: Access | None = None,
+    ) -> None:
+        self.backend = backend
+        self.access = access or Access()
+        self.metrics = GatewayMetrics()
+        self.traffic = Traffic()
+        self.refresh = refresh
+        self._known = False
+        self._in_flight: dict[str, int] = {}
+
+    @property
+    def table(self) -> AppTable | None:
+        """The apps; None until they were looked up for the first time."""
+        return self.traffic.table if self._known else None
+
+    @table.setter
+    def table(self, table: AppTable | None) -> None:
+        self._known = table is not None
+        if table is None:
+            return
+        self.metrics.replicas(table.replicas)
+        self.traffic.take_over(table)
+
+    async def find(self, app: str, caller: Caller) -> AppVersion:
+        """The version of an app that takes a caller's next request.
+
+        Raises:
+            ApiError: 404 when there is no such app, 503 while it has never been ready, 403 when the caller
+                may not ask it.
+        """
+        version = self.table.find(app) if self.table else None
+        if version is None:
+            table = await self.refresh()
+            version = table.find(app)
+            if version is None and app in table.starting:
+                raise unavailable(f"The model '{app}' is starting; try again in a moment.")
+            if version is None:
+                raise unknown_model(app, [name for name in table.names if caller.sees(name)])
+        if not caller.sees(app):
+            raise not_allowed(app)
+        return version
+
+    @contextmanager
+    def places(self, version: AppVersion, num_choices: int, param: str) -> Iterator[None]:
+        """Places for the choices of one request while they run or wait.
+
+        Args:
+            param: the request's field that asks for so many.
+
+        Raises:
+            ApiError: 400 when the app could never take so many at once, 429 when it cannot now.
+        """
+        app, config = version.spec.name, version.spec.config
+        most = config.replicas.min * config.limits.batch + config.limits.queue
+        if num_choices > most:
+            raise bad_request(
+                f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",
+                param=param,
+            )
+        taken = self._in_flight.get(app, 0)
+        if taken + num_choices > self.traffic.table.capacity(app):
+            raise queue_full(app)
+        self._move(app, num_choices)
+        try:
+            yield
+        finally:
+            self._move(app, -num_choices)
+
+    def _move(self, app: str, change: int) -> None:
+        self._in_flight[app] = self._in_flight.get(app, 0) + change
+        self.metrics.in_flight.labels(app).set(self._in_flight[app])

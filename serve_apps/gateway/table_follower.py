@@ -1,0 +1,92 @@
+"""The gateway's line to the apps' controller: it says what requests there are, and hears of versions."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+
+from serve_apps.gateway.app_table import AppTable
+from serve_apps.gateway.replica_backend import ReplicaBackend
+from serve_apps.gateway.service import GatewayService
+from serve_apps.openai.errors import ApiError, unavailable
+from serve_apps.spec import CONTROLLER, NAMESPACE
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often the gateway asks for the apps where the controller does not answer."""
+LOOK_AT_MOST_EVERY_S = 0.05
+"""However many requests name a model that is not there."""
+ANSWER_TIMEOUT_S = 5.0
+FIRST_LOOK_EVERY_S = 0.05
+FIRST_TABLE_S = 10.0
+"""How long a gateway that starts waits for the apps before it listens: until then connections are refused,
+which clients try again; afterwards requests are answered with 503."""
+
+
+class TableFollower:
+    """Keeps a gateway's table of apps, and its handles to their replicas, as the controller says.
+
+    Args:
+        gateway_id: what the controller knows this gateway by.
+    """
+
+    def __init__(self, gateway_id: str, service: GatewayService, backend: ReplicaBackend) -> None:
+        self._gateway_id = gateway_id
+        self._service = service
+        self._backend = backend
+        self._controller: Any = None
+        self._looking = asyncio.Lock()
+        self._looked_at = 0.0
+        self._pause_s = POLL_S
+
+    async def look(self) -> AppTable:
+        """Tell the controller what there is to do here, and go by what it answers.
+
+        Raises:
+            ApiError: it does not answer.
+        """
+        async with self._looking:
+            traffic = self._service.traffic
+            if self._service.table is not None and time.monotonic() - self._looked_at < LOOK_AT_MOST_EVERY_S:
+                return traffic.table
+            self._looked_at = time.monotonic()
+            try:
+                if self._controller is None:
+                    self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
+                async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                    answer = await self._controller.follow.remote(self._gateway_id, traffic.report())
+            except (ValueError, ray.exceptions.RayError, TimeoutError) as error:
+                # The last table stays right: the controller is the one that changes things.
+                self._controller, self._pause_s = None, POLL_S
+                raise unavailable(f"The list of models cannot be read: {error}") from error
+            self._pause_s = answer["poll_s"]
+            if "apps" in answer:
+                table = AppTable.from_json(answer["number"], answer["apps"])
+                self._backend.connect(table.applications)
+                self._service.table = table
+            if self._service.table is None:
+                # A controller that comes back has not heard of everybody yet.
+                raise unavailable("The list of models is not known yet; try again in a moment.")
+            return traffic.table
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled."""
+        while True:
+            try:
+                await self.look()
+            except ApiError as error:
+                logger.warning("keeping the apps as they were: %s", error.message)
+            await asyncio.sleep(self._pause_s)
+
+    async def first_table(self) -> None:
+        """Wait until the apps are known, though not for ever."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_TABLE_S):
+                while self._service.table is None:
+                    await asyncio.sleep(FIRST_LOOK_EVERY_S)

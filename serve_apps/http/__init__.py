@@ -1,0 +1,1 @@
+"""HTTP below the API: connections, bodies, streams, deadlines, and an account of each request."""

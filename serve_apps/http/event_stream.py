@@ -1,0 +1,167 @@
+"""A streamed answer, and work that ends when its client goes away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from serve_apps.http.record import CLIENT_CLOSED, current_record
+from serve_apps.openai.errors import ApiError, internal
+
+logger = logging.getLogger(__name__)
+
+MOST_UNSENT_BYTES = 4 * 1024 * 1024
+"""What is kept of one stream for a client that reads more slowly than the model writes."""
+PIECE_BYTES = 64 * 1024
+
+Result = TypeVar("Result")
+
+
+class Unsent:
+    """Events that wait until a client takes them; the one who writes them never waits."""
+
+    def __init__(self, most_bytes: int = MOST_UNSENT_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._events: list[bytes] = []
+        self._bytes = 0
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def put(self, event: bytes) -> None:
+        """Add one event, or nothing: what a model gained need not be anything to show.
+
+        Raises:
+            ApiError: the client is too far behind; what waited is dropped.
+        """
+        if not event:
+            return
+        if self._events and self._bytes + len(event) > self._most_bytes:
+            self._events, self._bytes = [], 0
+            raise ApiError(
+                408,
+                f"The client takes this stream too slowly: it is {self._most_bytes} bytes behind.",
+                code="client_too_slow",
+            )
+        self._events.append(event)
+        self._bytes += len(event)
+        self._changed.set()
+
+    def end(self, last: bytes = b"") -> None:
+        """No more comes but this event, if it is one; it is taken however much waits before it."""
+        if last:
+            self._events.append(last)
+            self._bytes += len(last)
+        self._ended = True
+        self._changed.set()
+
+    async def get(self) -> bytes | None:
+        """What waits, at most about PIECE_BYTES, whole events and at least one; None at the end."""
+        while not self._events:
+            if self._ended:
+                return None
+            self._changed.clear()
+            await self._changed.wait()
+        size = number = 0
+        while number < len(self._events) and (number == 0 or size < PIECE_BYTES):
+            size += len(self._events[number])
+            number += 1
+        piece = b"".join(self._events[:number])
+        del self._events[:number]
+        self._bytes -= size
+        return piece
+
+
+class EventStream(Response):
+    """Sends server-sent events until their end or the client's.
+
+    What the request held is freed when its last event is made, or the client has gone; a client that reads
+    slowly holds nobody up.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, parts: AsyncIterator[bytes], headers: dict[str, str], held: AsyncExitStack) -> None:
+        super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._parts = parts
+        self._held = held
+        self._unsent = Unsent()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = current_record()
+        async with self._held:
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                error = await unless_gone(receive, self._run(send))
+                record.error = None if error is None else error.code or str(error.status)
+            except ClientDisconnect:
+                record.status = CLIENT_CLOSED
+
+    async def _run(self, send: Send) -> ApiError | None:
+        """Make and send the events; the error with which they end, if they do."""
+        making = asyncio.create_task(self._make())
+        try:
+            while (piece := await self._unsent.get()) is not None:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return await making
+        except OSError as error:
+            raise ClientDisconnect from error
+        finally:
+            if not making.done():
+                making.cancel()
+                await asyncio.gather(making, return_exceptions=True)
+
+    async def _make(self) -> ApiError | None:
+        # The client must learn that its answer is not whole, whatever ends this.
+        failed: ApiError | None = internal("The gateway failed; see its log.")
+        try:
+            try:
+                async for part in self._parts:
+                    self._unsent.put(part)
+                failed = None
+            except ApiError as error:
+                failed = error
+            except Exception:
+                logger.exception("a stream failed")
+            await self._held.aclose()
+        finally:
+            self._unsent.end(b"" if failed is None else sse_event(failed.body()))
+        return failed
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
+    """The result of `work`, which is cancelled when the client goes away first.
+
+    Raises:
+        ClientDisconnect: the client went away.
+    """
+
+    async def disconnected() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(disconnected())
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientDisconnect
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def sse_event(document: Mapping[str, Any]) -> bytes:
+    """A document as one server-sent event."""
+    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()

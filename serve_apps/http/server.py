@@ -1,0 +1,113 @@
+"""An HTTP server inside the gateway's own process: a request and its tokens cross no proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from serve_apps.http.connection import MOST_CONNECTIONS, Connection
+from serve_apps.http.log import log_as_json
+from serve_apps.http.message_bounds import KEEP_ALIVE_S
+
+logger = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 1.0
+"""How often connections are held to their bounds."""
+OTHER_FILES = 1024
+"""Files and sockets that the rest of the process may have open."""
+GRACE_S = 5.0
+"""How long running requests may take after `stop`."""
+BACKLOG = 2048
+
+
+class HttpServer:
+    """Serves an ASGI application in the running event loop.
+
+    Several processes of one machine may serve the same address: the kernel spreads new connections over them,
+    so that one can take over from another without a pause. What the process logs is JSON from then on.
+
+    Args:
+        host, port: where it listens.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+        self._address = host, port
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                http=Connection,
+                ws="none",
+                loop="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_S,
+                timeout_graceful_shutdown=int(GRACE_S),
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._checks: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen from now on.
+
+        Raises:
+            OSError: another program has the port.
+        """
+        log_as_json()
+        _allow_open_files(MOST_CONNECTIONS + OTHER_FILES)
+        host, port = self._address
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._checks = asyncio.create_task(self._check_connections())
+
+    def check(self) -> None:
+        """Raise when it does not serve any more."""
+        for task in (self._task, self._checks):
+            if task is not None and task.done():
+                task.result()
+                raise RuntimeError("the HTTP server has ended")
+
+    async def stop(self) -> None:
+        """Take no more connections, finish what runs, and close."""
+        self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=GRACE_S + 1)
+        if self._checks is not None:
+            self._checks.cancel()
+
+    async def _check_connections(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            for connection in list(self._server.server_state.connections):
+                if isinstance(connection, Connection):
+                    connection.check(loop.time())
+
+
+def _allow_open_files(number: int) -> None:
+    """Let this process open so many files, as far as the system lets it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= number:
+        return
+    most = number if hard == resource.RLIM_INFINITY else min(number, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    if most < number:
+        logger.warning(
+            "this process may open %d files; %d connections need %d", most, MOST_CONNECTIONS, number
+        )

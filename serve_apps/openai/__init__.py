@@ -1,0 +1,1 @@
+"""The words of the OpenAI API: requests, answers and errors; plain data, and nothing that waits."""

@@ -1,0 +1,110 @@
+"""From a request's JSON to its fields, with a sentence for each field that is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from serve_apps.openai.errors import ApiError, bad_request, shortened
+from serve_apps.openai.fields import UNKNOWN_FIELD
+from serve_apps.openai.schema import ChatRequest, Request
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+def parse_fields(kind: type[Kind], document: Any) -> Kind:
+    """The request in `document` (decoded JSON), as the fields of its kind say.
+
+    Raises:
+        ApiError: 400, naming the first field that is wrong and what it may be.
+    """
+    if not isinstance(document, dict):
+        raise bad_request(f"The request body must be a JSON object, not {_kind_of(document)}.")
+    ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
+    try:
+        return kind.model_validate({name: value for name, value in document.items() if name not in ignored})
+    except ValidationError as error:
+        raise _sentence(error) from None
+
+
+def parse(kind: type[Request], document: Any) -> Request:
+    """The request in `document` (decoded JSON).
+
+    Raises:
+        ApiError: 400, naming the first field that is wrong and what it may be.
+    """
+    fields = document
+    if isinstance(document, dict):
+        fields = {name: value for name, value in document.items() if name not in kind.NEUTRAL}
+        for name in document.keys() & kind.NEUTRAL.keys():
+            _check_neutral(kind, name, document[name])
+    request = parse_fields(kind, fields)
+    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+        raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
+    if isinstance(request, ChatRequest):
+        _check_messages(request)
+    if request.stream_options is not None and not request.streamed:
+        raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
+    return request
+
+
+def _check_neutral(kind: type[Request], name: str, value: Any) -> None:
+    # 0 == False in Python, but a penalty of `false` is a mistake: the types must agree too.
+    if not any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+        for neutral in kind.NEUTRAL[name]
+    ):
+        raise bad_request(
+            f"'{name}' is not supported by this server; leave it out.",
+            param=name,
+            code="unsupported_parameter",
+        )
+
+
+def _check_messages(request: ChatRequest) -> None:
+    for number, message in enumerate(request.messages):
+        if "content" not in message.model_fields_set and message.tool_calls is None:
+            raise bad_request(
+                f"'messages.{number}.content' is required.",
+                param=f"messages.{number}.content",
+                code="missing_required_parameter",
+            )
+
+
+def _sentence(error: ValidationError) -> ApiError:
+    """The first mistake as a sentence about the request's own field."""
+    first = error.errors(include_url=False)[0]
+    kind = first["type"]
+    parts = [str(part) for part in first["loc"]]
+    if kind == UNKNOWN_FIELD:
+        path = ".".join([*parts, shortened(first["ctx"]["name"])])
+        return bad_request(f"Unknown parameter '{path}'.", param=path, code="unknown_parameter")
+    path, field = ".".join(parts), parts[0] if parts else None
+    if kind == "missing":
+        return bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
+    says: Mapping[str, Callable[[], str]] = {
+        "value_error": lambda: str(first["ctx"]["error"]),
+        "bool_type": lambda: "must be true or false",
+        "string_type": lambda: "must be a string",
+        "int_type": lambda: "must be an integer",
+        "float_type": lambda: "must be a number",
+    }
+    message = says[kind]() if kind in says else first["msg"][0].lower() + first["msg"][1:]
+    return bad_request(
+        f"'{path}' is wrong: {message} (given: {_short(first['input'])}).",
+        param=field,
+        code="invalid_type" if kind.endswith("_type") else "invalid_value",
+    )
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, (dict, list)):
+        return _kind_of(value)
+    return shortened(repr(value))
+
+
+def _kind_of(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

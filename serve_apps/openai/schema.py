@@ -1,0 +1,224 @@
+"""The requests of the OpenAI API, as far as Shoal serves them.
+
+A request with a field that would change the answer and that Shoal does not carry out is refused, never
+served as if the field were not there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from serve_apps.engine.protocol import REPETITION_PENALTIES
+from serve_apps.openai.fields import (
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    Content,
+    LogitBias,
+    Prompt,
+    Stop,
+    StrictModel,
+    TokenId,
+)
+
+
+class StreamOptions(BaseModel):
+    """What a stream carries besides the tokens."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    include_usage: bool | None = None
+
+
+class JsonSchema(BaseModel):
+    """The schema of a `response_format`; `name`, `description` and `strict` change nothing."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    # `schema` is a method of pydantic's.
+    json_schema: dict[str, Any] | None = Field(default=None, alias="schema")
+
+
+class ResponseFormat(StrictModel):
+    """What form the answer's text must have."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    def schema_text(self) -> str | None:
+        """The JSON schema that the answer keeps to, as JSON; None for plain text."""
+        if self.type == "text":
+            return None
+        if self.type == "json_object" or self.json_schema is None:
+            return '{"type": "object"}'
+        return json.dumps(self.json_schema.json_schema or {})
+
+
+class Request(StrictModel):
+    """What both endpoints share."""
+
+    IGNORED: ClassVar[frozenset[str]] = frozenset(
+        {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+    )
+    """Fields that change nothing about the answer."""
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """Fields that are not carried out, with the values that ask for nothing."""
+
+    model: str
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=None, ge=0, le=2)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None, ge=-1)
+    """Extension: only the k likeliest tokens; 0 and -1 keep all."""
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    """Extension: drops tokens less likely than this part of the likeliest."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(
+        default=None, ge=REPETITION_PENALTIES[0], le=REPETITION_PENALTIES[1]
+    )
+    """Extension: as in transformers and vLLM; 1 changes nothing."""
+    logit_bias: LogitBias = ()
+    response_format: ResponseFormat | None = None
+    n: int | None = Field(default=None, ge=1, le=128)
+    stop: Stop = ()
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    stop_token_ids: tuple[TokenId, ...] | None = Field(
+        default=None, strict=False, fail_fast=True, max_length=MAX_BIASES
+    )
+    """Extension: tokens that end the answer."""
+    min_tokens: int = Field(default=0, ge=0)
+    """Extension: before so many tokens no end of sequence is chosen."""
+    ignore_eos: bool = False
+    """Extension: go on after the end of sequence, up to max_tokens (for measuring)."""
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    """Extension: lower goes first, as in vLLM."""
+
+    @property
+    def choices_each(self) -> int:
+        return 1 if self.n is None else self.n
+
+    @property
+    def num_choices(self) -> int:
+        """Answers to all prompts together."""
+        return self.choices_each
+
+    @property
+    def streamed(self) -> bool:
+        return bool(self.stream)
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """How many alternatives to report with each token; None reports no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling(self) -> dict[str, Any]:
+        """The fields of SamplingParams, without max_tokens and without what was not asked for."""
+        seldom = {
+            "min_p": self.min_p,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "logit_bias": self.logit_bias,
+            "json_schema": self.response_format.schema_text() if self.response_format else None,
+            "stop_token_ids": self.stop_token_ids,
+            "min_tokens": self.min_tokens,
+        }
+        return {
+            "temperature": 1.0 if self.temperature is None else float(self.temperature),
+            "top_p": 1.0 if self.top_p is None else float(self.top_p),
+            "top_k": max(0, self.top_k or 0),
+            "seed": self.seed,
+            "stop": self.stop,
+            "ignore_eos": self.ignore_eos,
+            "logprobs": self.alternatives,
+            **{name: value for name, value in seldom.items() if value},
+        }
+
+
+class CompletionRequest(Request):
+    """The body of POST /v1/completions."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (None, 1),
+        "echo": (None, False),
+        "suffix": (None, ""),
+    }
+
+    prompt: Prompt
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.prompt) * self.choices_each
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class Message(StrictModel):
+    """One turn of a conversation, as the model's chat template gets it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "anyOf": [
+                {"required": ["content"]},
+                {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array"}}},
+            ]
+        },
+    )
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    name: str | None = None
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    """Calls that the assistant made."""
+    tool_call_id: str | None = None
+    """The call that a tool's message answers."""
+
+
+class ChatRequest(Request):
+    """The body of POST /v1/chat/completions."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "tool_choice": (None, "none", "auto"),
+        "parallel_tool_calls": (None, True, False),
+        "functions": (None, []),
+        "function_call": (None, "none", "auto"),
+        "modalities": (None, ["text"]),
+        "audio": (None,),
+        "prediction": (None,),
+        "reasoning_effort": (None,),
+        "verbosity": (None,),
+        "web_search_options": (None,),
+    }
+
+    messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
+    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    """Handed to the model's chat template; calls in the answer are text."""
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None

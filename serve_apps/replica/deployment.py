@@ -1,0 +1,353 @@
+"""One replica of an app: a group of ranks that lives, serves and ends as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from cluster.errors import ShoalError
+from cluster.providers.endpoints import free_port
+from serve_apps.engine.config import engine_config
+from serve_apps.engine.protocol import (
+    AnswerError,
+    Delta,
+    EngineError,
+    PromptError,
+    QueueFullError,
+    SamplingParams,
+    UnsupportedError,
+    WeightsError,
+)
+from serve_apps.engine.table import find_engine
+from serve_apps.engine.weight_files import check_same_shapes, read_ahead
+from serve_apps.models import model_directory
+from serve_apps.openai.errors import ApiError, answer_failed, bad_request, queue_full, replica_lost
+from serve_apps.replica.controller_link import ControllerLink
+from serve_apps.replica.fit import fit
+from serve_apps.replica.prompts import Prompts
+from serve_apps.replica.rank_group import RankGroup
+from serve_apps.replica.watchdog import Watchdog
+from serve_apps.spec import AppSpec
+from serve_apps.tokens.inbox import merge
+from serve_apps.tokens.stream import TokenSender
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT = 8192
+"""Characters from which tokenizing happens beside the event loop, so that the others go on."""
+HANG_TIMEOUT_S = 15.0
+"""A replica whose event loop stands still for so long is killed."""
+WATCH_EVERY_S = 0.5
+"""How often a replica looks whether its engine is whole, and shows that it lives itself."""
+
+
+class Replica:
+    """The Serve deployment's class; rank 0 runs in its process, the other ranks in actors beside it.
+
+    Args:
+        spec: an `AppSpec` as JSON.
+        application: the Serve application's name, APP:REVISION; None keeps apart from the controller.
+    """
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, spec: Mapping[str, Any], application: str | None = None
+    ) -> None:
+        import ray
+        from ray import serve
+
+        self._started_at, self._ready_at = _now(), ""
+        self.spec = AppSpec.from_json(spec)
+        self.id = serve.get_replica_context().replica_tag
+        self.revision = 0
+        """The number of the revision whose weights it has."""
+        self._prepared: int | None = None
+        self._refused: int | None = None
+        self._refusal: str | None = None
+        self._link: ControllerLink | None = None
+        if application is not None:
+            self.revision = int(application.rpartition(":")[2])
+            self._link = ControllerLink(application, self.id, self._facts, self._obey)
+            now = await self._link.spec()
+            if now is not None:
+                self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
+        self._calls: dict[asyncio.Task[Any], str] = {}
+        """The calls that serve a gateway's requests, and its endpoint."""
+        self._sender = TokenSender(self._gateway_lost)
+        self._group = RankGroup(self.spec)
+        await self._start_in_time(ray.util.get_node_ip_address())
+        self._ready_at = _now()
+        self._watching = asyncio.create_task(self._watch())
+        self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
+
+    async def _start_in_time(self, host: str) -> None:
+        """End a replica that hangs while it starts, so that another comes: Serve would wait for ever."""
+        seconds = self.spec.config.update.ready_timeout_s
+        watchdog = Watchdog(seconds + HANG_TIMEOUT_S)  # for when even this event loop stands still
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                await self._start(host)
+        except TimeoutError:
+            if limit.expired():
+                self._lost(f"it was not ready within {seconds:g} s")
+            raise
+        finally:
+            watchdog.stop()
+
+    async def _start(self, host: str) -> None:
+        model_path = await asyncio.to_thread(model_directory, self.spec)
+        config = engine_config(self.spec, model_path)
+        port = free_port(host)
+        entry = find_engine(self.spec.engine)
+        if not entry.has_own_ranks:
+            self._group.start(config, host, port, self._lost)
+        self._engine = entry.load_engine()(config, host, port)
+        self._prompts = await asyncio.to_thread(Prompts, model_path)
+        await self._engine.start()
+
+    def _lost(self, why: str) -> None:
+        # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
+        # gateway sends its requests elsewhere; the placement group goes and a whole new group comes.
+        logger.error("replica %s ends: %s", self.id, why)
+        self._group.kill()
+        logging.shutdown()
+        os._exit(1)
+
+    async def _watch(self) -> None:
+        watchdog = Watchdog(HANG_TIMEOUT_S)
+        try:
+            while True:
+                watchdog.beat()
+                self._check_engine()
+                await asyncio.sleep(WATCH_EVERY_S)
+        finally:
+            watchdog.stop()
+
+    def _check_engine(self) -> None:
+        """End the replica when its engine is broken: it would refuse at once whatever it is sent, and so seem
+        to have more room than the others."""
+        try:
+            self._engine.check()
+        except EngineError as error:
+            self._lost(str(error))
+
+    def _facts(self) -> dict[str, Any]:
+        """What the controller is told."""
+        statistics = self._engine.statistics()
+        return {
+            "revision": self.revision,
+            "context_length": self._engine.context_length,
+            "prepared": self._prepared,
+            "refused": self._refused,
+            "refusal": self._refusal,
+            "running": statistics.running,
+            "waiting": statistics.waiting,
+            "cache_use": statistics.cache_use,
+            "started_at": self._started_at,
+            "ready_at": self._ready_at,
+        }
+
+    async def _obey(self, order: Mapping[str, Any]) -> None:
+        """Get ready for another version of the model, or go on with it; both leave what runs as it is when
+        they cannot."""
+        spec, number = AppSpec.from_json(order["spec"]), order["revision"]
+        try:
+            path = await asyncio.to_thread(model_directory, spec)
+            if order["action"] == "prepare":
+                old = await asyncio.to_thread(model_directory, self.spec)
+                await asyncio.to_thread(check_same_shapes, old, path)
+                await asyncio.to_thread(read_ahead, path)
+                self._prepared = number
+                return
+            prompts = await asyncio.to_thread(Prompts, path)
+            await self._engine.load_weights(path)
+        except (WeightsError, EngineError, ShoalError, OSError) as error:
+            self._refused, self._refusal = number, str(error)
+            logger.error("replica %s cannot load revision %d: %s", self.id, number, error)
+            if order.get("or_end"):
+                self._lost("it cannot go back to the weights that it is to have")
+            return
+        self.spec, self.revision, self._prompts = spec, number, prompts
+        self._refused = self._refusal = None
+
+    def statistics(self) -> dict[str, Any]:
+        """The engine's statistics and this replica's id and process."""
+        return {"replica": self.id, "pid": os.getpid(), **asdict(self._engine.statistics())}
+
+    async def check_health(self) -> None:
+        """Raise when the replica cannot go on; Serve then replaces it."""
+        self._engine.check()
+        if self._watching.done():
+            self._watching.result()
+        if self._group.lost is not None:
+            raise EngineError(self._group.lost)
+
+    async def generate(
+        self, request: Mapping[str, Any], address: Mapping[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Run one request of a gateway; the call lasts as long as the request.
+
+        Args:
+            request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
+                the app allows and the context has room for); `sampling` (the other SamplingParams).
+            address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
+                gateway is gone.
+
+        Returns:
+            Where it is not `streamed` the whole answer: the fields of Delta, and `start`: {replica,
+            model_version, prompt_tokens}. Else only how it ended; what it gains goes to the address as it
+            comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run
+            returns `start` and `error`, see ApiError.as_item; so does one whose engine breaks, with
+            `engine_broke`.
+        """
+
+        async def answer(start: dict[str, Any]) -> dict[str, Any]:
+            prompt_ids = await self._encode(request)
+            start["prompt_tokens"] = len(prompt_ids)
+            sampling = self._sampling(request, len(prompt_ids))
+            deltas = self._engine.generate(
+                request["request_id"], prompt_ids, sampling, request.get("priority", 0)
+            )
+            if address is None:
+                return dict(merge([_item(delta) async for delta in deltas]))
+            with self._kept_for(address):
+                if not request["streamed"]:
+                    return dict(merge([_item(delta) async for delta in deltas]))
+                await self._stream(request["request_id"], start, deltas, address["endpoint"])
+                return {}
+
+        return await self._answer(request, answer)
+
+    async def _answer(
+        self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
+        """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
+        start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
+        if request.get("revision", self.revision) != self.revision:
+            # It was sent when this replica had other weights: whoever sent it knows of the change soon.
+            return {"start": start, **replica_lost().as_item()}
+        try:
+            return {"start": start, **await answer(start)}
+        except ApiError as refused:
+            error = refused
+        except PromptError as refused:
+            error = bad_request(f"{refused}.", param=_param(refused.field, request), code="invalid_value")
+        except UnsupportedError as refused:
+            error = bad_request(f"{refused}.", code="unsupported_parameter")
+        except QueueFullError:
+            error = queue_full(self.spec.name)
+        except AnswerError as failed:
+            logger.error("replica %s, request %s: %s", self.id, request["request_id"], failed)
+            error = answer_failed(str(failed), own_fault=failed.own_fault)
+        except EngineError as broken:
+            self._check_engine()
+            logger.error("replica %s, request %s: %s", self.id, request["request_id"], broken)
+            return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+        return {"start": start, **error.as_item()}
+
+    async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The mean of a prompt's last hidden states: `request_id` and `prompt` to `start` and `embedding`."""
+
+        async def embedding(start: dict[str, Any]) -> dict[str, Any]:
+            prompt_ids = await self._encode(request)
+            start["prompt_tokens"] = len(prompt_ids)
+            return {"embedding": await self._engine.embed(request["request_id"], prompt_ids)}
+
+        return await self._answer(request, embedding)
+
+    async def tokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The token ids of a `prompt` or of `messages`: `start` and `tokens`."""
+
+        async def tokens(start: dict[str, Any]) -> dict[str, Any]:
+            return {"tokens": await self._encode(request)}
+
+        return await self._answer(request, tokens)
+
+    async def detokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The text of `tokens`: `start` and `prompt`."""
+
+        async def prompt(start: dict[str, Any]) -> dict[str, Any]:
+            return {"prompt": await asyncio.to_thread(self._prompts.decode, request["tokens"])}
+
+        return await self._answer(request, prompt)
+
+    async def _stream(
+        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], endpoint: str
+    ) -> None:
+        first: Mapping[str, Any] = {"start": start}
+        async with aclosing(deltas):  # type: ignore[type-var]
+            async for delta in deltas:
+                self._sender.send(endpoint, key, {**first, **_item(delta)})
+                first = {}
+
+    @contextlib.contextmanager
+    def _kept_for(self, address: Mapping[str, str]) -> Iterator[None]:
+        """Go on with the call of this task while the gateway of this address is there."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._sender.connect(address)
+        self._calls[task] = address["endpoint"]
+        try:
+            yield
+        finally:
+            del self._calls[task]
+
+    def _gateway_lost(self, endpoint: str) -> None:
+        """Nobody waits for what a gateway that is gone has asked for."""
+        for task, other in list(self._calls.items()):
+            if other == endpoint:
+                task.cancel()
+
+    async def _encode(self, request: Mapping[str, Any]) -> list[int]:
+        size = sum(len(str(m)) for m in request.get("messages", ())) + len(request.get("prompt", ""))
+        if size < LONG_TEXT:
+            return self._prompts.encode(request)
+        return await asyncio.to_thread(self._prompts.encode, request)
+
+    def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
+        """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""
+        return fit(
+            request,
+            prompt_tokens,
+            self._engine.context_length,
+            asked=request["max_tokens"],
+            limit=self.spec.config.limits.max_tokens,
+            sampling=request["sampling"],
+        )
+
+    async def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)
+        if engine is not None:
+            for task in (getattr(self, "_watching", None), getattr(self, "_linked", None)):
+                if task is not None:
+                    task.cancel()
+            with contextlib.suppress(EngineError):
+                await engine.stop()
+            self._group.stop()
+            self._sender.stop()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _param(field: str, request: Mapping[str, Any]) -> str:
+    """The field of OpenAI's request that a field of the engine's stands for."""
+    if field == "prompt":
+        return "messages" if "messages" in request else "prompt"
+    return {"json_schema": "response_format"}.get(field, field)
+
+
+def _item(delta: Delta) -> dict[str, Any]:
+    item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
+    if delta.logprobs:
+        item["logprobs"] = [(entry.token, entry.logprob, entry.top) for entry in delta.logprobs]
+    if delta.finish_reason is not None:
+        item["finish_reason"] = delta.finish_reason
+    return item

@@ -1,0 +1,1 @@
+"""The wire on which tokens go from replicas to gateways."""

@@ -1,0 +1,147 @@
+"""The OpenAPI document is true: schemathesis sends what it allows and what it forbids, to the real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from serve_apps.gateway.access import Access
+from serve_apps.gateway.api import build_api
+from serve_apps.gateway.app_table import AppTable
+from serve_apps.gateway.service import GatewayService
+from serve_apps.http.deadline import HEADER
+from tests.serve_apps.gateway_process import running_gateway
+from tests.serve_apps.stub_gateway import StubBackend
+
+CHECKS = [
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "missing_required_header",
+    "unsupported_method",
+    "allow_header_conformance",
+]
+"""All of schemathesis but these.
+
+positive_data_acceptance: what an app takes depends on its limits and its model, which no schema says.
+ignored_auth, object_level_authorization: keys are optional; tests/serve_apps/gateway/test_access.py has them.
+use_after_free, ensure_resource_availability: nothing is created over HTTP.
+"""
+SEED = 1
+
+
+def document() -> dict[str, Any]:
+    async def refresh() -> AppTable:
+        return AppTable()
+
+    return build_api(GatewayService(StubBackend(), refresh, Access())).openapi()
+
+
+def check(
+    folder: Path, url: str, schema: dict[str, Any], examples: int, checks: Sequence[str] = CHECKS
+) -> None:
+    """Run schemathesis' command over a document; fails with what it says."""
+    path = folder / "openapi.json"
+    path.write_text(json.dumps(schema))
+    # Headers and parameters that nobody knows are no mistake in HTTP.
+    (folder / "schemathesis.toml").write_text("[generation]\nallow-extra-parameters = false\n")
+    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"]
+    command += [str(path), "--url", url, "--checks", ",".join(checks), "--phases", "coverage,fuzzing"]
+    command += ["--seed", str(SEED), "--max-examples", str(examples), "--no-color", "--request-timeout", "20"]
+    command += ["--continue-on-failure", "--output-truncate", "false", "--generation-database", "none"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+
+
+def deep(schema: dict[str, Any]) -> dict[str, Any]:
+    """The document of this one gateway: with the model that it has, and as much time as there is."""
+    for name, component in schema["components"]["schemas"].items():
+        if name.endswith("Request"):
+            component["properties"]["model"] = {"enum": ["chat"]}
+    for path in schema["paths"].values():
+        for operation in path.values():
+            operation["parameters"] = [one for one in operation["parameters"] if one["name"] != HEADER]
+    return schema
+
+
+def assert_document_holds(folder: Path, examples: int, **options: Any) -> None:
+    with running_gateway(folder, limits={"max_tokens": 10**9}, **options) as gateway:
+        schema = httpx.get(f"{gateway.url}/openapi.json", timeout=20).json()
+        # As it is: a time of nearly nothing is over at once, and nothing else gets a 5xx.
+        check(folder, gateway.url, schema, examples, [one for one in CHECKS if one != "not_a_server_error"])
+        failed = {(line["status"], line["error"]) for line in gateway.lines() if line["status"] >= 500}
+        assert failed <= {(504, "timeout")}
+        check(folder, gateway.url, deep(schema), examples)
+        answers = Counter((line["endpoint"], line["status"]) for line in gateway.lines())
+    for path, operations in schema["paths"].items():
+        if "post" in operations:
+            # It has been in the depths of each.
+            assert answers[path, 200] > 5, answers
+            assert answers[path, 400] > 5, answers
+
+
+def test_no_answer_is_undocumented(tmp_path: Path) -> None:
+    assert_document_holds(tmp_path, examples=15)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_answer_is_undocumented_in_a_longer_search(tmp_path: Path) -> None:
+    assert_document_holds(tmp_path, examples=250)
+
+
+def test_every_operation_documents_what_it_can_answer_with() -> None:
+    schema = document()
+    statuses = {
+        f"{method} {path}": {int(status) for status in operation["responses"]}
+        for path, operations in schema["paths"].items()
+        for method, operation in operations.items()
+    }
+    any_route = {200, 400, 408, 431, 500, 503}
+    post = any_route | {401, 403, 404, 413, 415, 429, 504}
+    assert statuses == {
+        "get /health": any_route,
+        "get /ready": any_route,
+        "get /metrics": any_route,
+        "get /apps": any_route | {401},
+        "get /v1/models": any_route | {401},
+        "get /v1/models/{model}": any_route | {401, 404},
+        "post /v1/completions": post,
+        "post /v1/chat/completions": post,
+        "post /v1/embeddings": post,
+        "post /tokenize": post,
+        "post /detokenize": post,
+    }
+
+
+def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
+    schema = document()
+    for path in ("/v1/completions", "/v1/chat/completions"):
+        operation = schema["paths"][path]["post"]
+        answer = operation["responses"]["200"]
+        assert answer["content"].keys() == {"application/json", "text/event-stream"}
+        assert {name for name, header in answer["headers"].items() if header["required"]} == {
+            *("x-request-id", "x-shoal-replica", "x-shoal-model-version"),
+        }
+        assert operation["responses"]["429"]["headers"]["Retry-After"]["required"]
+        assert operation["security"] == [{}, {"bearer": []}]
+        assert {parameter["name"] for parameter in operation["parameters"]} == {
+            *("x-request-id", "x-request-timeout-s"),
+        }
+    forms = schema["paths"]["/metrics"]["get"]["responses"]["200"]["content"]
+    assert forms.keys() == {"text/plain", "application/openmetrics-text"}
+    assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
+    fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
+    assert fields["echo"]["enum"] == [None, False]
+    assert "user" in fields

@@ -1,0 +1,193 @@
+"""What the gateway does before it refuses a request is bounded by the size of its body, whatever is in it.
+
+Each body is sent to the gateway's own process; its processor time and its memory are measured there.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from serve_apps.openai.schema import ChatRequest, CompletionRequest, Message, ResponseFormat
+from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from tests.serve_apps.gateway_process import RunningGateway, running_gateway
+
+BODY_BYTES = 400_000
+MEMORY_FOR_A_BYTE = 40
+"""An empty list is 3 bytes of JSON and 64 of Python's; all else that a body can hold is less."""
+MEMORY_BYTES = 6 * 2**20
+"""Beside that: what a process takes from the system, it takes in large pieces."""
+SECONDS = 0.2
+"""Of the processor, for a body of this size: about ten times what reading the worst of them takes here."""
+
+WAIT_S = 0.25
+"""The longest that others may wait while ten times as large a body is read."""
+
+
+def many(item: str) -> str:
+    """A list of as many of these as fit in a body."""
+    return f"[{','.join([item] * (BODY_BYTES // (len(item) + 1)))}]"
+
+
+VALUES: dict[str, Callable[[], str]] = {
+    "numbers": lambda: many("1"),
+    "wrong numbers": lambda: many("-1"),
+    "strings": lambda: many('"a"'),
+    "no strings": lambda: many('""'),
+    "nulls": lambda: many("null"),
+    "lists": lambda: many("[]"),
+    "lists of one": lambda: many("[1]"),
+    "objects": lambda: many("{}"),
+    "messages": lambda: many('{"role":"user","content":""}'),
+    "parts": lambda: many('{"type":"text","text":""}'),
+    "keys": lambda: json.dumps({f"k{n}": 1 for n in range(BODY_BYTES // 13)}),
+    "text": lambda: json.dumps("a " * (BODY_BYTES // 2)),
+    "depth": lambda: "[" * (BODY_BYTES // 2) + "]" * (BODY_BYTES // 2),
+}
+PROMPT = '"model":"chat","prompt":"a"'
+MESSAGES = '"model":"chat","messages":[{"role":"user","content":"a"}]'
+INPUT = '"model":"chat","input":"a"'
+TOKENS = '"model":"chat","tokens":[1]'
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+def fields(kind: Any) -> list[str]:
+    return [*kind.model_fields, *getattr(kind, "NEUTRAL", ()), *getattr(kind, "IGNORED", ()), "unknown"]
+
+
+def templates() -> list[tuple[str, str, str]]:
+    """Paths, bodies with a place for one value in each field that there is, and the field's name."""
+    made = []
+    for path, kind, rest in (
+        (COMPLETIONS, CompletionRequest, PROMPT),
+        (CHAT, ChatRequest, MESSAGES),
+        ("/v1/embeddings", EmbeddingRequest, INPUT),
+        ("/tokenize", TokenizeRequest, PROMPT),
+        ("/detokenize", DetokenizeRequest, TOKENS),
+    ):
+        # The last of two fields of one name holds.
+        made += [(path, f'{{{rest},"{field}":%s}}', field) for field in fields(kind)]
+    for field in fields(Message):
+        message = f'{{"role":"user","content":"a","{field}":%s}}'
+        made.append((CHAT, f'{{"model":"chat","messages":[{message}]}}', field))
+    for field in fields(ResponseFormat):
+        form = f'{{"type":"json_schema","{field}":%s}}'
+        made.append((COMPLETIONS, f'{{{PROMPT},"response_format":{form}}}', field))
+    # A whole list of these is right, and what is refused comes after it.
+    made.append((COMPLETIONS, '{"model":"chat","n":128,"prompt":%s}', "all"))
+    made.append((CHAT, '{"model":"chat","n":128,"messages":%s}', "all"))
+    made.append((CHAT, '{"model":"chat","n":0,"messages":%s}', "all"))
+    return made
+
+
+QUICK_FIELDS = {"prompt", "messages", "tools", "tool_calls", "stop_token_ids", "input", "tokens", "model"}
+QUICK_VALUES = {"numbers", "objects", "keys", "text"}
+
+
+def body(path: str, template: str, field: str, value: str) -> Any:
+    quick = (field in QUICK_FIELDS and value in QUICK_VALUES) or field == "all"
+    name = f"{path} {template} {value}"
+    return pytest.param(path, template, value, id=name, marks=() if quick else pytest.mark.slow)
+
+
+BODIES = [body(*template, value) for template in templates() for value in VALUES]
+
+
+LARGE = [
+    (CHAT, '{"model":"chat","n":0,"messages":%s}', "messages"),
+    (COMPLETIONS, '{"model":"chat","prompt":%s}', "lists"),
+    (COMPLETIONS, '{"model":"chat","prompt":%s}', "numbers"),
+]
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
+    limits = {"body_bytes": 2 * BODY_BYTES}
+    with running_gateway(tmp_path_factory.mktemp("gateway"), limits=limits) as running:
+        for path, template, _ in (*templates()[:3], *templates()[-3:]):
+            send(running, path, template % VALUES["messages"]())  # what is loaded or grows once
+        yield running
+
+
+def send(gateway: RunningGateway, path: str, body: str) -> httpx.Response:
+    headers = {"content-type": "application/json"}
+    return httpx.post(f"{gateway.url}{path}", content=body.encode(), headers=headers, timeout=60)
+
+
+def peak_bytes(process: psutil.Process) -> int:
+    """The most memory that the process has had since `forget_peak`."""
+    (line,) = [
+        line for line in Path(f"/proc/{process.pid}/status").read_text().splitlines() if "VmHWM" in line
+    ]
+    return int(line.split()[1]) * 1024
+
+
+def forget_peak(process: psutil.Process) -> None:
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+@pytest.mark.parametrize(("path", "template", "value"), BODIES)
+def test_a_refusal_costs_no_more_than_its_body(
+    gateway: RunningGateway, path: str, template: str, value: str
+) -> None:
+    check(gateway, path, template % VALUES[value]())
+
+
+@pytest.mark.parametrize("template", ['{{{},"{}":1}}', '{{{},"response_format":{{"{}":1}}}}'])
+def test_a_name_that_is_not_known_is_not_repeated_at_length(gateway: RunningGateway, template: str) -> None:
+    check(gateway, COMPLETIONS, template.format(PROMPT, "x" * BODY_BYTES))
+
+
+def check(gateway: RunningGateway, path: str, body: str) -> None:
+    """Send a body, and compare with its size what that cost."""
+    process = gateway.process
+    before_bytes, before_s = gateway.memory_bytes(), seconds(process)
+    forget_peak(process)
+    answer = send(gateway, path, body)
+    grown, took_s = peak_bytes(process) - before_bytes, seconds(process) - before_s
+    if answer.status_code != 200:
+        assert len(answer.content) < 2000
+        assert json.loads(answer.content)["error"]["message"]
+    assert answer.status_code in (200, 400, 404, 429)
+    assert grown <= MEMORY_FOR_A_BYTE * len(body) + MEMORY_BYTES
+    assert took_s <= SECONDS
+
+
+@pytest.mark.parametrize(("path", "template", "value"), LARGE)
+def test_others_are_answered_while_a_large_body_is_read(
+    tmp_path: Path, path: str, template: str, value: str
+) -> None:
+    item = VALUES[value]()[1:-1]
+    body = template % f"[{','.join([item] * 10)}]"
+    waits_s: list[float] = []
+    stop = threading.Event()
+    with running_gateway(tmp_path, limits={"body_bytes": 2 * len(body)}) as gateway:
+
+        def ask() -> None:
+            with httpx.Client(base_url=gateway.url, timeout=60) as client:
+                while not stop.is_set():
+                    began = time.monotonic()
+                    assert client.get("/health").status_code == 200
+                    waits_s.append(time.monotonic() - began)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            assert send(gateway, path, body).status_code == 400
+        finally:
+            stop.set()
+            asking.join()
+    assert max(waits_s) < WAIT_S
