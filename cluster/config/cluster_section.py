@@ -65,6 +65,10 @@ class GatewayConfig(EndpointConfig):
     """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
     JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute}; `shoal key` writes entries.
     Without keys the gateway listens on loopback only."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """What happens to a request with a field that Shoal does not know and that asks for something."""
+    cors: list[str] = Field(default_factory=list)
+    """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
 
 
 def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:

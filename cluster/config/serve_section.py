@@ -61,8 +61,11 @@ class UpdateConfig(Section):
 class LimitsConfig(Section):
     """Bounds that keep one request, or many, from hurting the others."""
 
-    max_tokens: int = Field(default=256, ge=1)
-    """Most tokens one request may ask for; also the default where it names none."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most tokens of one answer, also of a request that names no number. Default: what is left of the
+    context after the prompt."""
+    over_max_tokens: Literal["refuse", "clamp"] = "refuse"
+    """What happens to a request that asks for more than max_tokens."""
     queue: int = Field(default=128, ge=1)
     """Requests that may wait for an app before more are refused."""
     batch: int = Field(default=32, ge=1)

@@ -88,7 +88,7 @@ serve_apps:
     routing: least_connections    # how requests are spread over the replicas
     rollout: rolling              # how a new version takes over: rolling, blue_green or in_place
     limits:
-      max_tokens: 256             # most tokens one request may ask for
+      max_tokens: 1024            # most tokens of one answer
       queue: 128                  # requests that may wait before more are refused
 """
 

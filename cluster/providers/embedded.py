@@ -309,6 +309,10 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "gateway_host": record.gateway_host,
                 "gateway_port": record.gateway_port,
                 "gateway_keys": cluster.gateway.keys,
+                "gateway_options": {
+                    "unknown_fields": cluster.gateway.unknown_fields,
+                    "cors": cluster.gateway.cors,
+                },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,
                 "reclaim_grace_s": cluster.sharing.reclaim_grace_s,

@@ -56,7 +56,7 @@ class Manifest:
     engine: str
     precision: str
     context_length: int | None
-    max_tokens: int
+    max_tokens: int | None
     """The app's limit, which is the default of a row that names no `max_tokens`."""
     sampling: Mapping[str, Any]
     """The fields of a request that the command was given."""

@@ -8,13 +8,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from cluster.config.serve_section import LimitsConfig
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.engine.protocol import SamplingParams
-from serve_apps.openai.errors import ApiError, bad_request, too_many_tokens
+from serve_apps.openai.errors import ApiError, bad_request
 from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
-from serve_apps.replica.fit import fit
+from serve_apps.replica.fit import fit, most_tokens
 
 RESULTS = pa.schema(
     [
@@ -54,7 +55,7 @@ class RowRequest:
     sampling: Mapping[str, Any]
     """The other fields of SamplingParams."""
 
-    def fit(self, prompt_tokens: int, context_length: int, limit: int) -> SamplingParams:
+    def fit(self, prompt_tokens: int, context_length: int, limit: int | None) -> SamplingParams:
         """The sampling of a prompt of so many tokens.
 
         Raises:
@@ -75,13 +76,13 @@ class RowReader:
 
     Args:
         options: fields of a request that hold for all rows, see `check_options`.
-        limit: most tokens that a row may ask for.
+        limits: the app's.
     """
 
-    def __init__(self, app: str, options: Mapping[str, Any], limit: int) -> None:
+    def __init__(self, app: str, options: Mapping[str, Any], limits: LimitsConfig) -> None:
         self._app = app
         self._options = options
-        self._limit = limit
+        self._limits = limits
 
     def request(self, row: Mapping[str, Any]) -> RowRequest:
         """What one row asks for.
@@ -102,31 +103,25 @@ class RowReader:
         if "messages" in given:
             kind, given = ChatRequest, {"messages": _without_nulls(given["messages"])}
         request = parse(kind, {"model": self._app, **self._options, **overrides, **given})
-        check_limit(request, self._limit)
+        most = most_tokens(request, self._limits)
         prompt: dict[str, Any]
         if isinstance(request, ChatRequest):
-            prompt = {"messages": [message.model_dump(exclude_none=True) for message in request.messages]}
+            prompt = {"messages": [message.for_template() for message in request.messages]}
         else:
             assert isinstance(request, CompletionRequest)
             (one,) = request.prompt
             prompt = {"prompt": one}
-        return RowRequest(prompt, request.most_tokens, request.sampling())
+        return RowRequest(prompt, most, request.sampling())
 
 
-def check_limit(request: Request, limit: int) -> None:
-    """Raise ApiError where more tokens are asked for than the app gives."""
-    if request.most_tokens is not None and request.most_tokens > limit:
-        raise too_many_tokens(request.most_tokens, request.model, limit)
-
-
-def check_options(app: str, options: Mapping[str, Any], limit: int) -> None:
+def check_options(app: str, options: Mapping[str, Any], limits: LimitsConfig) -> None:
     """Check the fields of a request that are to hold for all rows, as the HTTP interface checks them.
 
     Raises:
         RequestError: one of them is wrong.
     """
     try:
-        check_limit(parse(CompletionRequest, {"model": app, "prompt": "", **options}), limit)
+        most_tokens(parse(CompletionRequest, {"model": app, "prompt": "", **options}), limits)
     except ApiError as error:
         raise RequestError(error.message) from error
 

@@ -101,7 +101,7 @@ def run_spec(
     """`run_app` of one spec; `model` is what the config calls its model."""
     began = time.monotonic()
     replicas = request.replicas or max(1, spec.config.replicas.min)
-    check_options(spec.name, request.options, spec.config.limits.max_tokens)
+    check_options(spec.name, request.options, spec.config.limits)
     output = Storage(request.output)
     source = Source(request.input)
     _check_apart(source.location, output.location)

@@ -126,7 +126,7 @@ class _BatchReplica:
         self._check_output()
         self._source = Source(settings.input)
         self._limit = spec.config.limits.max_tokens
-        self._rows = RowReader(spec.name, settings.options, self._limit)
+        self._rows = RowReader(spec.name, settings.options, spec.config.limits)
         model_path = model_directory(spec)
         in_flight = rows_in_flight(spec)
         self._config = engine_config(spec, model_path, max_waiting=in_flight)

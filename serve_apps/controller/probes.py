@@ -28,7 +28,7 @@ async def probe(revision: Revision, handle: DeploymentHandle[Any]) -> str:
             request = {
                 "request_id": f"shoal-probe-{uuid.uuid4().hex}",
                 "prompt": text,
-                "max_tokens": min(PROBE_TOKENS, config.limits.max_tokens),
+                "max_tokens": min(PROBE_TOKENS, config.limits.max_tokens or PROBE_TOKENS),
                 "streamed": False,
                 "sampling": {"temperature": 0.0, "logprobs": 0},
                 "revision": revision.number,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from limits import RateLimitItemPerMinute
@@ -16,6 +17,16 @@ from serve_apps.openai.errors import ApiError
 
 ANYONE = "anyone"
 """The tenant of a gateway without keys."""
+
+
+def credential(headers: Mapping[str, str]) -> str:
+    """What a request shows as its key, as an `Authorization` header has it; empty where it shows none.
+
+    Clients of Azure's API send `api-key`, those of Anthropic's `x-api-key`.
+    """
+    given = headers.get("authorization", "")
+    key = headers.get("api-key") or headers.get("x-api-key")
+    return given or (f"Bearer {key}" if key else "")
 
 
 @dataclass(frozen=True)

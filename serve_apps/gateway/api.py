@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Scope
 
-from serve_apps.gateway.access import Caller
+from serve_apps.gateway.access import Caller, credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.call import Call
 from serve_apps.gateway.document import (
@@ -27,6 +29,7 @@ from serve_apps.gateway.document import (
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts
+from serve_apps.http.leniency import Lenient
 from serve_apps.http.record import CLIENT_CLOSED, current_record
 from serve_apps.openai.answers import (
     AppAnswer,
@@ -49,6 +52,9 @@ from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, T
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
+_SHOWN_TO_PAGES = ("x-request-id", "x-shoal-replica", "x-shoal-model-version", "retry-after")
+"""Headers that a browser lets a page of another origin see."""
+
 _BODIES: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest),
     *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
@@ -61,17 +67,44 @@ class _Api(FastAPI):
     service: GatewayService
 
     def build_middleware_stack(self) -> ASGIApp:
-        return RequestAccounts(super().build_middleware_stack(), self.service.metrics.count)
+        app: ASGIApp = Lenient(super().build_middleware_stack(), self._methods)
+        if self.service.options.cors:
+            app = CORSMiddleware(
+                app,
+                allow_origins=self.service.options.cors,
+                allow_methods=["*"],
+                allow_headers=["*"],
+                expose_headers=_SHOWN_TO_PAGES,
+            )
+        return RequestAccounts(app, self.service.metrics.count)
+
+    def _methods(self, scope: Scope) -> set[str]:
+        methods: set[str] = set()
+        for route in self.routes:
+            if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+                methods |= route.methods or set()
+        return methods
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = openapi_document(self, _BODIES, (CompletionChunk, ChatChunk))
+            self.openapi_schema = openapi_document(
+                self,
+                _BODIES,
+                (CompletionChunk, ChatChunk),
+                ignore_unknown=self.service.options.ignore_unknown,
+            )
         return self.openapi_schema
 
 
 def build_api(service: GatewayService) -> FastAPI:
     """The gateway as an ASGI application."""
-    api = _Api(title="Shoal", summary="OpenAI-compatible serving", docs_url=None, redoc_url=None)
+    api = _Api(
+        title="Shoal",
+        summary="OpenAI-compatible serving",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     api.service = service
     any_route = refusals(ANY_ROUTE)
 
@@ -121,7 +154,7 @@ def build_api(service: GatewayService) -> FastAPI:
     )
     async def apps(request: Request) -> dict[str, AppAnswer]:
         """What each app was deployed with, and whether it is ready; looked up at this moment."""
-        service.access.admin(request.headers.get("authorization", ""))
+        service.access.admin(credential(request.headers))
         table = await service.refresh()
         return {
             app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
@@ -129,7 +162,7 @@ def build_api(service: GatewayService) -> FastAPI:
         }
 
     def known_caller(request: Request) -> Caller:
-        caller = service.access.caller(request.headers.get("authorization", ""))
+        caller = service.access.caller(credential(request.headers))
         current_record().tenant = caller.tenant
         return caller
 

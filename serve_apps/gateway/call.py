@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.choices import Choices
 from serve_apps.gateway.replica_requests import replica_requests
@@ -19,12 +20,11 @@ from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import EventStream, sse_event, unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
-from serve_apps.openai.errors import ApiError, body_too_large, too_many_tokens
+from serve_apps.openai.errors import ApiError, body_too_large
 from serve_apps.openai.format import ChoiceEvent, Format, Gathered, Heading, usage
-from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
-from serve_apps.replica.fit import check_fit
+from serve_apps.replica.fit import check_fit, most_tokens
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
 
@@ -43,19 +43,19 @@ class Call:
 
     async def answer(self) -> Response:
         access = self._service.access
-        self._caller = access.caller(self._http.headers.get("authorization", ""))
+        self._caller = access.caller(credential(self._http.headers))
         self._record.tenant = self._caller.tenant
         self._deadline = Deadline(self._record.began, self._http.headers.get(HEADER))
         table = self._service.table
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
         async with self._deadline.enforced():
             body = await read_body(self._http, limit)
-            request = await in_thread_if_large(body, lambda: parse(self._kind, read_json(body)))
+            request = await in_thread_if_large(body, lambda: self._service.parse(self._kind, read_json(body)))
             self._record.stream = request.streamed
             version = await self._service.find(request.model, self._caller)
             self._record.app = request.model
             self._deadline.tighten(version.spec.config.limits.request_timeout_s)
-            self._check(request, version, len(body))
+            most = self._check(request, version, len(body))
             await access.admit(self._caller)
         self._choices_each = request.choices_each
         async with AsyncExitStack() as stack:
@@ -77,7 +77,9 @@ class Call:
                 self._service.backend,
                 self._service.traffic,
                 request.model,
-                await in_thread_if_large(body, lambda: replica_requests(request, self._record.engine_id())),
+                await in_thread_if_large(
+                    body, lambda: replica_requests(request, self._record.engine_id(), most)
+                ),
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),
             )
@@ -111,15 +113,16 @@ class Call:
                 record.output_token_s = (self._last_seen_s - record.first_token_s) / (longest - 1)
         await self._service.access.spend(self._caller, tokens)
 
-    def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> None:
+    def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> int | None:
+        """Refuse what can be seen to be too much; returns the most tokens of each answer, None for any."""
         limits = version.spec.config.limits
         if body_bytes > limits.body_bytes:
             raise body_too_large(limits.body_bytes)
-        if request.most_tokens is not None and request.most_tokens > limits.max_tokens:
-            raise too_many_tokens(request.most_tokens, request.model, limits.max_tokens)
+        most = most_tokens(request, limits)
         for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
             if not isinstance(prompt, str):
-                check_fit(len(prompt), version.context_length, request.most_tokens, "prompt")
+                check_fit(len(prompt), version.context_length, most, "prompt")
+        return most
 
     async def _gather(self, events: AsyncIterator[ChoiceEvent]) -> None:
         async for event in events:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from cluster.api_keys import cluster_token, load_keys
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable
 from serve_apps.gateway.key_file import follow_keys
+from serve_apps.gateway.options import GatewayOptions
 from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.table_follower import TableFollower
@@ -28,14 +32,19 @@ class Gateway:
     Args:
         host, port: where it listens.
         keys: where its API keys are, see `load_keys`; None lets everyone in.
+        options: see `GatewayOptions.from_json`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, host: str, port: int, keys: str | None = None
+        self,
+        host: str,
+        port: int,
+        keys: str | None = None,
+        options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._backend = ReplicaBackend()
         access = Access(None if keys is None else load_keys(keys), cluster_token())
-        service = GatewayService(self._backend, self._look, access)
+        service = GatewayService(self._backend, self._look, access, GatewayOptions.from_json(options))
         self._table = TableFollower(uuid.uuid4().hex, service, self._backend)
         self._running = [asyncio.create_task(self._table.run())]
         if keys is not None:

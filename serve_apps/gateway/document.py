@@ -68,9 +68,13 @@ def metrics_page() -> dict[int | str, dict[str, Any]]:
 
 
 def openapi_document(
-    api: FastAPI, bodies: Iterable[type[BaseModel]], chunks: Iterable[type[Any]]
+    api: FastAPI, bodies: Iterable[type[BaseModel]], chunks: Iterable[type[Any]], *, ignore_unknown: bool
 ) -> dict[str, Any]:
-    """The document of an API whose POST routes take these bodies, and stream these chunks."""
+    """The document of an API whose POST routes take these bodies, and stream these chunks.
+
+    Args:
+        ignore_unknown: bodies may have fields that nobody knows.
+    """
     document = get_openapi(title=api.title, version=api.version, summary=api.summary, routes=api.routes)
     components = document.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -80,6 +84,8 @@ def openapi_document(
         schema = TypeAdapter(kind).json_schema(ref_template=_SCHEMAS)
         schemas.update(schema.pop("$defs", {}))
         schema["properties"].update(_without_effect(kind))
+        if schema.get("additionalProperties") is False:
+            schema["additionalProperties"] = True if ignore_unknown else {"enum": [None, [], {}, ""]}
         schemas[kind.__name__] = schema
     components["securitySchemes"] = {
         _SCHEME: {
@@ -101,7 +107,7 @@ def _without_effect(kind: type[BaseModel]) -> dict[str, Any]:
     return {
         **{name: {"description": "Changes nothing."} for name in sorted(ignored)},
         **{
-            name: {"enum": list(values), "description": "Not supported; these values ask for nothing."}
+            name: {"enum": [None, *values], "description": "Not supported; these values ask for nothing."}
             for name, values in neutral.items()
         },
     }

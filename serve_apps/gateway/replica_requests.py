@@ -7,11 +7,15 @@ from typing import Any
 from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
 
 
-def replica_requests(request: Request, request_id: str) -> list[dict[str, Any]]:
-    """The requests to replicas that answer a client's request, in the order of its choices."""
+def replica_requests(request: Request, request_id: str, most_tokens: int | None) -> list[dict[str, Any]]:
+    """The requests to replicas that answer a client's request, in the order of its choices.
+
+    Args:
+        most_tokens: of each answer; None: as many as there is room for.
+    """
     prompts: list[dict[str, Any]]
     if isinstance(request, ChatRequest):
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+        messages = [message.for_template() for message in request.messages]
         prompts = [{"messages": messages, **({"tools": request.tools} if request.tools else {})}]
     else:
         assert isinstance(request, CompletionRequest)
@@ -26,8 +30,8 @@ def replica_requests(request: Request, request_id: str) -> list[dict[str, Any]]:
                     "request_id": f"{request_id}-{len(requests)}",
                     **prompt,
                     "streamed": request.streamed,
-                    "priority": request.priority,
-                    "max_tokens": request.most_tokens,
+                    "priority": request.priority or 0,
+                    "max_tokens": most_tokens,
                     # The same seed for all would make all choices of a prompt the same.
                     "sampling": {**sampling, "seed": seed},
                 }

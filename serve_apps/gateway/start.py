@@ -37,7 +37,12 @@ def start_gateway(info: Mapping[str, Any], deadline: float) -> None:
         serve.run_many(
             [
                 serve.RunTarget(
-                    target=gateway.bind(info["gateway_host"], info["gateway_port"], info.get("gateway_keys")),
+                    target=gateway.bind(
+                        info["gateway_host"],
+                        info["gateway_port"],
+                        info.get("gateway_keys"),
+                        info.get("gateway_options", {}),
+                    ),
                     name=GATEWAY,
                     route_prefix=None,
                 )

@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.backend import ReplicaLostError, raise_if_failed
 from serve_apps.gateway.broken_engines import Suspect
@@ -30,7 +31,6 @@ from serve_apps.openai.errors import (
     replica_lost,
     too_long,
 )
-from serve_apps.openai.parse import parse_fields
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
 
 Result = Mapping[str, Any]
@@ -86,7 +86,7 @@ class TextCall:
         def asks() -> list[dict[str, Any]]:
             if request.messages is None:
                 return [{"prompt": request.prompt}]
-            messages = [message.model_dump(exclude_none=True) for message in request.messages]
+            messages = [message.for_template() for message in request.messages]
             return [{"messages": messages, "tools": request.tools}]
 
         (result,) = results = await self._ask(version, "tokenize", 1, asks)
@@ -111,14 +111,16 @@ class TextCall:
 
     async def _read(self, kind: type[TextRequest]) -> tuple[Any, AppVersion]:
         access, record = self._service.access, self._record
-        self._caller = access.caller(self._http.headers.get("authorization", ""))
+        self._caller = access.caller(credential(self._http.headers))
         record.tenant, record.stream = self._caller.tenant, False
         self._deadline = Deadline(record.began, self._http.headers.get(HEADER))
         table = self._service.table
         async with self._deadline.enforced():
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             body = await read_body(self._http, limit)
-            request = await in_thread_if_large(body, lambda: parse_fields(kind, read_json(body)))
+            request = await in_thread_if_large(
+                body, lambda: self._service.parse_fields(kind, read_json(body))
+            )
             version = await self._service.find(request.model, self._caller)
             record.app = request.model
             limits = version.spec.config.limits
@@ -135,16 +137,24 @@ class TextCall:
         """What the replicas of one version answer, in the order of the requests.
 
         Args:
-            number: how many requests there are; they are made only when there is a place for each.
+            number: how many requests there are; they are made only when there is room for them.
         """
         engine_id = self._record.engine_id()
         traffic, app = self._service.traffic, version.spec.name
+        # Many inputs go in turn, so that they take no more places than an app has.
+        at_once = min(number, version.spec.config.limits.batch)
         suspect = Suspect(traffic.broken)
 
         async def all_by(taker: AppVersion, named: list[dict[str, Any]]) -> list[Result]:
+            turns = asyncio.Semaphore(at_once)
+
+            async def in_turn(one: dict[str, Any]) -> Result:
+                async with turns:
+                    return await self._one(taker, method, one, suspect)
+
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(self._one(taker, method, one, suspect)) for one in named]
+                    tasks = [group.create_task(in_turn(one)) for one in named]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
             return [task.result() for task in tasks]
@@ -154,7 +164,7 @@ class TextCall:
             named = [{"request_id": f"{engine_id}-{i}", **one} for i, one in enumerate(requests)]
             avoid: list[int] = []
             while True:
-                taker = await traffic.take(app, number, avoid)
+                taker = await traffic.take(app, at_once, avoid)
                 try:
                     return await all_by(taker, named)
                 except ApiError as error:
@@ -163,10 +173,10 @@ class TextCall:
                         raise
                     avoid.append(taker.revision)
                 finally:
-                    traffic.leave(taker, number)
+                    traffic.leave(taker, at_once)
 
         try:
-            with self._service.places(version, number, "input"):
+            with self._service.places(version, at_once, "input"):
                 async with self._deadline.enforced():
                     results = await unless_gone(self._http.receive, all_of())
         finally:

@@ -12,7 +12,13 @@ from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from serve_apps.openai.errors import bad_request, body_too_large, too_slow, unsupported_media_type
+from serve_apps.openai.errors import (
+    bad_request,
+    body_too_large,
+    too_slow,
+    unsupported_coding,
+    unsupported_media_type,
+)
 
 __all__ = ["ClientDisconnect", "in_thread_if_large", "read_body", "read_json"]
 
@@ -38,6 +44,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     media_type = request.headers.get("content-type")
     if media_type is not None and not _JSON.fullmatch(media_type.partition(";")[0].strip().lower()):
         raise unsupported_media_type(media_type)
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() != "identity":
+        raise unsupported_coding(coding)
     declared = request.headers.get("content-length", "")
     if declared.isdigit() and int(declared[:20]) > limit:
         raise body_too_large(limit)

@@ -14,6 +14,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from serve_apps.http.crowd import Crowd
 from serve_apps.http.lingering import LingeringTransport
 from serve_apps.http.message_bounds import MessageBounds
 from serve_apps.http.refusal import not_http, refusal, too_many_connections, too_many_pipelined
@@ -21,25 +22,43 @@ from serve_apps.openai.errors import ApiError
 
 STALLED_S = 60.0
 """How long a client may take nothing of what waits for it."""
-MOST_CONNECTIONS = 4096
-"""Of one server; one more closes the one that has been idle for longest."""
 MOST_PIPELINED = 16
 """Requests of one connection that are not answered yet."""
 
 _GONE = select.POLLHUP | select.POLLERR
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol with bounds; `check` is to be called about every second."""
+_UPGRADING = (b"upgrade", b"http2-settings")
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+
+class _AnyLength(int):
+    """Stands for the length of a body in uvicorn's bookkeeping where any is right."""
+
+    def __lt__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: object) -> _AnyLength:
+        return self
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's protocol with bounds; `check` is to be called about every second.
+
+    Args:
+        crowd: of the server's connections.
+    """
+
+    def __init__(self, *args: Any, crowd: Crowd, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._crowd = crowd
         now = self.loop.time()
         self._cycles: list[Any] = []
         """Requests that are not answered yet, the first first; uvicorn itself forgets all but the last."""
         self._bounds = MessageBounds(now)
         self._deaf = False
         """Nothing that still comes is read as HTTP."""
+        self._upgrade_asked = False
+        """The head that has just come asks for another protocol, and will be read again without that."""
         self._half_closed = False
         self._unwritten = 0
         self._took_at = now
@@ -51,11 +70,17 @@ class Connection(HttpToolsProtocol):
             transport, self.loop, self._may_still_send, lambda: self.flow.resume_reading()
         )
         super().connection_made(lingering)  # type: ignore[arg-type]
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._make_room()
+        self._address = self.client[0] if self.client else ""
+        self._crowd.add(self, self._address)
+        other = self._crowd.to_close(self, self._address)
+        if isinstance(other, Connection):
+            other.make_room()
+        elif self._crowd.is_full:
+            self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._crowd.remove(self, self._address)
         for cycle in self._cycles:
             if not cycle.response_complete:
                 cycle.disconnected = True
@@ -67,16 +92,42 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._bounds.before_reading()
         try:
-            self.parser.feed_data(data)
+            self._parse(data)
         except httptools.HttpParserUpgrade:
-            # The answer goes on in HTTP/1.1; what follows is in a protocol that was not agreed on.
-            self._stop_listening()
+            self._stop_listening()  # CONNECT: what follows is not for us
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, ApiError) else not_http())
         else:
             if (too_large := self._bounds.after_reading(len(data))) is not None:
                 self._refuse(too_large)
+
+    def _parse(self, data: bytes) -> None:
+        """Have the parser read on; a client that would like another protocol is answered in this one."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                if not self._upgrade_asked:
+                    raise
+                # The parser takes what follows for the other protocol; it is the request's body.
+                data = self._head_without_upgrade() + data[upgrade.args[0] :]
+                self._upgrade_asked = False
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            else:
+                return
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                kept = [one for one in value.split(b",") if one.strip().lower() not in _UPGRADING]
+                value = b",".join(kept)
+            if name not in _UPGRADING and value:
+                lines.append(name + b": " + value)
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more; whether it still reads shows when something is written to it."""
@@ -104,16 +155,25 @@ class Connection(HttpToolsProtocol):
         self._bounds.begin(self.loop.time())
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._upgrade_asked = True
+            return
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         self._bounds.end_head(size)
         super().on_headers_complete()
         self._cycles = [*self._unanswered(), self.cycle]
+        if self.scope["http_version"] == "1.0":
+            # Without a length its answer ends where the connection does: it knows no chunks.
+            self.cycle.chunked_encoding = False
+            self.cycle.expected_content_length = _AnyLength()
 
     def on_body(self, body: bytes) -> None:
         self._bounds.add_body(len(body))
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrade_asked:
+            return
         super().on_message_complete()
         self._bounds.end(self.loop.time())
 
@@ -151,19 +211,18 @@ class Connection(HttpToolsProtocol):
         """Whether a connection whose requests are answered has no use any more."""
         return self._half_closed or self._deaf or self._bounds.is_useless(now)
 
-    def idle_since(self) -> float | None:
-        """Since when the connection has no use; None while it has one."""
-        used = self._unanswered() or self._bounds.in_message or self.transport.is_closing()
+    def waiting_since(self) -> float | None:
+        """See `crowd.Waiting`; a head that is still on its way is no request yet."""
+        used = self._unanswered() or self._bounds.in_body or self.transport.is_closing()
         return None if used else self._bounds.since
 
-    def _make_room(self) -> None:
-        """Close the connection that has been idle for longest, or, where none is, this one."""
-        others = [other for other in self.connections if isinstance(other, Connection) and other is not self]
-        idle = [other for other in others if other.idle_since() is not None]
-        if idle:
-            min(idle, key=lambda other: other.idle_since() or 0.0).transport.close()
-            return
-        self._refuse(too_many_connections())
+    def make_room(self) -> None:
+        """End a connection that has no request to be served."""
+        self._crowd.remove(self, self._address)
+        if self._bounds.in_head:
+            self.transport.abort()  # it has no answer to wait for
+        else:
+            self.transport.close()
 
     def _may_still_send(self) -> bool:
         """Whether input that nobody reads may be on its way."""

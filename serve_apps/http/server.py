@@ -6,11 +6,13 @@ import asyncio
 import logging
 import resource
 import socket
+from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from serve_apps.http.connection import MOST_CONNECTIONS, Connection
+from serve_apps.http.connection import Connection
+from serve_apps.http.crowd import MOST_CONNECTIONS, Crowd
 from serve_apps.http.log import log_as_json
 from serve_apps.http.message_bounds import KEEP_ALIVE_S
 
@@ -40,7 +42,7 @@ class HttpServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=Connection,
+                http=partial(Connection, crowd=Crowd()),  # type: ignore[arg-type]  # it is called, and no more
                 ws="none",
                 loop="none",
                 lifespan="off",

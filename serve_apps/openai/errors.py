@@ -74,11 +74,11 @@ def too_long(prompt_tokens: int, context_length: int, max_tokens: int | None, pa
     )
 
 
-def too_many_tokens(asked: int, model: str, limit: int) -> ApiError:
+def too_many_tokens(asked: int, model: str, limit: int, param: str) -> ApiError:
     """More tokens are asked for than the app gives to one request."""
     return bad_request(
-        f"{asked} tokens are asked for; '{model}' gives at most {limit}.",
-        param="max_tokens",
+        f"'{param}' is {asked}; '{model}' gives at most {limit}.",
+        param=param,
         code="max_tokens_exceeded",
     )
 
@@ -157,6 +157,15 @@ def unsupported_media_type(given: str) -> ApiError:
         "The request body must be JSON: send 'Content-Type: application/json' "
         f"(given: {shortened(given)!r}).",
         code="unsupported_media_type",
+    )
+
+
+def unsupported_coding(given: str) -> ApiError:
+    return ApiError(
+        415,
+        f"The request body must not be compressed (given: 'Content-Encoding: {shortened(given)}').",
+        code="unsupported_content_encoding",
+        headers={"Accept-Encoding": "identity"},
     )
 
 

@@ -5,6 +5,7 @@ Whatever is wrong with a body is found at its first mistake: a body of mistakes 
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
@@ -39,10 +40,16 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _stop_at_the_first_unknown_field(cls, document: Any) -> Any:
+        if cls.model_config["extra"] == "allow":
+            return document
         if isinstance(document, dict) and not document.keys() <= (known := cls.model_fields).keys():
             unknown = next(name for name in document if name not in known)
             raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
         return document
+
+
+_TEXT_PARTS = {"text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text"}
+"""Kinds of parts of a message that are text, and the field that has it."""
 
 
 def _is_ids(value: Any) -> bool:
@@ -78,12 +85,42 @@ def _content(value: Any) -> str:
         return ""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
-        for part in value
-    ):
-        return "".join(part["text"] for part in value)
+    if isinstance(value, list):
+        texts = [_text_of(part) for part in value]
+        if None not in texts:
+            return "".join(text for text in texts if text)
     raise ValueError("must be a string or a list of text parts; images and audio are not supported")
+
+
+def _tool_calls(value: Any) -> list[dict[str, Any]] | None:
+    """Calls that a model made, their arguments as objects: templates want those, clients send strings."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise ValueError("must be a list of calls")
+    return [_tool_call(number, call) for number, call in enumerate(value)]
+
+
+def _tool_call(number: int, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError(f"call {number} must be an object whose 'function' has a 'name'")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments) if arguments.strip() else {}
+        except (ValueError, RecursionError):
+            raise ValueError(f"the arguments of call {number} are not JSON") from None
+    if arguments is not None and not isinstance(arguments, dict):
+        raise ValueError(f"the arguments of call {number} must be an object, as JSON in a string")
+    return {**call, "function": {**function, "arguments": arguments or {}}}
+
+
+def _text_of(part: Any) -> str | None:
+    """The text of one part of a message; None where it is none."""
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(_TEXT_PARTS[kind]) if isinstance(kind, str) and kind in _TEXT_PARTS else None
+    return text if isinstance(text, str) else None
 
 
 def _logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
@@ -113,8 +150,33 @@ _IDS = {"type": "array", "minItems": 1, "items": _ID}
 _STOP = {"type": "string", "minLength": 1}
 _TEXT_PART = {
     "type": "object",
-    "required": ["type", "text"],
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "anyOf": [
+        {
+            "required": ["type", field],
+            "properties": {"type": {"const": kind}, field: {"type": "string"}},
+        }
+        for kind, field in _TEXT_PARTS.items()
+    ],
+}
+_TOOL_CALL = {
+    "type": "object",
+    "required": ["function"],
+    "properties": {
+        "function": {
+            "type": "object",
+            "required": ["name"],
+            "properties": {
+                "name": {"type": "string"},
+                "arguments": {
+                    "anyOf": [
+                        {"type": "string", "contentMediaType": "application/json"},
+                        {"type": "object"},
+                        {"type": "null"},
+                    ]
+                },
+            },
+        }
+    },
 }
 Prompt = Annotated[
     list[str | TokenIds],
@@ -132,6 +194,12 @@ Content = Annotated[
     str,
     PlainValidator(_content),
     WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
+]
+
+ToolCalls = Annotated[
+    list[dict[str, Any]] | None,
+    PlainValidator(_tool_calls),
+    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "array", "items": _TOOL_CALL}]}),
 ]
 
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]

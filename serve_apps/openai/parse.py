@@ -14,8 +14,14 @@ from serve_apps.openai.schema import ChatRequest, Request
 Kind = TypeVar("Kind", bound=BaseModel)
 
 
-def parse_fields(kind: type[Kind], document: Any) -> Kind:
+def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = False) -> Kind:
     """The request in `document` (decoded JSON), as the fields of its kind say.
+
+    A field that is null was not given, and one that is not known and empty asks for nothing: clients send
+    all the fields that they have.
+
+    Args:
+        ignore_unknown: other fields that are not known are passed over too; else they are refused.
 
     Raises:
         ApiError: 400, naming the first field that is wrong and what it may be.
@@ -23,24 +29,25 @@ def parse_fields(kind: type[Kind], document: Any) -> Kind:
     if not isinstance(document, dict):
         raise bad_request(f"The request body must be a JSON object, not {_kind_of(document)}.")
     ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
+    neutral: Mapping[str, tuple[Any, ...]] = getattr(kind, "NEUTRAL", {})
+    given: dict[str, Any] = {}
+    for name, value in document.items():
+        known = name in kind.model_fields
+        if value is None or name in ignored:
+            continue
+        if name in neutral:
+            _check_neutral(name, value, neutral[name])
+        elif known or not (ignore_unknown or value in _EMPTY):
+            given[name] = value
     try:
-        return kind.model_validate({name: value for name, value in document.items() if name not in ignored})
+        return kind.model_validate(given)
     except ValidationError as error:
         raise _sentence(error) from None
 
 
-def parse(kind: type[Request], document: Any) -> Request:
-    """The request in `document` (decoded JSON).
-
-    Raises:
-        ApiError: 400, naming the first field that is wrong and what it may be.
-    """
-    fields = document
-    if isinstance(document, dict):
-        fields = {name: value for name, value in document.items() if name not in kind.NEUTRAL}
-        for name in document.keys() & kind.NEUTRAL.keys():
-            _check_neutral(kind, name, document[name])
-    request = parse_fields(kind, fields)
+def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -> Request:
+    """As `parse_fields`, of a request that generates; what its fields say together is checked too."""
+    request = parse_fields(kind, document, ignore_unknown=ignore_unknown)
     if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if isinstance(request, ChatRequest):
@@ -50,12 +57,12 @@ def parse(kind: type[Request], document: Any) -> Request:
     return request
 
 
-def _check_neutral(kind: type[Request], name: str, value: Any) -> None:
+_EMPTY: tuple[Any, ...] = ([], {}, "")
+
+
+def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
     # 0 == False in Python, but a penalty of `false` is a mistake: the types must agree too.
-    if not any(
-        value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-        for neutral in kind.NEUTRAL[name]
-    ):
+    if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
         raise bad_request(
             f"'{name}' is not supported by this server; leave it out.",
             param=name,
@@ -63,8 +70,20 @@ def _check_neutral(kind: type[Request], name: str, value: Any) -> None:
         )
 
 
+_LOST_IN_TEMPLATES = {
+    "audio": "audio is not supported",
+    "function_call": "send calls as 'tool_calls'",
+}
+"""Fields of a turn that say something, and that no chat template shows to the model."""
+
+
 def _check_messages(request: ChatRequest) -> None:
     for number, message in enumerate(request.messages):
+        said = message.for_template()
+        if lost := next((name for name in _LOST_IN_TEMPLATES if name in said), None):
+            path = f"messages.{number}.{lost}"
+            what = f"'{path}' cannot be shown to the model: {_LOST_IN_TEMPLATES[lost]}."
+            raise bad_request(what, param=path, code="unsupported_parameter")
         if "content" not in message.model_fields_set and message.tool_calls is None:
             raise bad_request(
                 f"'messages.{number}.content' is required.",
@@ -85,6 +104,7 @@ def _sentence(error: ValidationError) -> ApiError:
     if kind == "missing":
         return bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
     says: Mapping[str, Callable[[], str]] = {
+        "too_short": lambda: "must not be empty",
         "value_error": lambda: str(first["ctx"]["error"]),
         "bool_type": lambda: "must be true or false",
         "string_type": lambda: "must be a string",

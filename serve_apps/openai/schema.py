@@ -22,6 +22,7 @@ from serve_apps.openai.fields import (
     Stop,
     StrictModel,
     TokenId,
+    ToolCalls,
 )
 
 
@@ -64,8 +65,19 @@ class Request(StrictModel):
         {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
     )
     """Fields that change nothing about the answer."""
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
-    """Fields that are not carried out, with the values that ask for nothing."""
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "best_of": (1,),
+        "use_beam_search": (False,),
+        "length_penalty": (1,),
+        "early_stopping": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True,),
+        "include_stop_str_in_output": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "return_token_ids": (False,),
+        "prompt_logprobs": (0,),
+    }
+    """Fields that are not carried out, with the values that ask for nothing; null asks for nothing anyway."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
@@ -92,11 +104,11 @@ class Request(StrictModel):
         default=None, strict=False, fail_fast=True, max_length=MAX_BIASES
     )
     """Extension: tokens that end the answer."""
-    min_tokens: int = Field(default=0, ge=0)
+    min_tokens: int | None = Field(default=None, ge=0)
     """Extension: before so many tokens no end of sequence is chosen."""
-    ignore_eos: bool = False
+    ignore_eos: bool | None = None
     """Extension: go on after the end of sequence, up to max_tokens (for measuring)."""
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     """Extension: lower goes first, as in vLLM."""
 
     @property
@@ -118,7 +130,13 @@ class Request(StrictModel):
 
     @property
     def most_tokens(self) -> int | None:
+        """Most tokens of each answer; None: as many as there is room for."""
         return self.max_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        """The field that says so."""
+        return "max_tokens"
 
     @property
     def alternatives(self) -> int | None:
@@ -143,7 +161,7 @@ class Request(StrictModel):
             "top_k": max(0, self.top_k or 0),
             "seed": self.seed,
             "stop": self.stop,
-            "ignore_eos": self.ignore_eos,
+            "ignore_eos": bool(self.ignore_eos),
             "logprobs": self.alternatives,
             **{name: value for name, value in seldom.items() if value},
         }
@@ -153,9 +171,11 @@ class CompletionRequest(Request):
     """The body of POST /v1/completions."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "best_of": (None, 1),
-        "echo": (None, False),
-        "suffix": (None, ""),
+        **Request.NEUTRAL,
+        "echo": (False,),
+        "suffix": ("",),
+        "add_special_tokens": (True,),
+        "top_logprobs": (0,),
     }
 
     prompt: Prompt
@@ -171,9 +191,10 @@ class CompletionRequest(Request):
 
 
 class Message(StrictModel):
-    """One turn of a conversation, as the model's chat template gets it."""
+    """One turn of a conversation. What is not known of it is for the model's chat template."""
 
     model_config = ConfigDict(
+        extra="allow",
         json_schema_extra={
             "anyOf": [
                 {"required": ["content"]},
@@ -186,26 +207,32 @@ class Message(StrictModel):
     content: Content = ""
     name: str | None = None
     refusal: str | None = None
-    tool_calls: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    tool_calls: ToolCalls = None
     """Calls that the assistant made."""
     tool_call_id: str | None = None
     """The call that a tool's message answers."""
+
+    def for_template(self) -> dict[str, Any]:
+        """The turn as chat templates take it: what is null or empty was not said, but for the text."""
+        said = {name: value for name, value in self if value is not None and value != [] and value != {}}
+        return {**said, "content": self.content}
 
 
 class ChatRequest(Request):
     """The body of POST /v1/chat/completions."""
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "tool_choice": (None, "none", "auto"),
-        "parallel_tool_calls": (None, True, False),
-        "functions": (None, []),
-        "function_call": (None, "none", "auto"),
-        "modalities": (None, ["text"]),
-        "audio": (None,),
-        "prediction": (None,),
-        "reasoning_effort": (None,),
-        "verbosity": (None,),
-        "web_search_options": (None,),
+        **Request.NEUTRAL,
+        "tool_choice": ("none", "auto"),
+        "parallel_tool_calls": (True, False),
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "echo": (False,),
+        "add_special_tokens": (False,),
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+        "include_reasoning": (True,),
     }
 
     messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
@@ -218,6 +245,10 @@ class ChatRequest(Request):
     @property
     def most_tokens(self) -> int | None:
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @property
     def alternatives(self) -> int | None:

@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.config.serve_section import LimitsConfig
 from serve_apps.engine.protocol import SamplingParams
-from serve_apps.openai.errors import too_long
+from serve_apps.openai.errors import too_long, too_many_tokens
+from serve_apps.openai.schema import Request
+
+
+def most_tokens(request: Request, limits: LimitsConfig) -> int | None:
+    """Most tokens of each answer to a request, by the app's limits; None: as many as there is room for.
+
+    Raises:
+        ApiError: more are asked for than the app gives.
+    """
+    asked = request.most_tokens
+    if asked is None or limits.max_tokens is None or asked <= limits.max_tokens:
+        return asked
+    if limits.over_max_tokens == "clamp":
+        return limits.max_tokens
+    raise too_many_tokens(asked, request.model, limits.max_tokens, request.most_tokens_field)
 
 
 def check_fit(prompt_tokens: int, context_length: int, asked: int | None, param: str) -> None:
@@ -26,7 +42,7 @@ def fit(
     context_length: int,
     *,
     asked: int | None,
-    limit: int,
+    limit: int | None,
     sampling: Mapping[str, Any],
 ) -> SamplingParams:
     """Sampling parameters with `max_tokens` fixed.
@@ -40,4 +56,5 @@ def fit(
         ApiError: prompt and answer do not fit.
     """
     check_fit(prompt_tokens, context_length, asked, "messages" if "messages" in prompt else "prompt")
-    return SamplingParams(max_tokens=asked or min(limit, context_length - prompt_tokens), **sampling)
+    room = context_length - prompt_tokens
+    return SamplingParams(max_tokens=asked or (room if limit is None else min(limit, room)), **sampling)

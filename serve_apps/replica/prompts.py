@@ -6,12 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serve_apps.openai.errors import ApiError, bad_request
-
-DEFAULT_CHAT_TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant:{% endif %}"
-)
-"""For a tokenizer that brings none: one line a turn, `role: text`."""
+from serve_apps.replica.chat_template import ChatTemplate
 
 
 class Prompts:
@@ -25,22 +20,23 @@ class Prompts:
         from transformers import AutoTokenizer
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-        self._template = self.tokenizer.chat_template or DEFAULT_CHAT_TEMPLATE
+        self._template = ChatTemplate(self.tokenizer)
         self._num_tokens = len(self.tokenizer)
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
         """Token ids of a request's `messages`, or of its `prompt` (text, or ids already).
 
         Raises:
-            ApiError: 400, the prompt is empty, holds ids that the model does not know, or does not suit the
-                model's chat template.
+            ApiError: 400, the prompt is empty, holds ids that the model does not know, or is nothing that the
+                model's chat template or its tokenizer can do with.
         """
         if "messages" in request:
-            ids = self._chat(request["messages"], request.get("tools"))
             param = "messages"
+            text = self._template.render(request["messages"], request.get("tools"))
+            ids = self._ids(text, param, special_tokens=not self._template.writes_special_tokens)
         elif isinstance(request["prompt"], str):
-            ids = self.tokenizer(request["prompt"])["input_ids"]
             param = "prompt"
+            ids = self._ids(request["prompt"], param)
         else:
             ids = list(request["prompt"])
             param = "prompt"
@@ -60,30 +56,27 @@ class Prompts:
         unknown = next((token for token in tokens if token >= self._num_tokens), None)
         if unknown is not None:
             raise self._unknown_token(unknown, "tokens")
-        return str(self.tokenizer.decode(tokens))
+        try:
+            return str(self.tokenizer.decode(tokens))
+        except Exception as error:
+            raise _not_for_tokenizer("tokens", error) from error
 
     def _unknown_token(self, token: int, param: str) -> ApiError:
         return bad_request(
             f"Token id {token} is not in the model's vocabulary (0 to {self._num_tokens - 1}).", param=param
         )
 
-    def _chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> list[int]:
-        from jinja2 import TemplateError
-
+    def _ids(self, text: str, param: str, *, special_tokens: bool = True) -> list[int]:
         try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages),
-                tools=tools,
-                chat_template=self._template,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-        except TemplateError as error:
-            raise bad_request(
-                f"The messages do not suit this model's chat template: {error}.", param="messages"
-            ) from error
-        # A template writes the special tokens itself.
-        own = self.tokenizer.chat_template is not None
-        return self.tokenizer(text, add_special_tokens=not own)["input_ids"]
+            ids: list[int] = self.tokenizer(text, add_special_tokens=special_tokens)["input_ids"]
+        except Exception as error:
+            raise _not_for_tokenizer(param, error) from error
+        return ids
+
+
+def _not_for_tokenizer(param: str, error: Exception) -> ApiError:
+    return bad_request(
+        f"The model's tokenizer cannot read '{param}': {type(error).__name__}: {error}.",
+        param=param,
+        code="tokenizer_failed",
+    )

@@ -28,6 +28,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.api_keys import Key, KeyRing, digest_of
+from serve_apps.gateway.options import GatewayOptions
 from serve_apps.http.server import HttpServer
 from serve_apps.tokens.inbox import Item
 from tests.serve_apps.held_text import HeldText
@@ -77,7 +78,11 @@ async def main(port: int, options: Mapping[str, Any]) -> None:
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
     keys = [Key(sha256=digest_of(key), tenant="ours") for key in options.get("keys", ())]
-    gateway = StubGateway(KeyRing(keys) if keys else None, **options.get("limits", {}))
+    gateway = StubGateway(
+        KeyRing(keys) if keys else None,
+        GatewayOptions.from_json(options.get("gateway", {})),
+        **options.get("limits", {}),
+    )
     backend = PacedBackend()
     gateway.service.backend = gateway.backend = backend
     if not options.get("warming", False):
@@ -169,7 +174,7 @@ def running_gateway(folder: Path, **options: Any) -> Iterator[RunningGateway]:
 
     Args:
         options: `limits` of the app, `constants` (by module.NAME) that are other than usual, `keys`,
-            `warming` (an app that is not ready).
+            `warming` (an app that is not ready), `gateway` (see `GatewayOptions`).
     """
     with socket.socket() as probe:
         probe.bind((HOST, 0))

@@ -18,6 +18,7 @@ from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable, AppVersion
 from serve_apps.gateway.backend import ReplicaLostError
+from serve_apps.gateway.options import GatewayOptions
 from serve_apps.gateway.service import GatewayService
 from serve_apps.openai.errors import too_long
 from serve_apps.spec import AppSpec
@@ -111,13 +112,15 @@ def prompt_tokens(request: Mapping[str, Any]) -> int:
 class StubGateway:
     """One app, `chat`, behind the real API; `client` talks to it in this process."""
 
-    def __init__(self, keys: KeyRing | None = None, **limits: Any) -> None:
+    def __init__(
+        self, keys: KeyRing | None = None, options: GatewayOptions | None = None, **limits: Any
+    ) -> None:
         self.backend = StubBackend()
         config = CONFIG.model_copy(update={"limits": CONFIG.limits.model_copy(update=limits)})
         spec = AppSpec("chat", config, model_path="/nowhere", model_version="tiny@3")
         version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
         self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
-        self.service = GatewayService(self.backend, self._look_up, Access(keys))
+        self.service = GatewayService(self.backend, self._look_up, Access(keys), options)
         self.service.table = self.table
         self.api: FastAPI = build_api(self.service)
 

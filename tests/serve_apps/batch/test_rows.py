@@ -7,12 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from cluster.config.serve_section import LimitsConfig
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.batch.rows import RESULTS, RowReader, RowResult, check_options, totals, with_results
 from serve_apps.openai.errors import ApiError
 
-READER = RowReader("chat", {"temperature": 0.5, "max_tokens": 8}, limit=100)
+READER = RowReader("chat", {"temperature": 0.5, "max_tokens": 8}, LimitsConfig(max_tokens=100))
 
 
 def refused(row: dict[str, Any], reader: RowReader = READER) -> str:
@@ -61,9 +62,7 @@ def test_a_wrong_row_says_what_is_wrong() -> None:
     assert "'messages.0.role'" in refused({"messages": [{"role": "nobody", "content": "x"}]})
     assert "'messages.0.content' is required" in refused({"messages": [{"role": "user", "content": None}]})
     assert "'temperature'" in refused({"prompt": "x", "temperature": 2.5})
-    assert (
-        refused({"prompt": "x", "max_tokens": 101}) == "101 tokens are asked for; 'chat' gives at most 100."
-    )
+    assert refused({"prompt": "x", "max_tokens": 101}) == "'max_tokens' is 101; 'chat' gives at most 100."
 
 
 def test_an_answer_has_what_the_row_asks_or_what_fits() -> None:
@@ -71,7 +70,7 @@ def test_an_answer_has_what_the_row_asks_or_what_fits() -> None:
     assert asked.fit(90, 98, 100).max_tokens == 8
     with pytest.raises(ApiError, match="maximum context length is 98 tokens, but the prompt has 91"):
         asked.fit(91, 98, 100)
-    free = RowReader("chat", {}, 100).request({"prompt": "x"})
+    free = RowReader("chat", {}, LimitsConfig(max_tokens=100)).request({"prompt": "x"})
     assert free.fit(90, 98, 100).max_tokens == 8
     assert free.fit(10, 1000, 100).max_tokens == 100
     with pytest.raises(ApiError, match="Shorten the prompt"):
@@ -90,7 +89,7 @@ def test_an_answer_has_what_the_row_asks_or_what_fits() -> None:
 )
 def test_wrong_options_are_wrong_requests(options: dict[str, Any], says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        check_options("chat", options, 100)
+        check_options("chat", options, LimitsConfig(max_tokens=100))
 
 
 def test_results_stand_beside_their_rows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -66,7 +67,7 @@ def test_tokens_and_back() -> None:
         ("/v1/embeddings", {"input": "a " * 100}, 400, "context_length_exceeded", "input"),
         ("/v1/embeddings", {}, 400, "missing_required_parameter", "input"),
         ("/v1/embeddings", {"input": "a", "dimensions": 3}, 400, "unknown_parameter", "dimensions"),
-        ("/v1/embeddings", {"input": ["a"] * 9}, 400, None, "input"),
+        ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "invalid_value", "input"),
         ("/v1/embeddings", {"input": "a", "model": "nobody"}, 404, "model_not_found", "model"),
         ("/tokenize", {}, 400, "missing_required_parameter", None),
         ("/tokenize", {"prompt": 5}, 400, "invalid_type", "prompt"),
@@ -93,3 +94,24 @@ def test_embeddings_count_for_and_against_their_version_as_answers_do() -> None:
     assert post(gateway, "/v1/embeddings", model="chat", input="a").status_code == 200
     report = gateway.service.traffic.report()
     assert (report["requests"], report["errors"]) == ({"chat 0": 2}, {"chat 0": 1})
+
+
+def test_as_many_inputs_as_openai_takes_go_in_turn() -> None:
+    gateway = StubGateway()
+    ask, running, most = gateway.backend.ask, 0, 0
+
+    async def watched(application: str, method: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal running, most
+        running, most = running + 1, max(most, running + 1)
+        await asyncio.sleep(0)
+        running -= 1
+        return await ask(application, method, request)
+
+    gateway.backend.ask = watched  # type: ignore[method-assign]
+    inputs = ["a " * (1 + number % 7) for number in range(2048)]
+    answer = post(gateway, "/v1/embeddings", model="chat", input=inputs)
+    assert answer.status_code == 200
+    assert [int(one["embedding"][0]) for one in answer.json()["data"]] == [
+        1 + number % 7 for number in range(2048)
+    ]
+    assert most == gateway.service.traffic.table.versions["chat"][0].spec.config.limits.batch

@@ -435,7 +435,7 @@ def test_a_thousand_idle_connections_hinder_nobody_and_leave_nothing(gateway: Ru
 
 
 def test_one_connection_too_many_takes_the_place_of_the_one_that_was_idle_for_longest(tmp_path: Path) -> None:
-    with running_gateway(tmp_path, constants={f"{CONNECTION}.MOST_CONNECTIONS": 3}) as gateway:
+    with running_gateway(tmp_path, constants={"serve_apps.http.crowd.MOST_CONNECTIONS": 3}) as gateway:
         first, second = gateway.connect(), gateway.connect()
         second.sendall(request("every:1", max_tokens=3))
         gateway.wait_for(lambda state: state["running"] == 1)

@@ -1,0 +1,214 @@
+"""What clients send as it comes: dumps with every field they know, nulls, empty lists, others' fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from openai.types.chat import ChatCompletion
+
+from serve_apps.openai.errors import ApiError
+from serve_apps.openai.parse import parse, parse_fields
+from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+
+HELLO = {"role": "user", "content": "hello"}
+CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"city": "Zürich", "days": 2}'},
+}
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
+    request = parse(ChatRequest, {"model": "chat", "messages": [HELLO, *messages], **fields})
+    assert isinstance(request, ChatRequest)
+    return request
+
+
+def turn(message: dict[str, Any]) -> dict[str, Any]:
+    """What a chat template gets to see of a message."""
+    return chat(message).messages[1].for_template()
+
+
+def dumped(**message: Any) -> dict[str, Any]:
+    """An answer's message as openai-python hands it back."""
+    answer = ChatCompletion.model_validate(
+        {
+            "id": "1",
+            "object": "chat.completion",
+            "created": 1,
+            "model": "chat",
+            "choices": [
+                {
+                    "index": 0,
+                    "finish_reason": "stop",
+                    "logprobs": None,
+                    "message": {"role": "assistant", "content": None, "refusal": None, **message},
+                }
+            ],
+        }
+    )
+    return answer.choices[0].message.model_dump()
+
+
+def test_an_answer_is_taken_back_as_openais_client_dumps_it() -> None:
+    message = dumped(content="Hi")
+    assert {"annotations", "audio", "function_call", "tool_calls"} <= message.keys()
+    assert turn(message) == {"role": "assistant", "content": "Hi"}
+
+
+def test_a_call_is_taken_back_with_its_arguments_as_an_object() -> None:
+    assert turn(dumped(tool_calls=[CALL])) == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {
+                "id": "call_1",
+                "type": "function",
+                "function": {"name": "weather", "arguments": {"city": "Zürich", "days": 2}},
+            }
+        ],
+    }
+    given = {**CALL, "function": {"name": "weather", "arguments": {"city": "Bern"}}}
+    assert turn(dumped(content="") | {"tool_calls": [given]})["tool_calls"] == [given]
+    for nothing in ({"name": "now"}, {"name": "now", "arguments": ""}, {"name": "now", "arguments": None}):
+        (call,) = turn(dumped(content="") | {"tool_calls": [{"function": nothing}]})["tool_calls"]
+        assert call["function"] == {"name": "now", "arguments": {}}
+
+
+def test_what_other_clients_add_to_a_message_reaches_the_template_unless_it_is_empty() -> None:
+    message = {
+        "role": "assistant",
+        "content": "4",
+        "id": "msg-1",
+        "provider_specific_fields": {},
+        "thinking_blocks": [],
+        "reasoning_content": "2 + 2",
+        "images": None,
+    }
+    said = {"role": "assistant", "content": "4", "id": "msg-1", "reasoning_content": "2 + 2"}
+    assert turn(message) == said
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], "a"),
+        (
+            [{"type": "input_text", "text": "a"}, {"type": "output_text", "text": "b", "annotations": []}],
+            "ab",
+        ),
+        ([{"type": "refusal", "refusal": "no"}], "no"),
+        ([], ""),
+    ],
+)
+def test_parts_that_are_text_are_joined(parts: list[dict[str, Any]], text: str) -> None:
+    assert turn({"role": "user", "content": parts})["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "says"),
+    [
+        ({"role": "user", "content": [{"type": [], "text": "a"}]}, "messages", "text parts"),
+        ({"role": "user", "content": ["a"]}, "messages", "text parts"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages", "images"),
+        ({"role": "assistant", "tool_calls": "x"}, "messages", "list of calls"),
+        ({"role": "assistant", "tool_calls": [{"function": "x"}]}, "messages", "call 0"),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]},
+            "messages",
+            "JSON",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[1]"}}]},
+            "messages",
+            "obj",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "[" * 100_000}}]},
+            "messages",
+            "JSON",
+        ),
+        (
+            {"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}},
+            "messages.1.function_call",
+            "tool_calls",
+        ),
+        ({"role": "assistant", "content": "", "audio": {"id": "a"}}, "messages.1.audio", "audio"),
+    ],
+)
+def test_what_the_model_would_never_see_is_refused_in_words(
+    message: dict[str, Any], param: str, says: str
+) -> None:
+    with pytest.raises(ApiError, match=says) as refused:
+        chat(message)
+    assert (refused.value.status, refused.value.param) == (400, param)
+
+
+def test_no_messages_are_refused_in_words() -> None:
+    with pytest.raises(ApiError, match=r"'messages' is wrong: must not be empty \(given: a list\)"):
+        parse(ChatRequest, {"model": "chat", "messages": []})
+
+
+KINDS: dict[type[Any], dict[str, Any]] = {
+    CompletionRequest: {"model": "chat", "prompt": "a"},
+    ChatRequest: {"model": "chat", "messages": [HELLO]},
+    EmbeddingRequest: {"model": "chat", "input": "a"},
+    TokenizeRequest: {"model": "chat", "prompt": "a"},
+    DetokenizeRequest: {"model": "chat", "tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_field_that_is_null_was_not_given(kind: type[Any]) -> None:
+    needed = KINDS[kind]
+    known = {*kind.model_fields, *getattr(kind, "NEUTRAL", ()), *kind.IGNORED, "of_another_server"}
+    read = parse if issubclass(kind, Request) else parse_fields
+    assert read(kind, dict.fromkeys(known) | needed) == read(kind, needed)
+    for name in (name for name in needed if kind.model_fields[name].is_required()):
+        with pytest.raises(ApiError, match=f"'{name}' is required"):
+            read(kind, {**needed, name: None})
+
+
+@given(
+    st.dictionaries(
+        st.text("abcxyz_", min_size=4), st.sampled_from([None, [], {}, ""]), min_size=1, max_size=5
+    )
+)
+def test_unknown_fields_that_ask_for_nothing_pass(extra: dict[str, Any]) -> None:
+    for kind, needed in KINDS.items():
+        assert parse_fields(kind, {**extra, **needed}) == parse_fields(kind, needed)
+
+
+def test_unknown_fields_that_ask_for_something_are_refused_or_ignored_as_the_config_says() -> None:
+    for kind, needed in KINDS.items():
+        document = {**needed, "num_ctx": 4096}
+        with pytest.raises(ApiError, match="Unknown parameter 'num_ctx'"):
+            parse_fields(kind, document)
+        assert parse_fields(kind, document, ignore_unknown=True) == parse_fields(kind, needed)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"skip_special_tokens": True, "use_beam_search": False, "best_of": 1, "length_penalty": 1.0},
+        {"spaces_between_special_tokens": True, "include_stop_str_in_output": False, "echo": False},
+    ],
+)
+def test_vllms_defaults_ask_for_nothing(fields: dict[str, Any]) -> None:
+    for kind in (CompletionRequest, ChatRequest):
+        assert parse(kind, {**KINDS[kind], **fields}) == parse(kind, KINDS[kind])
+    assert parse(CompletionRequest, {**KINDS[CompletionRequest], "top_logprobs": 0})
+
+
+@pytest.mark.parametrize("name", sorted({*ChatRequest.NEUTRAL, *CompletionRequest.NEUTRAL}))
+def test_what_is_not_carried_out_is_refused_where_it_asks_for_something(name: str) -> None:
+    for kind in (CompletionRequest, ChatRequest):
+        if name in kind.NEUTRAL:
+            with pytest.raises(ApiError, match=f"'{name}' is not supported") as refused:
+                parse(kind, {**KINDS[kind], name: json.loads('{"anything": 1}')})
+            assert refused.value.code == "unsupported_parameter"
