@@ -50,6 +50,6 @@ def judge(answer: dict[str, Any]) -> str:
         return f"it answered: {answer['error']['message']}"
     if not answer.get("token_ids") and answer.get("finish_reason") != "stop":
         return "it answered nothing"
-    if not all(math.isfinite(logprob) for _, logprob, _ in answer.get("logprobs", ())):
+    if not all(math.isfinite(logprob) for _, _, logprob, _ in answer.get("logprobs", ())):
         return "its probabilities are not finite numbers"
     return ""

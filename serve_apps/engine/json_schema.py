@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import dataclass
 from functools import lru_cache
 
 from serve_apps.engine import schema_compiler
@@ -24,17 +25,27 @@ REMEMBERED_CHARACTERS = 64 * 1024
 """...where they are not longer than this."""
 
 
-def grammar_of(json_schema: str) -> str:
-    """The grammar of the answers that keep to a schema, as llguidance writes it; takes up to COMPILE_S.
+@dataclass(frozen=True)
+class CompiledSchema:
+    """A JSON schema that answers can be kept to."""
+
+    grammar: str
+    """As llguidance writes it."""
+    schema: str
+    """As it was given, but for what holds answers to nothing (formats that nobody knows)."""
+
+
+def compiled(json_schema: str) -> CompiledSchema:
+    """What an engine needs to keep an answer to a schema; takes up to COMPILE_S.
 
     Raises:
         PromptError: the schema is none, or asks for what no grammar can keep to.
     """
     known = len(json_schema) <= REMEMBERED_CHARACTERS
-    compiled = (_remembered if known else _compiled)(json_schema)
-    if "error" in compiled:
-        raise PromptError(compiled["error"], "json_schema")
-    return compiled["grammar"]
+    said = (_remembered if known else _compiled)(json_schema)
+    if "error" in said:
+        raise PromptError(said["error"], "json_schema")
+    return CompiledSchema(**said)
 
 
 def _compiled(json_schema: str) -> dict[str, str]:
@@ -45,8 +56,8 @@ def _compiled(json_schema: str) -> dict[str, str]:
         done = subprocess.run(
             command, input=json_schema.encode(), capture_output=True, timeout=COMPILE_S, check=True
         )
-        compiled: dict[str, str] = json.loads(done.stdout)
-        return compiled
+        said: dict[str, str] = json.loads(done.stdout)
+        return said
     except subprocess.TimeoutExpired as error:
         why = f"it was not compiled after {COMPILE_S:g} s"
         raise PromptError(f"the JSON schema cannot be kept to: {why}", "json_schema") from error

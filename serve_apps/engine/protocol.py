@@ -51,11 +51,15 @@ class SamplingParams:
 class TokenLogprob:
     """One generated token with its natural-log probability and the likeliest alternatives."""
 
-    token: str
     token_id: int
     logprob: float
-    top: tuple[tuple[str, int, float], ...] = ()
-    """(token, token id, logprob) of the likeliest tokens, best first."""
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the likeliest tokens, best first; where any are asked for, this one is among
+    them, last if it is none of the likeliest."""
+
+    def __post_init__(self) -> None:
+        if self.top and all(token_id != self.token_id for token_id, _ in self.top):
+            object.__setattr__(self, "top", (*self.top, (self.token_id, self.logprob)))
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,51 @@ It imports nothing of ours, and is started by its file's name: see `json_schema`
 from __future__ import annotations
 
 import json
+import re
 import resource
 import sys
 
 MEMORY_BYTES = 4 * 1024**3
 """Of addresses, most of which are never used."""
+_UNKNOWN_FORMAT = re.compile(r"Unknown format: (\S+)")
+_DATA = frozenset({"const", "enum", "default", "examples"})
 _ONE_WAY = {"whitespace_flexible": False}
 """Without it a weak model may write blanks until its tokens are used up."""
 
 
 def compile_schema(json_schema: str) -> dict[str, str]:
-    """`grammar`, as llguidance writes it, or `error`."""
+    """`grammar`, as llguidance writes it, and the `schema` that it is of, or `error`."""
     from llguidance import LLMatcher
 
-    try:
-        grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
-    except ValueError as error:
-        return {"error": f"the JSON schema is not valid: {error}"}
-    wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    if wrong:
-        return {"error": f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}"}
-    return {"grammar": grammar}
+    while True:
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(json_schema, defaults=_ONE_WAY)  # type: ignore[arg-type]
+        except ValueError as error:
+            return {"error": f"the JSON schema is not valid: {error}"}
+        wrong, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        if not wrong:
+            return {"grammar": grammar, "schema": json_schema}
+        unknown = _UNKNOWN_FORMAT.search(messages[0])
+        if unknown is None:
+            return {"error": f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}"}
+        # A format that nobody knows says how a string is meant, and holds it to nothing.
+        left = json.dumps(without_format(json.loads(json_schema), unknown[1]))
+        if left == json_schema:
+            return {"error": f"the JSON schema cannot be kept to: {messages[0].splitlines()[0]}"}
+        json_schema = left
+
+
+def without_format(schema: object, name: str) -> object:
+    """A schema without the keyword `format` where it has this value; data in it stays as it is."""
+    if isinstance(schema, list):
+        return [without_format(one, name) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: value if key in _DATA else without_format(value, name)
+        for key, value in schema.items()
+        if (key, value) != ("format", name)
+    }
 
 
 if __name__ == "__main__":

@@ -11,9 +11,10 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
-from serve_apps.engine.json_schema import COMPILERS, grammar_of
+from serve_apps.engine.json_schema import COMPILERS, compiled
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -29,7 +30,7 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.vllm_log import root_cause
-from serve_apps.engine.vllm_requests import delta_of, vllm_params
+from serve_apps.engine.vllm_requests import check_whole, delta_of, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
 from serve_apps.engine.vllm_statistics import VllmStatistics
 from serve_apps.engine.weight_files import check_same_shapes
@@ -109,8 +110,10 @@ class VllmEngine:
         if sampling.json_schema is not None:
             # vLLM leaves a request alone for ever whose schema it cannot compile.
             loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._compilers, grammar_of, sampling.json_schema)
+            kept = await loop.run_in_executor(self._compilers, compiled, sampling.json_schema)
+            sampling = replace(sampling, json_schema=kept.schema)
         params = vllm_params(sampling)
+        text = ""
         async with self._place(request_id) as queue:
             prompt = {"prompt_token_ids": list(prompt_ids)}
             outputs = self._vllm.generate(prompt, params, request_id, priority=priority)
@@ -119,7 +122,11 @@ class VllmEngine:
                 while (output := await queue.get()) is not None:
                     if isinstance(output, Exception):
                         raise output
-                    yield delta_of(output, sampling)
+                    delta = delta_of(output, sampling)
+                    if sampling.json_schema is not None:
+                        text += delta.text
+                        check_whole(text, output)
+                    yield delta
             finally:
                 # vLLM aborts a request whose reader is cancelled.
                 reader.cancel()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-from serve_apps.engine.protocol import Delta, PromptError, SamplingParams, TokenLogprob
+from serve_apps.engine.protocol import AnswerError, Delta, PromptError, SamplingParams, TokenLogprob
 
 
 def vllm_params(sampling: SamplingParams) -> Any:
@@ -55,8 +56,24 @@ def delta_of(output: Any, sampling: SamplingParams) -> Delta:
     return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason)
 
 
+def check_whole(text: str, output: Any) -> None:
+    """Check an answer that is to keep to a JSON schema, all its text so far, where it ends by itself.
+
+    Raises:
+        AnswerError: it is no JSON: its grammar has given up, and lets nothing but the end come then.
+    """
+    gained = output.outputs[0]
+    if gained.finish_reason != "stop" or isinstance(gained.stop_reason, str):
+        return
+    try:
+        json.loads(text)
+    except ValueError as error:
+        raise AnswerError(
+            "the answer cannot be held to its JSON schema any further", own_fault=True
+        ) from error
+
+
 def _logprob(token_id: int, entry: Any, num_top: int) -> TokenLogprob:
     ranked = sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
-    top = tuple((one.decoded_token or "", other, one.logprob) for other, one in ranked)
-    own = entry[token_id]
-    return TokenLogprob(own.decoded_token or "", token_id, own.logprob, top)
+    top = tuple((other, one.logprob) for other, one in ranked)
+    return TokenLogprob(token_id, entry[token_id].logprob, top)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -21,8 +22,11 @@ from serve_apps.openai.answers import (
 )
 from serve_apps.tokens.inbox import Item
 
-Logprob = tuple[str, float, Sequence[tuple[str, int, float]]]
-"""(token, natural-log probability, alternatives as (token, id, log-probability))"""
+Logprob = tuple[str, bytes, float, Sequence[tuple[str, bytes, int, float]]]
+"""(token, its bytes, natural-log probability, alternatives as (token, its bytes, id, log-probability))"""
+REPLACEMENT = "\ufffd"
+LEAST_LOGPROB = -9999.0
+"""In place of what JSON has no number for, as OpenAI and vLLM do."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,9 @@ class CompletionFormat:
     def __init__(self, heading: Heading) -> None:
         self._heading = heading
         self._id = f"cmpl-{heading.id}"
-        # Where each choice's next token begins in its text, for `text_offset`.
+        # Where each choice's next token begins in its text, for `text_offset`; one may be half a character.
         self._offset = [0] * heading.num_choices
+        self._decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in self._offset]
 
     def answer(self, gathered: Gathered, used: Usage) -> CompletionAnswer:
         """The whole answer."""
@@ -135,13 +140,13 @@ class CompletionFormat:
 
     def _logprobs(self, index: int, logprobs: Sequence[Logprob]) -> CompletionLogprobs:
         offsets = []
-        for token, _, _ in logprobs:
+        for _, piece, _, _ in logprobs:
             offsets.append(self._offset[index])
-            self._offset[index] += len(token)
+            self._offset[index] += len(self._decoders[index].decode(piece))
         return {
-            "tokens": [token for token, _, _ in logprobs],
-            "token_logprobs": [value for _, value, _ in logprobs],
-            "top_logprobs": [{t: v for t, _, v in top} for _, _, top in logprobs],
+            "tokens": [_name(token, piece) for token, piece, _, _ in logprobs],
+            "token_logprobs": [_number(value) for _, _, value, _ in logprobs],
+            "top_logprobs": [_by_name(entry) for entry in logprobs],
             "text_offset": offsets,
         }
 
@@ -210,8 +215,8 @@ class ChatFormat:
             return None
         return {
             "content": [
-                {**_token(token, value), "top_logprobs": [_token(t, v) for t, _, v in top]}
-                for token, value, top in logprobs
+                {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
+                for token, piece, value, top in logprobs
             ],
             "refusal": None,
         }
@@ -223,8 +228,30 @@ def _delta(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _token(token: str, value: float) -> TopLogprob:
-    return {"token": token, "logprob": value, "bytes": list(token.encode("utf-8", "replace"))}
+def _token(token: str, piece: bytes, value: float) -> TopLogprob:
+    return {"token": token, "logprob": _number(value), "bytes": list(piece)}
+
+
+def _number(logprob: float) -> float:
+    return max(logprob, LEAST_LOGPROB)
+
+
+def _name(token: str, piece: bytes) -> str:
+    """A token's text, or its bytes as OpenAI writes them where they are no text alone."""
+    if REPLACEMENT not in token or token.encode() == piece:
+        return token
+    return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def _by_name(entry: Logprob) -> dict[str, float]:
+    """The chosen token and its alternatives; two of one text are kept apart by their ids."""
+    token, piece, value, top = entry
+    found: dict[str, float] = {}
+    for other, its_piece, token_id, logprob in top:
+        name = _name(other, its_piece)
+        found[f"token_id:{token_id}" if name in found else name] = _number(logprob)
+    found.setdefault(_name(token, piece), _number(value))
+    return found
 
 
 Format = CompletionFormat | ChatFormat

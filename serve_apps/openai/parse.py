@@ -52,6 +52,21 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_messages(request)
+    form = request.response_format
+    if (
+        form is not None
+        and form.type == "json_schema"
+        and (form.json_schema is None or form.json_schema.json_schema is None)
+    ):
+        path = "response_format.json_schema.schema"
+        raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
+    if request.min_tokens and request.most_tokens is not None and request.min_tokens > request.most_tokens:
+        raise bad_request(
+            f"'min_tokens' is {request.min_tokens}, above '{request.most_tokens_field}', which is"
+            f" {request.most_tokens}.",
+            param="min_tokens",
+            code="invalid_value",
+        )
     if request.stream_options is not None and not request.streamed:
         raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
     return request

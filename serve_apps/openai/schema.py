@@ -49,13 +49,17 @@ class ResponseFormat(StrictModel):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+    @property
+    def has_schema(self) -> bool:
+        return self.json_schema is not None and self.json_schema.json_schema is not None
+
     def schema_text(self) -> str | None:
         """The JSON schema that the answer keeps to, as JSON; None for plain text."""
         if self.type == "text":
             return None
         if self.type == "json_object" or self.json_schema is None:
             return '{"type": "object"}'
-        return json.dumps(self.json_schema.json_schema or {})
+        return json.dumps(self.json_schema.json_schema)
 
 
 class Request(StrictModel):

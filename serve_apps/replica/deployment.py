@@ -215,10 +215,10 @@ class Replica:
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
             if address is None:
-                return dict(merge([_item(delta) async for delta in deltas]))
+                return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([_item(delta) async for delta in deltas]))
+                    return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
                 await self._stream(request["request_id"], start, deltas, address["endpoint"])
                 return {}
 
@@ -283,7 +283,7 @@ class Replica:
         first: Mapping[str, Any] = {"start": start}
         async with aclosing(deltas):  # type: ignore[type-var]
             async for delta in deltas:
-                self._sender.send(endpoint, key, {**first, **_item(delta)})
+                self._sender.send(endpoint, key, {**first, **_item(delta, self._prompts.piece)})
                 first = {}
 
     @contextlib.contextmanager
@@ -344,10 +344,18 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     return {"json_schema": "response_format"}.get(field, field)
 
 
-def _item(delta: Delta) -> dict[str, Any]:
+def _item(delta: Delta, piece: Callable[[int], tuple[str, bytes]]) -> dict[str, Any]:
+    """What a gateway learns of a delta; `piece` is the text and the bytes of a token id."""
     item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
     if delta.logprobs:
-        item["logprobs"] = [(entry.token, entry.logprob, entry.top) for entry in delta.logprobs]
+        item["logprobs"] = [
+            (
+                *piece(entry.token_id),
+                entry.logprob,
+                [(*piece(token_id), token_id, logprob) for token_id, logprob in entry.top],
+            )
+            for entry in delta.logprobs
+        ]
     if delta.finish_reason is not None:
         item["finish_reason"] = delta.finish_reason
     return item

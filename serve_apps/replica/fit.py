@@ -7,7 +7,7 @@ from typing import Any
 
 from cluster.config.serve_section import LimitsConfig
 from serve_apps.engine.protocol import SamplingParams
-from serve_apps.openai.errors import too_long, too_many_tokens
+from serve_apps.openai.errors import bad_request, too_long, too_many_tokens
 from serve_apps.openai.schema import Request
 
 
@@ -53,8 +53,15 @@ def fit(
         sampling: the other fields of SamplingParams.
 
     Raises:
-        ApiError: prompt and answer do not fit.
+        ApiError: prompt and answer do not fit, or the answer is to be longer than it may be.
     """
     check_fit(prompt_tokens, context_length, asked, "messages" if "messages" in prompt else "prompt")
     room = context_length - prompt_tokens
-    return SamplingParams(max_tokens=asked or (room if limit is None else min(limit, room)), **sampling)
+    most = asked or (room if limit is None else min(limit, room))
+    if sampling.get("min_tokens", 0) > most:
+        raise bad_request(
+            f"'min_tokens' is {sampling['min_tokens']}, but the answer may have {most} tokens.",
+            param="min_tokens",
+            code="invalid_value",
+        )
+    return SamplingParams(max_tokens=most, **sampling)

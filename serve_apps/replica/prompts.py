@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.openai.errors import ApiError, bad_request
 from serve_apps.replica.chat_template import ChatTemplate
 
@@ -22,6 +23,8 @@ class Prompts:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
         self._template = ChatTemplate(self.tokenizer)
         self._num_tokens = len(self.tokenizer)
+        self.piece = TokenPieces(self.tokenizer).of
+        """The text and the bytes of a token id."""
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
         """Token ids of a request's `messages`, or of its `prompt` (text, or ids already).

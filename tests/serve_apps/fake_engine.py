@@ -94,10 +94,8 @@ class FakeEngine:
                 last = step == sampling.max_tokens - 1
                 logprobs: tuple[TokenLogprob, ...] = ()
                 if sampling.logprobs is not None:
-                    top = tuple(
-                        (f" {token + i}", token + i, -0.5 * (i + 1)) for i in range(sampling.logprobs)
-                    )
-                    logprobs = (TokenLogprob(text, token, -0.5, top),)
+                    top = tuple((token + i, -0.5 * (i + 1)) for i in range(sampling.logprobs))
+                    logprobs = (TokenLogprob(token, -0.5, top),)
                 yield Delta(held.add(text, last=last), (token,), logprobs, "length" if last else None)
         finally:
             self._running.discard(request_id)

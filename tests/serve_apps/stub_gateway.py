@@ -76,7 +76,12 @@ class StubBackend:
                 item: dict[str, Any] = {"text": text, "token_ids": (100 + step,)}
                 if logprobs is not None:
                     item["logprobs"] = [
-                        (f" {step}", -0.5, tuple((f" {i}", i, -1.0 - i) for i in range(logprobs)))
+                        (
+                            f" {step}",
+                            f" {step}".encode(),
+                            -0.5,
+                            [(f" {i}", f" {i}".encode(), i, -1.0 - i) for i in range(logprobs)],
+                        )
                     ]
                 if step == 0:
                     item["start"] = start

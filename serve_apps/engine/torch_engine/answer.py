@@ -17,6 +17,7 @@ class Answer:
         prompt_ids: the tokens before the answer.
         sampling: what the request asked for.
         eos_ids: tokens that end the answer and are not part of its text.
+        piece: the bytes of a token id.
     """
 
     def __init__(
@@ -25,9 +26,9 @@ class Answer:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         eos_ids: frozenset[int],
+        piece: Callable[[int], bytes],
     ) -> None:
-        self._decode = decode
-        self._detokenizer = Detokenizer(decode, prompt_ids)
+        self._detokenizer = Detokenizer(decode, prompt_ids, piece)
         self._matcher = StopMatcher(sampling.stop)
         self._eos_ids = eos_ids
 
@@ -44,7 +45,7 @@ class Answer:
         return Delta(
             text=text,
             token_ids=(token_id,),
-            logprobs=() if logprobs is None else (self._describe(token_id, logprobs),),
+            logprobs=() if logprobs is None else (TokenLogprob(token_id, logprobs.chosen, logprobs.top),),
             finish_reason=finish_reason,
         )
 
@@ -52,11 +53,3 @@ class Answer:
         """The last delta of an answer that is ended from outside."""
         text = self._matcher.add(self._detokenizer.finish())
         return Delta(text=text + self._matcher.flush(), finish_reason="abort")
-
-    def _describe(self, token_id: int, logprobs: Logprobs) -> TokenLogprob:
-        return TokenLogprob(
-            token=self._decode([token_id]),
-            token_id=token_id,
-            logprob=logprobs.chosen,
-            top=tuple((self._decode([other]), other, logprob) for other, logprob in logprobs.top),
-        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "�"
@@ -28,24 +29,37 @@ class Detokenizer:
     Args:
         decode: from token ids to text, special tokens left out.
         prompt_ids: the tokens before the answer.
+        piece: the bytes of a token id.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], prompt_ids: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        prompt_ids: Sequence[int],
+        piece: Callable[[int], bytes],
+    ) -> None:
         self._decode = decode
+        self._piece = piece
         self._context = list(prompt_ids[-_CONTEXT:])
         self._pending: list[int] = []
-        self._shown = len(decode(self._context).rstrip(REPLACEMENT)) if self._context else 0
+        self._before = decode(self._context) if self._context else ""
+        """The text of the context, until the answer's first text shows whether its end was whole."""
+        self._shown = len(self._before)
 
     def add(self, token_id: int) -> str:
         """The text that is certain now and was not before; what may be half a character is held back."""
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
+        if self._before.endswith(REPLACEMENT) and not text.startswith(self._before):
+            # The answer completes a character whose first bytes end the prompt.
+            self._shown = len(self._before.rstrip(REPLACEMENT))
         unfinished = text.endswith(REPLACEMENT)
         overdue = len(self._pending) >= _PATIENCE
         if unfinished and not overdue:
             return ""
         new = (text[:-1] if unfinished else text)[self._shown :]
         if new:
+            self._before = ""
             self._context = self._pending[-_UNFINISHED:] if unfinished else self._pending
             text = self._decode(self._context)
             self._shown = len(text) - unfinished
@@ -58,9 +72,16 @@ class Detokenizer:
         """The whole characters that were held back, once no more tokens will come; half a one is dropped."""
         if not self._pending:
             return ""
-        new = self._decode(self._context + self._pending)[self._shown :]
-        self._pending = []
-        return new.rstrip(REPLACEMENT)
+        pending, self._pending = self._pending, []
+        text = self._decode(self._context + pending)
+        new = text[self._shown :]
+        if not new.endswith(REPLACEMENT):
+            return new
+        # The replacement character is a character too: the model may have written one, with all its bytes.
+        tail = b"".join(self._piece(token) for token in [*self._context, *pending])
+        whole = codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
+        written = len(whole) - len(whole.rstrip(REPLACEMENT))
+        return new.rstrip(REPLACEMENT) + REPLACEMENT * min(written, len(new) - len(new.rstrip(REPLACEMENT)))
 
 
 class StopMatcher:

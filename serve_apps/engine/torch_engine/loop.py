@@ -22,6 +22,7 @@ from serve_apps.engine.protocol import (
     Statistics,
     WeightsError,
 )
+from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
@@ -127,7 +128,7 @@ class EngineLoop:
         """Take a request; raises what `Scheduler.add` raises."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         sampler = Sampler(sampling, prompt_ids, end_ids, structure)
-        request = _Running(sampler, Answer(self._decode, prompt_ids, sampling, end_ids))
+        request = _Running(sampler, Answer(self._decode, prompt_ids, sampling, end_ids, self._piece))
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
         sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority)
         with self._changed:
@@ -189,8 +190,10 @@ class EngineLoop:
 
     def _describe(self, runner: Runner) -> None:
         """Know the model's own words: what ends an answer, and how tokens are written."""
-        self._eos_ids = eos_ids(runner.model)
+        self._eos_ids = eos_ids(runner.model, self._tokenizer)
         self._decode = _decoder(self._tokenizer)
+        pieces = TokenPieces(self._tokenizer)
+        self._piece = lambda token_id: pieces.of(token_id)[1]
         self._structures = Structures(self._tokenizer, self._facts.vocab_size, self._eos_ids)
 
     def _wait(self) -> bool:

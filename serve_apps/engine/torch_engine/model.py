@@ -113,8 +113,14 @@ def read_tokenizer(model_path: str) -> Any:
         raise EngineError(f"{model_path} has no tokenizer: {error}") from error
 
 
-def eos_ids(model: Any) -> frozenset[int]:
-    """The tokens that end an answer, as the model's generation config (or else its config) names them."""
+def eos_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The tokens that end an answer: those of the model's generation config (or else its config), and the
+    tokenizer's, which ends turns in chat models whose config still names what ended a document."""
+    own = tokenizer.eos_token_id
+    return _eos_of(model) | frozenset([own] if isinstance(own, int) else own or ())
+
+
+def _eos_of(model: Any) -> frozenset[int]:
     named = model.generation_config.eos_token_id if model.generation_config is not None else None
     if named is None:
         named = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from serve_apps.engine.json_schema import grammar_of
+from serve_apps.engine.json_schema import compiled
 from serve_apps.engine.protocol import AnswerError, PromptError, UnsupportedError
+from serve_apps.engine.token_pieces import vocabulary_of
 
 
 class Structures:
@@ -30,13 +31,11 @@ class Structures:
     @cached_property
     def _vocabulary(self) -> Any:
         # About a second for a large vocabulary, which only those pay who ask for a structure.
-        from llguidance import hf
-
         if not self._eos_ids:
             raise UnsupportedError("the model has no end of sequence, which a structured answer needs")
         try:
-            return hf.from_tokenizer(self._tokenizer, n_vocab=self._vocab_size, eos_token=self._eos_ids)
-        except ValueError as error:
+            return vocabulary_of(self._tokenizer, self._vocab_size, self._eos_ids)
+        except UnsupportedError as error:
             raise UnsupportedError(
                 f"the model's tokenizer does not allow structured answers: {error}"
             ) from error
@@ -50,16 +49,20 @@ class Structures:
         """
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._vocabulary, grammar_of(json_schema), log_level=0)
+        matcher = LLMatcher(self._vocabulary, compiled(json_schema).grammar, log_level=0)
         if matcher.is_error():
             raise PromptError(
                 f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}", "json_schema"
             )
-        return Structure(matcher, self._vocab_size)
+        return Structure(matcher, self._vocabulary.vocab_size)
 
 
 class Structure:
-    """Where one answer stands in its grammar."""
+    """Where one answer stands in its grammar.
+
+    Args:
+        vocab_size: of the tokenizer, which may be longer than the model's logits.
+    """
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         from llguidance import numpy

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from transformers import (
 )
 
 from serve_apps.engine.protocol import EngineError, SamplingParams
+from serve_apps.engine.torch_engine.model import eos_ids
 from tests.serve_apps.engine.conftest import Asker, Reference
 
 COMMON = {"vocab_size": 320, "initializer_range": 0.15, "bos_token_id": None, "eos_token_id": 0}
@@ -200,3 +202,19 @@ def test_a_model_with_attention_of_its_own_is_refused(
     directory = save(BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4), llama, tmp_path)
     with pytest.raises(EngineError, match="attention"):
         start_engine(directory)
+
+
+def test_an_answer_ends_where_the_model_or_its_tokenizer_says() -> None:
+    def model(named: int | list[int] | None, of_config: int | None = 7) -> Any:
+        text = SimpleNamespace(eos_token_id=of_config)
+        config = SimpleNamespace(get_text_config=lambda decoder: text)
+        return SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=named), config=config)
+
+    def tokenizer(eos: int | None) -> Any:
+        return SimpleNamespace(eos_token_id=eos)
+
+    assert eos_ids(model(1), tokenizer(2)) == {1, 2}
+    assert eos_ids(model([1, 3]), tokenizer(3)) == {1, 3}
+    assert eos_ids(model(None), tokenizer(2)) == {7, 2}
+    assert eos_ids(model(0), tokenizer(0)) == {0}
+    assert eos_ids(model(None, None), tokenizer(None)) == frozenset()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
 from serve_apps.engine.table import find_engine
+from serve_apps.engine.token_pieces import TokenPieces
 from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
 
 START_S = 300.0
@@ -125,8 +127,20 @@ def test_logprobs_are_those_of_a_plain_forward_pass(asker: Asker, reference: Ref
     for row, described in zip(expected, answer.logprobs, strict=True):
         values, tokens = row.topk(3)
         assert described.logprob == pytest.approx(row[described.token_id].item(), abs=1e-3)
-        assert [token for _, token, _ in described.top] == tokens.tolist()
-        assert [logprob for _, _, logprob in described.top] == pytest.approx(values.tolist(), abs=1e-3)
+        likeliest = described.top[:3]
+        assert [token for token, _ in likeliest] == tokens.tolist()
+        assert [logprob for _, logprob in likeliest] == pytest.approx(values.tolist(), abs=1e-3)
+        assert (described.token_id, described.logprob) in described.top
+        assert len(described.top) == 3 + (described.token_id not in tokens)
+
+
+def test_the_pieces_of_its_tokens_are_the_answer(asker: Asker, reference: Reference) -> None:
+    piece = TokenPieces(reference.tokenizer).of
+    for seed in range(4):
+        answer = asker.run(asker.answer(PROMPT, SamplingParams(max_tokens=40, seed=seed, logprobs=0)))
+        joined = b"".join(piece(one.token_id)[1] for one in answer.logprobs).decode(errors="replace")
+        # Rubbish is told in other numbers of replacement characters by other decoders.
+        assert re.sub("\ufffd+", "", joined) == re.sub("\ufffd+", "", answer.text)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,12 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.engine.torch_engine.detokenize import REPLACEMENT, Detokenizer, StopMatcher
 
 
 def decode_bytes(ids: Sequence[int]) -> str:
     """A tokenizer with one token a byte: the hardest case."""
     return bytes(ids).decode("utf-8", errors="replace")
+
+
+def one_byte(token: int) -> bytes:
+    return bytes([token])
 
 
 def streamed(detokenizer: Detokenizer, ids: Sequence[int]) -> list[str]:
@@ -26,20 +32,41 @@ text = st.text(st.sampled_from("ab é你好世界😀🎉👩‍🚀ñ\n"), max_
 
 @given(text, text)
 def test_text_comes_whole_and_no_piece_has_half_a_character(prompt: str, answer: str) -> None:
-    pieces = streamed(Detokenizer(decode_bytes, prompt.encode()), answer.encode())
+    pieces = streamed(Detokenizer(decode_bytes, prompt.encode(), one_byte), answer.encode())
     assert "".join(pieces) == answer
     assert not any(REPLACEMENT in piece for piece in pieces)
+
+
+anything = st.text(st.sampled_from("ab é你😀\ufffd\n"), max_size=12)
+
+
+@given(anything, anything)
+def test_a_replacement_character_is_one_as_any_other(prompt: str, answer: str) -> None:
+    pieces = streamed(Detokenizer(decode_bytes, prompt.encode(), one_byte), answer.encode())
+    assert "".join(pieces) == answer
+
+
+@given(text.filter(bool), anything, st.data())
+def test_what_a_prompt_breaks_off_in_the_middle_of_is_whole_in_the_answer_and_never_half(
+    first: str, second: str, data: st.DataObject
+) -> None:
+    whole = (first + second).encode()
+    at = data.draw(st.integers(1, len(whole)))
+    shown = "".join(streamed(Detokenizer(decode_bytes, whole[:at], one_byte), whole[at:]))
+    begun = codecs.getincrementaldecoder("utf-8")().decode(whole[:at])
+    if at <= len(first.encode()):  # beyond it, what is broken off may be a replacement character itself
+        assert begun + shown == first + second
 
 
 @given(text.filter(bool), st.integers(1, 3))
 def test_a_character_that_never_ends_is_dropped(answer: str, missing: int) -> None:
     cut = answer.encode()[:-missing]
-    assert "".join(streamed(Detokenizer(decode_bytes), cut)) == cut.decode(errors="ignore")
+    assert "".join(streamed(Detokenizer(decode_bytes, (), one_byte), cut)) == cut.decode(errors="ignore")
 
 
 @given(st.lists(st.integers(0, 255), max_size=60))
 def test_bytes_that_are_no_text_come_out_as_decoding_them_at_once_does(ids: list[int]) -> None:
-    pieces = streamed(Detokenizer(decode_bytes), ids)
+    pieces = streamed(Detokenizer(decode_bytes, (), one_byte), ids)
     assert "".join(pieces).rstrip(REPLACEMENT) == decode_bytes(ids).rstrip(REPLACEMENT)
 
 
@@ -51,7 +78,7 @@ def test_rubbish_is_not_held_back_forever_nor_decoded_again_and_again() -> None:
         longest = max(longest, len(ids))
         return decode_bytes(ids)
 
-    detokenizer = Detokenizer(decode)
+    detokenizer = Detokenizer(decode, (), one_byte)
     shown = "".join(detokenizer.add(0xFF) for _ in range(500))
     assert len(shown) >= 490
     assert longest < 30
@@ -65,7 +92,9 @@ def test_with_a_trained_tokenizer(reference: Any, sentence: str) -> None:
     ids = tokenizer.encode(sentence)
     single = [tokenizer.decode([token]) for token in ids]
     assert sentence.isascii() or any(REPLACEMENT in piece for piece in single), "nothing is split"
-    pieces = streamed(Detokenizer(tokenizer.decode), ids)
+    pieces = streamed(
+        Detokenizer(tokenizer.decode, (), lambda token: TokenPieces(tokenizer).of(token)[1]), ids
+    )
     assert "".join(pieces) == sentence
     assert not any(REPLACEMENT in piece for piece in pieces)
 
@@ -77,7 +106,11 @@ def test_the_blank_before_the_first_word_stays() -> None:
     def decode(ids: Sequence[int]) -> str:
         return "".join(words[token] for token in ids).removeprefix(" ")
 
-    assert streamed(Detokenizer(decode, [1]), [2, 1]) == [" world", " Hello", ""]
+    assert streamed(Detokenizer(decode, [1], lambda token: words[token].encode()), [2, 1]) == [
+        " world",
+        " Hello",
+        "",
+    ]
 
 
 def brute_force(whole: str, stop: Sequence[str]) -> str:

@@ -123,7 +123,8 @@ def test_the_end_of_sequence_ends_the_answer_and_is_not_in_its_text(
 def test_the_pieces_of_text_are_the_text(asker: Any, reference: Any) -> None:
     ids = reference.tokenizer.encode(PROMPTS[1])
     answer = asker.greedy(ids, 60)
-    assert answer.text == reference.tokenizer.decode(answer.token_ids).rstrip("�")
+    # Half a character at the end is dropped, one that is none is not.
+    assert answer.text.rstrip("�") == reference.tokenizer.decode(answer.token_ids).rstrip("�")
 
 
 def test_the_text_ends_before_a_stop_string(asker: Any, reference: Any) -> None:
@@ -172,9 +173,11 @@ def test_logprobs_are_those_of_a_plain_forward_pass(asker: Any, reference: Any) 
     for row, described in zip(expected, answer.logprobs, strict=True):
         values, tokens = row.topk(3)
         assert described.logprob == pytest.approx(row[described.token_id].item(), abs=1e-4)
-        assert [token for _, token, _ in described.top] == tokens.tolist()
-        assert [logprob for _, _, logprob in described.top] == pytest.approx(values.tolist(), abs=1e-4)
-        assert described.token == reference.tokenizer.decode([described.token_id])
+        likeliest = described.top[:3]
+        assert [token for token, _ in likeliest] == tokens.tolist()
+        assert [logprob for _, logprob in likeliest] == pytest.approx(values.tolist(), abs=1e-4)
+        assert (described.token_id, described.logprob) in described.top
+        assert len(described.top) == 3 + (described.token_id not in tokens)
     assert tuple(described.token_id for described in answer.logprobs) == answer.token_ids
     assert asker.run(asker.answer(ids, SamplingParams(max_tokens=2))).logprobs == ()
 

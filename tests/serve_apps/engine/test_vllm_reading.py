@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
 from serve_apps.engine.vllm_engine import VllmEngine
+from serve_apps.engine.vllm_requests import check_whole
 
 
 class EngineGenerateError(Exception):
@@ -29,6 +31,26 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     vars(modules[names[-1]]).update(EngineGenerateError=EngineGenerateError, EngineDeadError=EngineDeadError)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize(
+    ("text", "finish", "stop", "whole"),
+    [
+        ('{"a": 1}', "stop", None, True),
+        ('{"a": ', "stop", None, False),
+        ("", "stop", None, False),
+        ('{"a": ', "length", None, True),
+        ('{"a": ', "stop", "a stop string", True),
+        ('{"a": ', None, None, True),
+    ],
+)
+def test_half_a_structured_answer_is_no_answer(
+    text: str, finish: str | None, stop: str | None, whole: bool
+) -> None:
+    output = SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish, stop_reason=stop)])
+    with nullcontext() if whole else pytest.raises(AnswerError, match="JSON schema") as ended:
+        check_whole(text, output)
+    assert whole or ended.value.own_fault
 
 
 @pytest.mark.parametrize(

@@ -149,6 +149,25 @@ def test_what_the_model_would_never_see_is_refused_in_words(
     assert (refused.value.status, refused.value.param) == (400, param)
 
 
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+        ({"min_tokens": 5, "max_completion_tokens": 4}, "min_tokens"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        chat(**fields)
+    assert (refused.value.status, refused.value.param) == (400, param)
+    assert chat(min_tokens=4, max_tokens=4).most_tokens == 4
+
+
 def test_no_messages_are_refused_in_words() -> None:
     with pytest.raises(ApiError, match=r"'messages' is wrong: must not be empty \(given: a list\)"):
         parse(ChatRequest, {"model": "chat", "messages": []})

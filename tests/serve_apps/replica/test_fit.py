@@ -49,6 +49,12 @@ def test_more_than_the_limit_is_refused_by_the_name_that_the_client_used_or_clam
     assert length(clamped, 10, 1000, **{field: 101}) == 100
 
 
+def test_an_answer_cannot_have_to_be_longer_than_it_may_be() -> None:
+    with pytest.raises(ApiError, match="'min_tokens' is 60, but the answer may have 50") as refused:
+        fit(PROMPT, 950, 1000, asked=None, limit=None, sampling={"min_tokens": 60})
+    assert refused.value.param == "min_tokens"
+
+
 def test_the_newer_name_counts_where_both_are_given() -> None:
     limits = LimitsConfig(max_tokens=100)
     assert most_tokens(chat(max_tokens=500, max_completion_tokens=7), limits) == 7
