@@ -88,18 +88,26 @@ def load_keys(source: str) -> KeyRing:
     Raises:
         RequestError: there is no such file or variable, or what it holds is no list of keys.
     """
+    return parse_keys(read_keys(source), source)
+
+
+def read_keys(source: str) -> str:
+    """The text that `load_keys` parses.
+
+    Raises:
+        RequestError: there is no such file or variable.
+    """
     if source.startswith(ENVIRONMENT):
         name = source.removeprefix(ENVIRONMENT)
         text = os.environ.get(name)
         if text is None:
             raise RequestError(f"{source}: the environment has no variable {name}")
-    else:
-        try:
-            text = Path(source).read_text(encoding="utf-8")
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
-            raise RequestError(f"{source} cannot be read: {reason}") from error
-    return parse_keys(text, source)
+        return text
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "it is no text"
+        raise RequestError(f"{source} cannot be read: {reason}") from error
 
 
 class KeyRing:

@@ -18,7 +18,6 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/submission.py": "names of jobs",
     "serve_apps/http/record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
-    "serve_apps/gateway/access.py": "`Retry-After`, of a library that counts by the wall clock",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
     "serve_apps/replica/deployment.py": "when a replica started and was ready, as events have it",

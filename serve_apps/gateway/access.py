@@ -5,14 +5,16 @@ from __future__ import annotations
 import hmac
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import MovingWindowRateLimiter
+from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from cluster.api_keys import Key, KeyRing
+from serve_apps.gateway.limits_private import count_by_the_steady_clock
 from serve_apps.openai.errors import ApiError
 
 ANYONE = "anyone"
@@ -44,7 +46,8 @@ class Caller:
 class Access:
     """Checks keys and limits; without keys everyone may ask for everything.
 
-    Limits hold within the last 60 seconds, for each tenant.
+    Limits hold within the last 60 seconds, for each tenant; of the minute before this one, what was counted
+    is taken as spread evenly over it.
 
     Args:
         admin_token: opens what only those may see who run the cluster.
@@ -54,7 +57,11 @@ class Access:
         self.keys = keys
         """None: the gateway needs no keys."""
         self._admin_token = admin_token
-        self._limiter = MovingWindowRateLimiter(MemoryStorage())
+        count_by_the_steady_clock()
+        # Two counters for each tenant and limit, however much is counted.
+        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
+        self._reserved: Counter[str] = Counter()
+        """Tokens that requests of a tenant may take which run now."""
 
     def caller(self, authorization: str) -> Caller:
         """Who an `Authorization` header belongs to.
@@ -92,23 +99,29 @@ class Access:
                 headers={"WWW-Authenticate": "Bearer"},
             )
 
-    async def admit(self, caller: Caller) -> None:
-        """Count one request of a caller.
+    async def admit(self, caller: Caller, tokens: int) -> Admission:
+        """Count one request of a caller, and keep room for the tokens that it may take.
+
+        Args:
+            tokens: about how many it may take; those of requests that run count as if they were spent, so
+                that many that come at once cannot take much more than the limit.
 
         Raises:
             ApiError: 429, the tenant has asked too much.
         """
         key = caller.key
         if key is None:
-            return
+            return Admission(self, caller, 0)
         if key.tokens_per_minute is not None:
-            tokens = _limit("tokens", key.tokens_per_minute)
-            if not await self._limiter.test(tokens, caller.tenant):
-                raise await self._refusal(tokens, caller, f"{key.tokens_per_minute} tokens")
+            limit = _limit("tokens", key.tokens_per_minute)
+            left = (await self._limiter.get_window_stats(limit, caller.tenant)).remaining
+            if left <= self._reserved[caller.tenant]:
+                raise await self._refusal(limit, caller, f"{key.tokens_per_minute} tokens")
         if key.requests_per_minute is not None:
             requests = _limit("requests", key.requests_per_minute)
             if not await self._limiter.hit(requests, caller.tenant):
                 raise await self._refusal(requests, caller, f"{key.requests_per_minute} requests")
+        return Admission(self, caller, tokens if key.tokens_per_minute is not None else 0)
 
     async def spend(self, caller: Caller, tokens: int) -> None:
         """Count the tokens of a request that has ended; what is beyond the limit fills it up."""
@@ -120,9 +133,15 @@ class Access:
         if left:
             await self._limiter.hit(limit, caller.tenant, cost=min(tokens, left))
 
+    def reserve(self, tenant: str, tokens: int) -> None:
+        """Keep room for so many tokens more of a tenant, or (below 0) give it back."""
+        self._reserved[tenant] += tokens
+        if not self._reserved[tenant]:
+            del self._reserved[tenant]
+
     async def _refusal(self, limit: RateLimitItemPerMinute, caller: Caller, what: str) -> ApiError:
         stats = await self._limiter.get_window_stats(limit, caller.tenant)
-        wait_s = max(1, math.ceil(stats.reset_time - time.time()))
+        wait_s = min(60, max(1, math.ceil(stats.reset_time - time.monotonic())))
         return ApiError(
             429,
             f"{caller.tenant} may ask for {what} a minute; try again in {wait_s} s.",
@@ -130,6 +149,23 @@ class Access:
             code="rate_limit_exceeded",
             headers={"Retry-After": str(wait_s)},
         )
+
+
+class Admission:
+    """A request of a tenant while it runs, and what room is kept for it; a context."""
+
+    def __init__(self, access: Access, caller: Caller, tokens: int) -> None:
+        self._access = access
+        self._tenant = caller.tenant
+        self._tokens = tokens
+        access.reserve(self._tenant, tokens)
+
+    def __enter__(self) -> Admission:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._access.reserve(self._tenant, -self._tokens)
+        self._tokens = 0
 
 
 def _limit(kind: str, amount: int) -> RateLimitItemPerMinute:

@@ -27,6 +27,15 @@ from serve_apps.openai.schema import Request as ModelRequest
 from serve_apps.replica.fit import check_fit, most_tokens
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
+BYTES_A_TOKEN = 4
+USUAL_ANSWER_TOKENS = 1024
+"""What an answer is taken to need whose request names no length."""
+
+
+def expected_tokens(request: ModelRequest, most: int | None, body_bytes: int) -> int:
+    """About how many tokens a request may take, before anybody has counted those of its prompt."""
+    answer = USUAL_ANSWER_TOKENS if most is None else most
+    return body_bytes // BYTES_A_TOKEN + request.num_choices * answer
 
 
 class Call:
@@ -56,9 +65,10 @@ class Call:
             self._record.app = request.model
             self._deadline.tighten(version.spec.config.limits.request_timeout_s)
             most = self._check(request, version, len(body))
-            await access.admit(self._caller)
+            admission = await access.admit(self._caller, expected_tokens(request, most, len(body)))
         self._choices_each = request.choices_each
         async with AsyncExitStack() as stack:
+            stack.enter_context(admission)
             # Before anything is made of the request: one of a few bytes can ask for many answers.
             many = "n" if request.choices_each > 1 else "prompt"
             stack.enter_context(self._service.places(version, request.num_choices, many))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cluster.api_keys import load_keys
+from cluster.api_keys import parse_keys, read_keys
 from cluster.errors import RequestError
 from serve_apps.gateway.access import Access
 
@@ -16,12 +16,15 @@ READ_EVERY_S = 0.5
 
 async def follow_keys(path: str, access: Access) -> None:
     """Take over what changes in a key file, until cancelled; a file that is wrong changes nothing."""
-    said = ""
+    said, known = "", None
     while True:
         await asyncio.sleep(READ_EVERY_S)
         try:
-            access.keys = await asyncio.to_thread(load_keys, path)
-            said = ""
+            text = await asyncio.to_thread(read_keys, path)
+            # To parse a large file takes seconds, in which nothing else of this process gets far.
+            if text != known:
+                access.keys = await asyncio.to_thread(parse_keys, text, path)
+                known, said = text, ""
         except RequestError as error:
             if str(error) != said:
                 said = str(error)

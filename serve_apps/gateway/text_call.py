@@ -15,7 +15,7 @@ from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.backend import ReplicaLostError, raise_if_failed
 from serve_apps.gateway.broken_engines import Suspect
-from serve_apps.gateway.call import BODY_BYTES_WITHOUT_APPS
+from serve_apps.gateway.call import BODY_BYTES_WITHOUT_APPS, BYTES_A_TOKEN
 from serve_apps.gateway.choices import RETRIES
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
@@ -127,7 +127,6 @@ class TextCall:
             self._deadline.tighten(limits.request_timeout_s)
             if len(body) > limits.body_bytes:
                 raise body_too_large(limits.body_bytes)
-            await access.admit(self._caller)
         self._body = body
         return request, version
 
@@ -175,8 +174,10 @@ class TextCall:
                 finally:
                     traffic.leave(taker, at_once)
 
+        async with self._deadline.enforced():
+            admission = await self._service.access.admit(self._caller, len(self._body) // BYTES_A_TOKEN)
         try:
-            with self._service.places(version, at_once, "input"):
+            with admission, self._service.places(version, at_once, "input"):
                 async with self._deadline.enforced():
                     results = await unless_gone(self._http.receive, all_of())
         finally:
