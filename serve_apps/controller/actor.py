@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
@@ -21,6 +23,7 @@ from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
 from serve_apps.controller.rollout import decide
 from serve_apps.controller.store import AppStore
+from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView
 from serve_apps.models import find_model, follows
 from serve_apps.replica.handles import ReplicaHandles
@@ -38,6 +41,8 @@ LATE_TICK_S = 3.0
 """A look that is so late was held up, and so may have been what others said meanwhile."""
 HEAR_S = 15.0
 """How long a controller that comes back waits for the gateway and the replicas to be heard."""
+SLOW_S = 0.5
+"""How long a look waits for what is done about each app."""
 FOLLOW_EVERY_S = 2.0
 """How often the registry is asked which versions the apps' models have now."""
 
@@ -66,8 +71,11 @@ class AppController:
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
-        self._changing = asyncio.Lock()
-        """Held from reading a record until what follows from it has been remembered."""
+        self._threads = Threads()
+        self._changing: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By app: held from reading its record until what follows from it has been remembered."""
+        self._advancing: dict[str, asyncio.Task[None]] = {}
+        """By app: deciding what is next for it, and doing it."""
         self._ticking: asyncio.Task[None] | None = None
         self._living: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
@@ -81,7 +89,7 @@ class AppController:
             RequestError: it is changing into something else.
         """
         spec = AppSpec.from_json(document)
-        async with self._changing:
+        async with self._changing[spec.name]:
             app = self._apps.get(spec.name)
             if app is not None and app.record.removed:
                 raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
@@ -99,7 +107,7 @@ class AppController:
         Raises:
             RequestError: there is no such app, or nothing to go back to.
         """
-        async with self._changing:
+        async with self._changing[name]:
             return await self._take(roll_back(self._known(name), time.time()))
 
     async def remove(self, name: str) -> None:
@@ -108,7 +116,7 @@ class AppController:
         Raises:
             RequestError: there is no such app.
         """
-        async with self._changing:
+        async with self._changing[name]:
             record = self._known(name)
             outcome = record.outcome
             if outcome is not None and outcome.status == "running":
@@ -130,23 +138,20 @@ class AppController:
         record = app.record if app is not None else self._ended.get(name)
         return None if record is None or record.outcome is None else vars(record.outcome)
 
-    async def size(self, application: str, ongoing: float) -> int | None:
-        """How many replicas a Serve application is to have, which has so many requests; None: not known."""
+    async def size(self, application: str) -> int | None:
+        """How many replicas a Serve application is to have; None: not known."""
         self._ensure_running()
-        for app in self._apps.values():
-            if application in app.sizes:
-                app.ongoing[application] = (ongoing, time.monotonic())
-                return app.sizes[application]
-        return None
+        sizes = (app.sizes for app in self._apps.values() if application in app.sizes)
+        return next((known[application] for known in sizes), None)
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, and `apps` if it is new."""
         self._ensure_running()
         now = time.monotonic()
-        self._gateways.report(gateway, report, now)
-        for name, seconds in report["first_token_s"].items():
-            if name in self._apps:
-                self._apps[name].first_tokens.add(seconds, now)
+        if self._gateways.report(gateway, report, now):
+            for name, seconds in report["first_token_s"].items():
+                if name in self._apps:
+                    self._apps[name].first_tokens.add(seconds, now)
         if any(report["waiting"].values()) or any(app.record.update for app in self._apps.values()):
             self._wake.set()
         if not self._informed:
@@ -164,7 +169,7 @@ class AppController:
             return None
         new = app.hear(application, replica, facts, time.monotonic())
         if new is not None and self._informed:  # to a controller that comes back all replicas are new
-            await self._tell(app, *new)
+            self._tell(app, *new)
         return app.order(application, facts)
 
     async def spec_of(self, application: str) -> dict[str, Any] | None:
@@ -188,7 +193,7 @@ class AppController:
     async def _take(self, record: AppRecord) -> int:
         """Make a record the app's, and remember it before anything is done about it."""
         self._ensure_running()
-        await asyncio.to_thread(self._store.save, record)
+        await self._save(record)
         app = self._apps.get(record.name)
         changed = app is None or app.record.newest != record.newest
         if app is None:
@@ -197,9 +202,12 @@ class AppController:
         outcome = record.outcome
         if changed and outcome is not None and outcome.status == "running":
             facts = {"revision": outcome.number, "strategy": outcome.strategy, "version": outcome.to_version}
-            await self._tell(app, "began", {**facts, "from": outcome.from_version})
+            self._tell(app, "began", {**facts, "from": outcome.from_version})
         self._wake.set()
         return record.newest
+
+    async def _save(self, record: AppRecord) -> None:
+        await asyncio.wrap_future(self._threads.store(record.name, lambda: self._store.save(record)))
 
     def _busy(self) -> bool:
         return any(app.busy for app in self._apps.values())
@@ -233,7 +241,7 @@ class AppController:
         returned = self._calls.take_ended()
         apps = list(self._apps.values())
         if returned or self._calls or self._view.is_due(apps, time.monotonic()):
-            await asyncio.to_thread(self._view.look, apps)
+            await self._threads.look(lambda: self._view.look(apps))
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways and replicas.
@@ -244,30 +252,39 @@ class AppController:
         if not self._informed and not self._hear(now):
             return
         for name, app in list(self._apps.items()):
-            try:
-                async with self._changing:
-                    await self._advance(name, app)
-            except Exception:
-                logger.exception("%s could not be looked after", name)
+            if name not in self._advancing:
+                task = self._advancing[name] = asyncio.create_task(self._look_after(name, app))
+                task.add_done_callback(lambda _, name=name: self._advancing.pop(name))  # type: ignore[misc]
+        if self._advancing:
+            # One whose storage is slow does not hold up the others.
+            await asyncio.wait(self._advancing.values(), timeout=SLOW_S)
         self._publish()
+
+    async def _look_after(self, name: str, app: App) -> None:
+        try:
+            async with self._changing[name]:
+                await self._advance(name, app)
+        except Exception:
+            logger.exception("%s could not be looked after", name)
 
     async def _advance(self, name: str, app: App) -> None:
         """Decide what is next for an app, and do it."""
         now = time.time()
         seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
         if event := app.update_want(self._gateways, self._view.served, time.monotonic()):
-            await self._tell(app, *event)
+            self._tell(app, *event)
         if event := app.note_grant(self._view.granted, time.monotonic()):
-            await self._tell(app, *event)
+            self._tell(app, *event)
         before = app.record
         decision = decide(before, seen, app.wants.want, now)
         if decision.record != before:
-            await asyncio.to_thread(self._store.save, decision.record)
+            await self._save(decision.record)
         await self._carry_out(app, decision)
         if before.gone:
             # Its leases have been released by this look.
             self._ended[name] = app.record
             del self._apps[name]
+            self._threads.forget(name)
 
     def _hear(self, now: float) -> bool:
         """Whether the gateway and every replica that runs have said how they are."""
@@ -314,13 +331,13 @@ class AppController:
         there = {name for each in self._apps.values() for name in each.record.applications}
         self._handles.connect(there)
         for kind, facts in decision.events:
-            await self._tell(app, kind, facts)
+            self._tell(app, kind, facts)
         for revision in decision.record.revisions:
             name, number = revision.application, revision.number
             size = decision.sizes.get(number, 0)
             if number in decision.delete:
                 if name in self._view.served:
-                    self._calls.begin("delete", name, asyncio.to_thread(serve_application.delete, name))
+                    self._calls.begin("delete", name, self._delete(name))
             elif size > 0 and name not in self._view.served and self._may_start(app, revision):
                 self._calls.begin("start", name, self._start(app, revision, size))
             if number == decision.probe and number not in app.probes:
@@ -331,9 +348,14 @@ class AppController:
         self._gateways.route(takes, closed, self._publish())
         self._gateways.forget_but(there)
 
+    async def _delete(self, application: str) -> None:
+        await self._threads.call_serve(lambda: serve_application.delete(application))
+
     async def _start(self, app: App, revision: Revision, size: int) -> None:
         try:
-            await asyncio.to_thread(serve_application.start, revision.spec, revision.application, size)
+            await self._threads.call_serve(
+                lambda: serve_application.start(revision.spec, revision.application, size)
+            )
         except Exception as error:
             logger.exception("%s could not be started", revision.application)
             app.failures[revision.number] = str(error)
@@ -359,13 +381,19 @@ class AppController:
             self._number += 1
         return self._number
 
-    async def _tell(self, app: App, kind: str, facts: Mapping[str, Any]) -> None:
+    def _tell(self, app: App, kind: str, facts: Mapping[str, Any]) -> None:
         logger.warning("%s: %s %s", app.record.name, kind, dict(facts))
         app.events.append({"kind": kind, **facts})
-        try:
-            await asyncio.to_thread(self._store.event, app.record.name, kind, facts)
-        except ShoalError as error:
-            logger.warning("an event was not written: %s", error)
+        name = app.record.name
+
+        def write() -> None:
+            try:
+                self._store.event(name, kind, facts)
+            except ShoalError as error:
+                logger.warning("an event was not written: %s", error)
+
+        # Nobody waits for it: what it tells of has happened, whatever the storage does.
+        self._threads.store(name, write)
 
     async def _follow_for_ever(self) -> None:
         """Bring apps to the versions that their models' names have come to mean."""
@@ -376,12 +404,14 @@ class AppController:
                 if spec is None or record.update or record.removed or not follows(spec.config.model):
                     continue
                 try:
-                    newer = await asyncio.to_thread(find_model, spec.name, spec.config, self._storage)
+                    newer = await self._threads.ask_registry(
+                        partial(find_model, spec.name, spec.config, self._storage)
+                    )
                 except ShoalError as error:
                     logger.warning("%s: its model cannot be looked up: %s", spec.name, error)
                     continue
                 newer = replace(newer, engine=spec.engine)
-                async with self._changing:
+                async with self._changing[spec.name]:
                     changed = follow_model(record, newer, time.time())
                     if app.record is record and changed != record:
                         await self._take(changed)

@@ -72,8 +72,6 @@ class App:
     """By Serve application: the replicas that were ever heard."""
     contexts: dict[str, int] = field(default_factory=dict)
     """By Serve application that has ever been ready: the context length of its model."""
-    ongoing: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By Serve application: the requests that Serve counts, and when it said so."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
     _order: tuple[Literal["prepare", "load"], int] | None = None
 
@@ -96,7 +94,7 @@ class App:
             if size is not None:
                 self.sizes[revision.application] = size
         there = {revision.application for revision in self.record.revisions}
-        for known in (self.sizes, self.replicas, self.met, self.contexts, self.ongoing):
+        for known in (self.sizes, self.replicas, self.met, self.contexts):
             for application in known.keys() - there:
                 del known[application]
 
@@ -181,12 +179,12 @@ class App:
         reports = [facts for name in names for facts in self.reports(name, now)]
         held_back = gateways.waiting(self.record.name, now)
         in_flight = sum(gateways.in_flight(name, now) for name in names)
-        counted = sum(count for count, said in self.ongoing.values() if now - said < REPORT_SILENT_S)
-        ongoing = max(float(in_flight), counted)
         running = sum(facts["running"] for facts in reports)
+        # One that came and was answered between two looks is in flight at neither, and somebody was there.
+        seldom = min(1, gateways.take_asked(self.record.name))
         return Load(
-            ongoing=ongoing + held_back,
-            waiting=max(0.0, ongoing - running) + held_back,
+            ongoing=float(max(in_flight + held_back, seldom)),
+            waiting=float(max(0, in_flight - running) + held_back),
             cache_use=sum(facts["cache_use"] for facts in reports) / max(1, len(reports)),
             first_token_s=self.first_tokens.percentile95(now),
             replicas=sum(served[name].ready for name in names if name in served),

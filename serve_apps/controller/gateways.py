@@ -17,6 +17,8 @@ class _Heard:
     seen: int
     in_flight: Mapping[str, int] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
+    number: int = 0
+    """Of its last report whose counts were taken over."""
 
 
 class Gateways:
@@ -31,12 +33,25 @@ class Gateways:
         self.requests: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
         """Requests, and those that failed, by `application version`."""
+        self._asked: Counter[str] = Counter()
+        """Answers that were asked for since `take_asked`, by app."""
 
-    def report(self, gateway: str, report: Mapping[str, Any], now: float) -> None:
-        """Take over what a gateway says, see `Traffic.report`."""
-        self._gateways[gateway] = _Heard(now, report["seen"], report["in_flight"], report["waiting"])
-        self.requests.update(report["requests"])
-        self.errors.update(report["errors"])
+    def report(self, gateway: str, report: Mapping[str, Any], now: float) -> bool:
+        """Take over what a gateway says, see `Traffic.report`; whether its counts were not known yet."""
+        before = self._gateways.get(gateway)
+        new = before is None or report["number"] != before.number
+        self._gateways[gateway] = _Heard(
+            now, report["seen"], report["in_flight"], report["waiting"], report["number"]
+        )
+        if new:
+            self.requests.update(report["requests"])
+            self.errors.update(report["errors"])
+            self._asked.update(report["asked"])
+        return new
+
+    def take_asked(self, app: str) -> int:
+        """How many answers of an app were asked for since this was called for it before."""
+        return self._asked.pop(app, 0)
 
     def route(self, opened: Collection[str], closed: Collection[str], number: int) -> None:
         """From the table of this number on, some applications get requests and others none."""

@@ -22,26 +22,24 @@ ANSWER_TIMEOUT_S = 10.0
 class SizeKeeper:
     """Asks how many replicas there are to be, from a thread of its own, and keeps the last answer.
 
-    The thread lives while `tell` is called: a deployment that Serve has forgotten stops asking.
+    The thread lives while `keep` is called: a deployment that Serve has forgotten stops asking.
 
     Args:
-        ask: from the requests that run or wait to replicas (None: not known); it may take its time and fail.
+        ask: how many there are to be (None: not known); it may take its time and fail.
     """
 
-    def __init__(self, application: str, ask: Callable[[float], int | None]) -> None:
+    def __init__(self, application: str, ask: Callable[[], int | None]) -> None:
         self._application = application
         self._ask = ask
-        self._ongoing = 0.0
         self._told_at = 0.0
         self._thread: threading.Thread | None = None
         self._pause = threading.Event()
         self.size: int | None = None
         """The last answer; a controller that is gone changes nothing. None before the first."""
 
-    def tell(self, ongoing: float) -> None:
-        """So many requests run or wait; returns at once."""
+    def keep(self) -> None:
+        """Go on asking; returns at once."""
         self._told_at = time.monotonic()
-        self._ongoing = ongoing
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=f"size-{self._application}", daemon=True)
             self._thread.start()
@@ -49,7 +47,7 @@ class SizeKeeper:
     def _run(self) -> None:
         while time.monotonic() - self._told_at < SILENCE_S:
             try:
-                size = self._ask(self._ongoing)
+                size = self._ask()
                 if size is not None:
                     self.size = size
             except Exception as error:  # noqa: BLE001 - whatever it is, the replicas that run must go on
@@ -66,18 +64,16 @@ class ControlledSize:
         self._actor: Any = None
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        self._keeper.tell(float(ctx.total_num_requests))
+        self._keeper.keep()
         size = self._keeper.size
         return (ctx.target_num_replicas if size is None else size), {}
 
-    def _ask(self, ongoing: float) -> int | None:
+    def _ask(self) -> int | None:
         import ray
 
         from serve_apps.spec import CONTROLLER, NAMESPACE
 
         if self._actor is None:
             self._actor = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-        answer: int | None = ray.get(
-            self._actor.size.remote(self._application, ongoing), timeout=ANSWER_TIMEOUT_S
-        )
+        answer: int | None = ray.get(self._actor.size.remote(self._application), timeout=ANSWER_TIMEOUT_S)
         return answer

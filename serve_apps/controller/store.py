@@ -54,7 +54,11 @@ class AppStore:
         if self._storage.appendable:
             self._storage.append_lines(path, [line])
             return
-        kept = self._events.setdefault(name, deque(maxlen=KEPT_EVENTS))
+        kept = self._events.get(name)
+        if kept is None:
+            # Those that a former controller has written.
+            before = [json.dumps(event) for event in self.events(name)]
+            kept = self._events[name] = deque(before, maxlen=KEPT_EVENTS)
         kept.append(line)
         self._storage.write_bytes(path, "".join(f"{each}\n" for each in kept).encode())
 

@@ -65,6 +65,7 @@ class TableFollower:
                 # The last table stays right: the controller is the one that changes things.
                 self._controller, self._pause_s = None, POLL_S
                 raise unavailable(f"The list of models cannot be read: {error}") from error
+            traffic.told()
             self._pause_s = answer["poll_s"]
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])

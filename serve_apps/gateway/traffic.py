@@ -34,6 +34,11 @@ class Traffic:
         self._requests: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
         self._first_token_s: defaultdict[str, list[float]] = defaultdict(list)
+        self._asked: Counter[str] = Counter()
+        """Answers that were asked for, by app."""
+        self._counted: dict[str, Any] | None = None
+        """What was told last, until the controller is known to have it."""
+        self._tellings = 0
         self._proven: set[str] = set()
         """Versions that have answered a request."""
         self.broken = BrokenEngines(self._count)
@@ -51,6 +56,7 @@ class Traffic:
         Waits while there is none, and for a while where the only one is on trial and has failed the request.
         See `AppTable.choose`.
         """
+        self._asked[app] += choices
         loop = asyncio.get_running_loop()
         until = loop.time() + TRIAL_WAIT_S
         while True:
@@ -112,21 +118,33 @@ class Traffic:
             kept.append(seconds)
 
     def report(self) -> dict[str, Any]:
-        """What the controller is told; counts are those since the last report, below 0 where more is taken
-        back than came."""
+        """What the controller is told; counts are those since the report before, below 0 where more is taken
+        back than came.
+
+        A report that may not have arrived is told again with the same counts and number: see `told`.
+        """
         self.broken.settle()
-        report = {
+        if self._counted is None:
+            self._tellings += 1
+            self._counted = {
+                "number": self._tellings,
+                "requests": dict(self._requests),
+                "errors": dict(self._errors),
+                "asked": dict(self._asked),
+                "first_token_s": dict(self._first_token_s),
+            }
+            for counts in (self._requests, self._errors, self._asked, self._first_token_s):
+                counts.clear()
+        return {
             "seen": self.table.number,
             "in_flight": dict(self.in_flight),
             "waiting": {app: count for app, count in self._waiting.items() if count},
-            "requests": dict(self._requests),
-            "errors": dict(self._errors),
-            "first_token_s": dict(self._first_token_s),
+            **self._counted,
         }
-        self._requests.clear()
-        self._errors.clear()
-        self._first_token_s.clear()
-        return report
+
+    def told(self) -> None:
+        """The controller has the last report."""
+        self._counted = None
 
 
 def _key(version: AppVersion) -> str:

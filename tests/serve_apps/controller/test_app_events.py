@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from cluster.config.serve_section import ReplicasConfig
 from cluster.storage import Storage
 from serve_apps.controller.app import App
@@ -40,7 +42,8 @@ def test_a_want_is_told_of_when_it_changes() -> None:
     gateways = Gateways()
 
     def told(requests: int, now: float) -> object:
-        report = {"seen": 1, "in_flight": {"chat:1": requests}, "waiting": {}, "requests": {}, "errors": {}}
+        counts: dict[str, dict[str, int]] = {"requests": {}, "errors": {}, "asked": {}}
+        report = {"seen": 1, "number": 1, "in_flight": {"chat:1": requests}, "waiting": {}, **counts}
         gateways.report("g", report, now)
         return app.update_want(gateways, {}, now)
 
@@ -50,6 +53,46 @@ def test_a_want_is_told_of_when_it_changes() -> None:
     facts = {"replicas": 3, "before": 1, "ongoing": float(many)}
     assert told(many, 1.0 + scale.upscale_delay_s) == ("wanted", facts)
     assert told(many, 2.0 + scale.upscale_delay_s) is None
+
+
+def wants_over_time(pause_s: float, until_s: float, *, asks_until_s: float) -> list[tuple[float, int]]:
+    """The want of an app with `min: 0` at each look, while a request of no length comes every so often."""
+    record = World(devices=4).serving(1, 1).record
+    (revision,) = record.revisions
+    config = revision.spec.config.model_copy(update={"replicas": ReplicasConfig(min=0, max=3)})
+    revision = replace(revision, spec=replace(revision.spec, config=config))
+    app, gateways = App(replace(record, revisions=(revision,))), Gateways()
+    found, asked, number = [], 0, 0
+    for look in range(int(until_s / 0.5)):
+        now = look * 0.5
+        if now <= asks_until_s and now >= asked * pause_s:
+            asked, number = asked + 1, number + 1
+            counts = {"requests": {"chat:1 1": 1}, "errors": {}, "asked": {"chat": 1}}
+            gateways.report("g", {"seen": 1, "number": number, "in_flight": {}, "waiting": {}, **counts}, now)
+        app.update_want(gateways, {}, now)
+        found.append((now, app.wants.want))
+    return found
+
+
+@pytest.mark.parametrize("pause_s", [1.0, 10.0, 50.0])
+def test_an_app_in_steady_use_is_never_taken_to_zero(pause_s: float) -> None:
+    wants = wants_over_time(pause_s, 400.0, asks_until_s=300.0)
+    assert {want for now, want in wants if 1.0 < now <= 300.0} == {1}
+    ended = next(now for now, want in wants if want == 0 and now > 1.0)
+    last = max(asked * pause_s for asked in range(400) if asked * pause_s <= 300.0)
+    assert 60.0 <= ended - last <= 62.0, "idle_s after the last request, and not again"
+    assert {want for now, want in wants if now > ended} == {0}
+
+
+def test_events_outlive_the_controller_where_the_storage_cannot_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Storage, "appendable", False)
+    for _ in range(2):
+        store = AppStore(Storage(tmp_path), "c", "id")
+        store.event("chat", "wanted", {"replicas": 2})
+        store.event("chat", "replica_ready", {"replica": "a"})
+    assert [event["kind"] for event in store.events("chat")] == ["wanted", "replica_ready"] * 2
 
 
 def test_events_can_be_read_back_without_a_line_that_was_cut_off(tmp_path: Path) -> None:

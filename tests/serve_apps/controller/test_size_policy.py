@@ -18,7 +18,6 @@ from serve_apps.controller.size_policy import ControlledSize, SizeKeeper
 class Context:
     """The part of Serve's AutoscalingContext that the policy reads."""
 
-    total_num_requests: float
     target_num_replicas: int
 
 
@@ -38,10 +37,10 @@ def test_what_the_controller_says_is_done_and_its_silence_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[int | Exception | None] = [None]
-    asked: list[float] = []
+    asked: list[str] = []
 
-    def ask(self: ControlledSize, ongoing: float) -> int | None:
-        asked.append(ongoing)
+    def ask(self: ControlledSize) -> int | None:
+        asked.append(self._application)
         if isinstance(answers[0], Exception):
             raise answers[0]
         return answers[0]
@@ -54,30 +53,29 @@ def test_what_the_controller_says_is_done_and_its_silence_changes_nothing(
         return size
 
     # It does not know the application (yet): Serve's own target stays.
-    assert drive(Context(3.0, 2)) == 2
-    eventually(lambda: drive(Context(3.0, 2)) == 2 and len(asked) > 2)
+    assert drive(Context(2)) == 2
+    eventually(lambda: drive(Context(2)) == 2 and len(asked) > 2)
     answers[0] = 4
-    eventually(lambda: drive(Context(7.0, 2)) == 4)
-    assert asked[-1] == 7.0
+    eventually(lambda: drive(Context(2)) == 4)
     answers[0] = ConnectionError("the controller is dead")
     known = len(asked)
-    eventually(lambda: drive(Context(7.0, 4)) == 4 and len(asked) > known + 2)
+    eventually(lambda: drive(Context(4)) == 4 and len(asked) > known + 2)
     answers[0] = 0
-    eventually(lambda: drive(Context(0.0, 4)) == 0)
+    eventually(lambda: drive(Context(4)) == 0)
 
 
 def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None:
     hold, asked = threading.Event(), threading.Event()
 
-    def ask(ongoing: float) -> int:
+    def ask() -> int:
         asked.set()
         hold.wait(10)
         return 3
 
     keeper = SizeKeeper("chat:1", ask)
     began = time.monotonic()
-    for ongoing in (1.0, 2.0, 3.0):
-        keeper.tell(ongoing)
+    for _ in range(3):
+        keeper.keep()
     assert time.monotonic() - began < 1
     assert asked.wait(5)
     assert keeper.size is None
@@ -88,10 +86,10 @@ def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None
 def test_an_application_that_is_gone_stops_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size_policy, "SILENCE_S", 0.1)
     answers: list[Any] = [1]
-    keeper = SizeKeeper("gone:1", lambda ongoing: answers[0])
-    keeper.tell(1.0)
+    keeper = SizeKeeper("gone:1", lambda: answers[0])
+    keeper.keep()
     eventually(lambda: keeper.size == 1)
     eventually(lambda: all("gone:1" not in thread.name for thread in threading.enumerate()))
     answers[0] = 2
-    keeper.tell(1.0)
+    keeper.keep()
     eventually(lambda: keeper.size == 2)

@@ -90,6 +90,7 @@ def test_embeddings_count_for_and_against_their_version_as_answers_do() -> None:
     assert post(gateway, "/tokenize", model="chat", prompt="a").status_code == 200
     report = gateway.service.traffic.report()
     assert (report["requests"], +Counter(report["errors"])) == ({"chat 0": 3}, {})
+    gateway.service.traffic.told()
     gateway.backend.breaks, gateway.backend.script = True, [0, None]
     assert post(gateway, "/v1/embeddings", model="chat", input="a").status_code == 200
     report = gateway.service.traffic.report()

@@ -84,12 +84,37 @@ def test_what_was_counted_is_reported_once() -> None:
     assert report["requests"] == {"chat:1 1": 2}
     assert report["errors"] == {"chat:1 1": 1}
     assert report["first_token_s"] == {"chat": [0.5]}
-    assert not any(traffic.report()[key] for key in ("requests", "errors", "first_token_s"))
+    traffic.answered(version(2))
+    assert traffic.report() == report, "nobody may have heard it"
+    traffic.told()
+    assert (after := traffic.report())["requests"] == {"chat:2 2": 1}
+    assert after["number"] != report["number"]
+    assert not after["errors"]
+    assert not after["first_token_s"]
+
+
+def test_counts_that_are_told_twice_count_once() -> None:
+    async def go() -> None:
+        traffic, gateways = Traffic(), Gateways()
+        traffic.take_over(table(version(1)))
+        await traffic.take("chat", 3)
+        traffic.answered(version(1))
+        report = traffic.report()
+        assert gateways.report("a", report, 0.0)
+        assert not gateways.report("a", traffic.report(), 0.5), "the answer to the first one was lost"
+        assert gateways.report("b", report, 0.5), "another gateway counts for itself"
+        assert gateways.requests == {"chat:1 1": 2}
+        assert [gateways.take_asked("chat") for _ in range(2)] == [6, 0]
+
+    asyncio.run(go())
+
+
+NOTHING: dict[str, dict[str, int]] = {"requests": {}, "errors": {}, "asked": {}}
 
 
 def said(seen: int, **in_flight: int) -> dict[str, object]:
     counts = {name.replace("_", ":"): count for name, count in in_flight.items()}
-    return {"seen": seen, "in_flight": counts, "waiting": {}, "requests": {}, "errors": {}}
+    return {"seen": seen, "number": 1, "in_flight": counts, "waiting": {}, **NOTHING}
 
 
 def test_a_version_is_drained_when_every_gateway_knows_and_has_nothing_left() -> None:

@@ -1,0 +1,131 @@
+"""A storage that hangs for one app, and deletes that drain: the other apps are looked after all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.storage import Storage
+from serve_apps.controller import actor as actor_module
+from serve_apps.controller.actor import AppController
+from serve_apps.controller.record import AppRecord
+from serve_apps.controller.store import AppStore
+from tests.serve_apps.controller.world import spec_of
+
+WITHIN_S = 5.0
+
+
+class View:
+    """A cluster on which nothing runs yet, and everything is granted."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        self.served: dict[str, Any] = {}
+        self.nodes: dict[str, tuple[str, ...]] = {}
+        self.granted: dict[str, int] = {}
+
+    def is_due(self, apps: Any, now: float) -> bool:
+        return True
+
+    def look(self, apps: Any) -> None:
+        self.looks += 1
+        self.granted = {revision.holder: 4 for app in apps for revision in app.record.revisions}
+
+
+def with_controller(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    go: Callable[[AppController, View], Coroutine[Any, Any, None]],
+) -> list[str]:
+    """Run a controller over a cluster of nobody's; the Serve applications that were started."""
+    started: list[str] = []
+    monkeypatch.setattr(actor_module, "show_life", lambda _: asyncio.sleep(3600))
+    monkeypatch.setattr(
+        actor_module.serve_application, "start", lambda spec, name, size: started.append(name)
+    )
+    monkeypatch.setattr(actor_module.ReplicaHandles, "connect", lambda self, applications: None)
+
+    async def run() -> None:
+        controller = AppController({"storage": str(folder), "name": "c", "cluster_id": "id"})
+        controller._view = view = View()  # type: ignore[assignment]
+        async with asyncio.timeout(30):
+            await go(controller, view)
+
+    asyncio.run(run())
+    return started
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def named(name: str) -> dict[str, Any]:
+    return replace(spec_of(1), name=name).as_json()
+
+
+def test_a_storage_that_hangs_for_one_app_holds_up_that_app_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, save, event = threading.Event(), AppStore.save, AppStore.event
+
+    def slow_save(self: AppStore, record: AppRecord) -> None:
+        if record.name == "slow":
+            hold.wait(30)
+        save(self, record)
+
+    def slow_event(self: AppStore, name: str, kind: str, facts: Any) -> None:
+        if name == "eventful":
+            hold.wait(30)
+        event(self, name, kind, facts)
+
+    monkeypatch.setattr(AppStore, "save", slow_save)
+    monkeypatch.setattr(AppStore, "event", slow_event)
+
+    async def go(controller: AppController, view: View) -> None:
+        slow = asyncio.create_task(controller.apply(named("slow")))
+        for name in ("quick", "eventful"):
+            async with asyncio.timeout(WITHIN_S):
+                await controller.apply(named(name))
+        await until(lambda: all(controller._apps[name].sizes for name in ("quick", "eventful")))
+        async with asyncio.timeout(WITHIN_S):
+            assert {"quick", "eventful"} <= (await controller.describe()).keys()
+            await controller.remove("quick")
+        assert not slow.done()
+        hold.set()
+        await slow
+        await until(lambda: bool(controller._apps["slow"].sizes))
+
+    try:
+        started = with_controller(tmp_path, monkeypatch, go)
+    finally:
+        hold.set()
+    assert {"quick:1", "eventful:1", "slow:1"} <= set(started)
+    store = AppStore(Storage(tmp_path), "c", "id")
+    assert store.events("eventful")[0]["kind"] == "began", "late, and not lost"
+
+
+def test_deletes_that_drain_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(actor_module.serve_application, "delete", lambda name: hold.wait(30))
+
+    async def go(controller: AppController, view: View) -> None:
+        for number in range(12):
+            controller._calls.begin("delete", f"old-{number}:1", controller._delete(f"old-{number}:1"))
+        await controller.apply(named("new"))
+        await until(lambda: bool(controller._apps["new"].sizes))
+        looks = view.looks
+        await until(lambda: view.looks > looks + 2)
+        hold.set()
+
+    try:
+        assert "new:1" in with_controller(tmp_path, monkeypatch, go)
+    finally:
+        hold.set()
