@@ -16,7 +16,7 @@ from cluster.storage import Storage
 from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
-from serve_apps.controller.changes import begin, follow_model, roll_back
+from serve_apps.controller.changes import began, change, follow_model, roll_back
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.probes import probe
@@ -85,8 +85,10 @@ class AppController:
     async def apply(self, document: Mapping[str, Any]) -> int:
         """Change an app, or a new one, into this spec; returns the number of its newest revision.
 
+        An update that is under way ends for it.
+
         Raises:
-            RequestError: it is changing into something else.
+            RequestError: it is being taken down.
         """
         spec = AppSpec.from_json(document)
         async with self._changing[spec.name]:
@@ -94,7 +96,7 @@ class AppController:
             if app is not None and app.record.removed:
                 raise RequestError(f"{spec.name} is being taken down; try again when it is gone")
             record = app.record if app is not None else self._new_record(spec.name)
-            return await self._take(begin(record, spec, time.time()))
+            return await self._take(change(record, spec, time.time()))
 
     def _new_record(self, name: str) -> AppRecord:
         """That of an app which is not there, whose revisions go on from an earlier app's of that name."""
@@ -121,7 +123,7 @@ class AppController:
             outcome = record.outcome
             if outcome is not None and outcome.status == "running":
                 outcome = replace(outcome, status="failed", reason="the app was taken down")
-            await self._take(replace(record, removed=True, update=None, outcome=outcome))
+            await self._take(replace(record, removed=True, update=None, successor=None, outcome=outcome))
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
@@ -195,14 +197,12 @@ class AppController:
         self._ensure_running()
         await self._save(record)
         app = self._apps.get(record.name)
-        changed = app is None or app.record.newest != record.newest
+        before = None if app is None or app.record.update is None else app.record.update.number
         if app is None:
             app = self._apps[record.name] = App(record)
         app.record, app.decided = record, False
-        outcome = record.outcome
-        if changed and outcome is not None and outcome.status == "running":
-            facts = {"revision": outcome.number, "strategy": outcome.strategy, "version": outcome.to_version}
-            self._tell(app, "began", {**facts, "from": outcome.from_version})
+        if record.update is not None and record.update.number != before:
+            self._tell(app, *began(record))
         self._wake.set()
         return record.newest
 

@@ -7,33 +7,68 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from cluster.errors import RequestError
-from serve_apps.controller.record import AppRecord, Outcome, Revision, Strategy, Update
+from serve_apps.controller.record import AppRecord, Outcome, Revision, Strategy, Successor, Update
 from serve_apps.spec import AppSpec
 
 
+def change(record: AppRecord, spec: AppSpec, now: float) -> AppRecord:
+    """Change an app into `spec`, whatever it is changing into now; nothing when that is what it becomes.
+
+    An update that is under way goes back first, as far as it has come, without a request lost.
+    """
+    if record.wanted == spec:
+        return record
+    if record.update is None:
+        return begin(replace(record, successor=None), spec, now)
+    number = record.newest + 1
+    superseded = replace(record, newest=number, successor=Successor(number, spec))
+    if record.update.back or record.update.strategy == "start":
+        return superseded  # it goes back already, or to nothing
+    return turn_back(superseded, f"{spec.model_version} was asked for", now, broken=False, reject=False)
+
+
+def succeed(record: AppRecord, now: float) -> AppRecord:
+    """Begin what was asked for while an update was under way, now that none is."""
+    successor = record.successor
+    assert successor is not None
+    number, spec = successor.number, successor.spec
+    begun = begin(replace(record, successor=None), spec, now, number=number)
+    if begun.update is not None:
+        return begun
+    # It is back at what was asked for.
+    version = spec.model_version
+    return replace(begun, outcome=Outcome(number, "rolling", version, version, status="succeeded"))
+
+
+def began(record: AppRecord) -> tuple[str, dict[str, Any]]:
+    """The event of an update that has begun."""
+    outcome = record.outcome
+    assert outcome is not None
+    facts = {"revision": outcome.number, "strategy": outcome.strategy, "version": outcome.to_version}
+    return "began", {**facts, "from": outcome.from_version}
+
+
 def begin(
-    record: AppRecord, spec: AppSpec, now: float, *, way: Strategy | None = None, reason: str = ""
+    record: AppRecord,
+    spec: AppSpec,
+    now: float,
+    *,
+    way: Strategy | None = None,
+    reason: str = "",
+    number: int | None = None,
 ) -> AppRecord:
-    """Start to change an app into `spec`; nothing when that is what it is or becomes.
+    """Start to change an app, of which no update is under way, into `spec`; nothing when that is what it is.
 
     Args:
         way: how. Default: as the spec says.
         reason: why, where nobody has asked for it.
-
-    Raises:
-        RequestError: it is changing into something else.
+        number: the revision's, where it has been given out. Default: the next.
     """
-    update, active = record.update, record.serving
-    if update is not None:
-        if record.wanted == spec:
-            return record
-        raise RequestError(
-            f"{record.name} is being updated to {record.outcome.to_version if record.outcome else '?'};"
-            f" `shoal status` shows how far it is, `shoal rollback {record.name}` ends it"
-        )
+    assert record.update is None
+    active = record.serving
     if active is not None and active.spec == spec:
         return record
-    number = record.newest + 1
+    number = record.newest + 1 if number is None else number
     strategy: Strategy = "start" if active is None else way or spec.config.rollout
     if strategy == "in_place" and active is not None and not same_but_weights(active.spec, spec):
         strategy = "rolling"
@@ -53,7 +88,7 @@ def begin(
             holder = f"{spec.holder}:{number}"
     return replace(
         record,
-        newest=number,
+        newest=max(record.newest, number),
         revisions=(*record.revisions, Revision(number, application, holder, spec, now)),
         update=Update(number, strategy, began_at=now, progress_at=now),
         outcome=Outcome(
@@ -111,6 +146,7 @@ def roll_back(record: AppRecord, now: float) -> AppRecord:
         RequestError: there is nothing to go back to.
     """
     update = record.update
+    record = replace(record, successor=None)  # the last word counts
     if update is not None:
         if update.strategy == "start":
             raise RequestError(f"{record.name} is being started for the first time; `unserve` takes it down")
@@ -120,11 +156,14 @@ def roll_back(record: AppRecord, now: float) -> AppRecord:
     return begin_back(record, record.previous, now, "asked for")
 
 
-def turn_back(record: AppRecord, why: str, now: float, *, broken: bool) -> AppRecord:
+def turn_back(record: AppRecord, why: str, now: float, *, broken: bool, reject: bool = True) -> AppRecord:
+    """Have an update go back; with `reject`, what it was to is not followed to again."""
     update = replace(update_of(record), back=True, broken=broken, reason=why, progress_at=now)
     outcome = record.outcome
     assert outcome is not None
-    rejected = tuple(dict.fromkeys((*record.rejected, outcome.to_version)))
+    rejected = record.rejected
+    if reject:
+        rejected = tuple(dict.fromkeys((*rejected, outcome.to_version)))
     return replace(record, update=update, outcome=replace(outcome, reason=why), rejected=rejected)
 
 

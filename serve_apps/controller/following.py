@@ -41,18 +41,20 @@ def follow(
         if outcome is None:
             raise ShoalError(f"{name} was taken down")
         status = outcome["status"]
-        if outcome["number"] != number:
+        waits = outcome["number"] < number
+        if outcome["number"] > number:
             raise ShoalError(f"{name} was changed again, to {outcome['to_version']}, before this had ended")
-        failed = status == "failed" or (status == "rolled_back" and not back)
+        failed = not waits and (status == "failed" or (status == "rolled_back" and not back))
         # A first version that failed takes the app with it.
         if failed and (outcome["strategy"] != "start" or row is None):
             raise ShoalError(_failed(name, outcome, still_there=row is not None))
         switched = outcome.get("switched", False) and not back
-        if not failed and row is not None and row["settled"] and (status != "running" or switched):
+        ended = not (failed or waits) and (status != "running" or switched)
+        if ended and row is not None and row["settled"]:
             if switched and status == "running":
                 say(f"{name}: {outcome['to_version']} has all requests; what was before is kept for a while")
             return
-        line = _progress(row, outcome)
+        line = f"waits until {outcome['to_version']} is gone" if waits else _progress(row, outcome)
         if line != said:
             said = line
             say(f"{name}: {line}")

@@ -79,6 +79,15 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class Successor:
+    """What was asked for while an update was under way, which ends for it."""
+
+    number: int
+    """The revision's, once it begins."""
+    spec: AppSpec
+
+
+@dataclass(frozen=True)
 class AppRecord:
     """One app as the controller keeps it, in the storage too."""
 
@@ -99,6 +108,8 @@ class AppRecord:
     """The highest number given out."""
     removed: bool = False
     """It is being taken down."""
+    successor: Successor | None = None
+    """What it becomes as soon as no update is under way."""
 
     def application_of(self, number: int) -> str:
         """The Serve application of a revision that has one of its own."""
@@ -131,6 +142,8 @@ class AppRecord:
     @property
     def wanted(self) -> AppSpec | None:
         """What the app is to be in the end."""
+        if self.successor is not None:
+            return self.successor.spec
         update = self.update
         goal = self.serving if update is None or update.back else self.coming
         return None if goal is None else goal.spec
@@ -141,6 +154,7 @@ class AppRecord:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> AppRecord:
         update, outcome, previous = (document[key] for key in ("update", "outcome", "previous"))
+        successor = document.get("successor")
         return cls(
             **{
                 **document,
@@ -149,6 +163,9 @@ class AppRecord:
                 "outcome": None if outcome is None else Outcome(**outcome),
                 "previous": None if previous is None else AppSpec.from_json(previous),
                 "rejected": tuple(document["rejected"]),
+                "successor": None
+                if successor is None
+                else Successor(successor["number"], AppSpec.from_json(successor["spec"])),
             }
         )
 
@@ -160,4 +177,7 @@ class AppRecord:
             "outcome": None if self.outcome is None else asdict(self.outcome),
             "previous": None if self.previous is None else self.previous.as_json(),
             "rejected": list(self.rejected),
+            "successor": None
+            if self.successor is None
+            else {"number": self.successor.number, "spec": self.successor.spec.as_json()},
         }

@@ -13,11 +13,13 @@ from typing import Any
 from serve_apps.controller.changes import (
     active_of,
     at_application,
+    began,
     begin_back,
     coming_of,
     finished,
     numbers,
     same_but_weights,
+    succeed,
     told,
     turn_back,
     update_of,
@@ -48,8 +50,16 @@ def decide(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float)
             record = record.without(number)
         asks = {revision.holder: seen[revision.number].held for revision in record.revisions}
         return Decision(record, delete=there - gone, asks=asks)
+    if record.update is None and record.successor is not None:
+        # Nobody has seen anything of it yet: what there is goes on as it is until the next look.
+        decision = _steady(replace(record, successor=None, watch_until=0.0), seen, wanted, now)
+        record = succeed(record, now)
+        events = (began(record),) if record.update is not None else told(record)
+        return replace(decision, record=record, events=events)
     if record.update is None:
         return _steady(record, seen, wanted, now)
+    if update_of(record).strategy == "start" and record.successor is not None:
+        return _give_up_start(record, seen, wanted, now)
     application = coming_of(record).application
     record, events = _check(record, seen, wanted, now)
     if record.update is None:  # it could not even be started
@@ -63,6 +73,17 @@ def decide(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float)
     ways = {"start": _start, "rolling": _rolling, "blue_green": _blue_green, "in_place": _in_place}
     decision = ways[strategy](record, seen, max(1, wanted), now)
     return replace(decision, events=(*events, *decision.events))
+
+
+def _give_up_start(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float) -> Decision:
+    """The first version of an app ends before it was there, because another was asked for."""
+    new = coming_of(record)
+    state = seen[new.number]
+    if state.gone:
+        return decide(replace(record.without(new.number), update=None), seen, wanted, now)
+    asks = {new.holder: state.held}
+    delete = frozenset({new.number}) if state.drained else frozenset()
+    return Decision(record, {new.number: state.ready}, asks=asks, delete=delete)
 
 
 def _steady(record: AppRecord, seen: Mapping[int, Seen], wanted: int, now: float) -> Decision:

@@ -241,12 +241,87 @@ def test_a_name_is_followed_but_not_to_what_has_failed() -> None:
     assert follow_model(failed, spec_of(1), 0.0).rejected == ()
 
 
-def test_a_change_during_a_change_is_refused_with_a_way_out() -> None:
-    world = World(2).serving(1, 1)
+@given(
+    ways=st.tuples(st.sampled_from(WAYS), st.sampled_from(WAYS)),
+    replicas=st.integers(1, 4),
+    spare=st.integers(0, 4),
+    seed=st.integers(0, 2**16),
+    after=st.integers(0, 60),
+    again=st.integers(0, 40),
+    last=st.sampled_from([1, 3, 4]),
+    wrong=st.sampled_from(["", "hang", "probe", "start"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_what_is_asked_for_last_is_what_it_becomes(
+    ways: tuple[str, str], replicas: int, spare: int, seed: int, after: int, again: int, last: int, wrong: str
+) -> None:
+    """An update is superseded by another, that perhaps by a third, or by what serves already."""
+    if "blue_green" in ways:
+        spare = max(spare, replicas)
+    broken = {"m@2": wrong} if wrong and ways[0] != "in_place" else {}
+    world = World(replicas + spare, seed, broken=broken).serving(1, replicas)
+    world.change(spec_of(2, ways[0], replicas, hold_s=5, ready_timeout_s=20))
+    for _ in range(after):
+        world.step(replicas)
+    world.change(spec_of(3, ways[1], replicas, hold_s=5, ready_timeout_s=60))
+    asked = world.record.newest
+    for _ in range(again):
+        world.step(replicas)
+    world.forget()
+    if last != 3:
+        world.change(spec_of(last, ways[1], replicas, hold_s=5, ready_timeout_s=60))
+    for _ in range(4000):
+        world.step(replicas)
+        if (
+            world.record.update is None
+            and world.record.successor is None
+            and len(world.record.revisions) == 1
+        ):
+            break
+    serving, outcome = world.record.serving, world.record.outcome
+    assert serving is not None
+    assert outcome is not None
+    assert serving.spec.model_version == f"m@{last}"
+    assert outcome.status in ("succeeded", "rolled_back")
+    assert world.record.newest >= asked
+
+
+@pytest.mark.parametrize("after", [0, 1, 3, 20])
+@pytest.mark.parametrize("wrong", ["", "hang", "probe"])
+def test_a_first_version_gives_way_to_what_is_asked_for_instead(after: int, wrong: str) -> None:
+    world = World(2, broken={"m@1": wrong} if wrong else {})
+    world.change(spec_of(1, ready_timeout_s=30))
+    for _ in range(after):
+        if not world.record.removed:
+            world.step(1)
+    if world.record.removed:
+        return  # it had failed by then
     world.change(spec_of(2))
-    assert begin(world.record, spec_of(2), world.now) is world.record
-    with pytest.raises(RequestError, match=r"being updated to m@2.*shoal rollback chat"):
-        world.change(spec_of(3))
+    finish(world, 1)
+    assert world.record.serving is not None
+    assert world.record.serving.spec.model_version == "m@2"
+    assert len(world.applications) == 1
+
+
+def test_going_back_is_the_last_word_too() -> None:
+    world = World(3).serving(1, 1)
+    world.change(spec_of(2))
+    world.step(1)
+    world.change(spec_of(3))
+    world.record = roll_back(world.record, world.now)
+    finish(world, 1)
+    assert world.record.serving is not None
+    assert world.record.serving.spec.model_version == "m@1"
+
+
+def test_what_was_superseded_is_not_held_to_have_failed() -> None:
+    world = World(3).serving(1, 1)
+    world.change(spec_of(2))
+    world.step(1)
+    world.change(spec_of(3))
+    assert world.record.wanted == spec_of(3)
+    assert "m@2" not in world.record.rejected
+    assert AppRecord.from_json(world.record.as_json()) == world.record
 
 
 def test_there_is_nothing_to_go_back_to_at_first() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import ReplicasConfig, UpdateConfig
-from serve_apps.controller.changes import begin
+from serve_apps.controller.changes import change
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.record import AppRecord, Revision
 from serve_apps.controller.rollout import decide
@@ -75,7 +75,7 @@ class World:
         self.last = Decision(self.record)
 
     def change(self, spec: AppSpec) -> None:
-        self.record = begin(self.record, spec, self.now)
+        self.record = change(self.record, spec, self.now)
 
     def held(self, application: str) -> int:
         return len(self.applications.get(application, ()))
