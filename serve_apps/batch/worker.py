@@ -17,7 +17,6 @@ from typing import Any
 import ray
 
 from cluster.errors import ShoalError
-from cluster.providers.endpoints import free_port
 from cluster.storage import MissingError, Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
@@ -27,6 +26,7 @@ from serve_apps.batch.shard_file import read_totals, write_shard
 from serve_apps.batch.shared_lock import SharedLock
 from serve_apps.batch.source import Source
 from serve_apps.engine.config import engine_config
+from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, QueueFullError, UnsupportedError
 from serve_apps.engine.table import find_engine
 from serve_apps.models import model_directory
@@ -146,8 +146,8 @@ class _BatchReplica:
             )
 
     async def _start_engine(self) -> None:
-        host = ray.util.get_node_ip_address()
-        port = free_port(host)
+        self._place = MeetingPlace()
+        host, port = self._place.host, self._place.port
         self._group = RankGroup(self._spec)
         entry = find_engine(self._spec.engine)
         if not entry.has_own_ranks:

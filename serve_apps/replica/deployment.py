@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
-from cluster.providers.endpoints import free_port
 from serve_apps.engine.config import engine_config
+from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
     AnswerError,
     Delta,
@@ -59,7 +59,6 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, spec: Mapping[str, Any], application: str | None = None
     ) -> None:
-        import ray
         from ray import serve
 
         self._started_at, self._ready_at = _now(), ""
@@ -81,18 +80,18 @@ class Replica:
         """The calls that serve a gateway's requests, and its endpoint."""
         self._sender = TokenSender(self._gateway_lost)
         self._group = RankGroup(self.spec)
-        await self._start_in_time(ray.util.get_node_ip_address())
+        await self._start_in_time()
         self._ready_at = _now()
         self._watching = asyncio.create_task(self._watch())
         self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
-    async def _start_in_time(self, host: str) -> None:
+    async def _start_in_time(self) -> None:
         """End a replica that hangs while it starts, so that another comes: Serve would wait for ever."""
         seconds = self.spec.config.update.ready_timeout_s
         watchdog = Watchdog(seconds + HANG_TIMEOUT_S)  # for when even this event loop stands still
         try:
             async with asyncio.timeout(seconds) as limit:
-                await self._start(host)
+                await self._start()
         except TimeoutError:
             if limit.expired():
                 self._lost(f"it was not ready within {seconds:g} s")
@@ -100,10 +99,11 @@ class Replica:
         finally:
             watchdog.stop()
 
-    async def _start(self, host: str) -> None:
+    async def _start(self) -> None:
         model_path = await asyncio.to_thread(model_directory, self.spec)
         config = engine_config(self.spec, model_path)
-        port = free_port(host)
+        self._place = MeetingPlace()
+        host, port = self._place.host, self._place.port
         entry = find_engine(self.spec.engine)
         if not entry.has_own_ranks:
             self._group.start(config, host, port, self._lost)
@@ -330,6 +330,7 @@ class Replica:
             with contextlib.suppress(EngineError):
                 await engine.stop()
             self._group.stop()
+            self._place.close()
             self._sender.stop()
 
 

@@ -16,6 +16,9 @@ Prompt = str | Sequence[int]
 class Policy(ABC, Generic[Replica]):
     """Orders replicas; knows of each only what this router itself has sent there and got back.
 
+    An order teaches nothing: a request that waits for a place is ordered again and again, and may go to
+    another replica in the end. What counts is where it was sent.
+
     >>> policy = LeastConnections()
     >>> policy.order(["a", "b"])
     ['a', 'b']
@@ -39,23 +42,20 @@ class Policy(ABC, Generic[Replica]):
         """The replicas, best first."""
 
     def order(self, replicas: Collection[Replica], prompt: Prompt = "") -> list[Replica]:
-        """All replicas, best first; the first counts as chosen. Those that are gone are forgotten."""
+        """All replicas, best first. Those that are gone are forgotten."""
         for gone in self._connections.keys() - set(replicas):
             self._forget(gone)
         for replica in replicas:
             self._connections.setdefault(replica, 0)
-        if not replicas:
-            return []
-        ordered = self._rank(list(replicas), prompt)
-        self._chosen_at[ordered[0]] = self._turn
-        self._turn += 1
-        return ordered
+        return self._rank(list(replicas), prompt) if replicas else []
 
     def sent(self, replica: Replica) -> None:
         """A request was sent to a replica."""
         self._connections[replica] = self._connections.get(replica, 0) + 1
+        self._chosen_at[replica] = self._turn
+        self._turn += 1
 
-    def routed(self, replica: Replica, request_id: str, now: float) -> None:
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
         """The replica has taken the request at `now` (seconds)."""
         self._began[request_id] = (replica, now)
 

@@ -37,8 +37,11 @@ class Prefix(Policy[Replica]):
         most = self._connections[ordered[0]] + self._imbalance
         # Sorting keeps the order by connections among those that know equally much.
         ordered.sort(key=lambda r: -self._matched(r, pieces) if self._connections[r] <= most else 0)
-        self._remember(ordered[0], pieces)
         return ordered
+
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
+        super().routed(replica, request_id, now, prompt)
+        self._remember(replica, _pieces(prompt))
 
     def _matched(self, replica: Replica, pieces: Sequence[bytes]) -> int:
         known = self._known.get(replica)

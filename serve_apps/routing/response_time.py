@@ -36,8 +36,8 @@ class ResponseTime(Policy[Replica]):
     def _is_fresh(self, replica: Replica, now: float) -> bool:
         return replica in self._mean_s and now - self._measured_at[replica] < STALE_S
 
-    def routed(self, replica: Replica, request_id: str, now: float) -> None:
-        super().routed(replica, request_id, now)
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
+        super().routed(replica, request_id, now, prompt)
         self._now = now
 
     def _took(self, replica: Replica, seconds: float, now: float) -> None:

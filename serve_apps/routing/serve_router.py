@@ -36,7 +36,7 @@ class PolicyRouter(FIFOMixin, RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         super().on_request_routed(pending_request, replica_id, result)
         request_id = pending_request.metadata.internal_request_id
-        self._policy.routed(replica_id, request_id, time.monotonic())
+        self._policy.routed(replica_id, request_id, time.monotonic(), _prompt_of(pending_request))
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Once for each request that was sent, however it ended; refused ones too. What the replica reports

@@ -41,20 +41,22 @@ class Weighted(Policy[Replica]):
         ]
         return sum(known) / len(known) if known else 1.0
 
-    def routed(self, replica: Replica, request_id: str, now: float) -> None:
-        super().routed(replica, request_id, now)
+    def sent(self, replica: Replica) -> None:
+        super().sent(replica)
+        weights = {known: self.weight(known) for known in self._connections}
+        for known, weight in weights.items():
+            self._credit[known] = self._credit.get(known, 0.0) + weight
+        self._credit[replica] -= sum(weights.values())
+
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
+        super().routed(replica, request_id, now, prompt)
         self._work.setdefault(replica, _Work()).began(now)
 
     def _took(self, replica: Replica, seconds: float, now: float) -> None:
         self._work.setdefault(replica, _Work()).ended(now)
 
     def _rank(self, replicas: Sequence[Replica], prompt: Prompt) -> list[Replica]:
-        weights = {replica: self.weight(replica) for replica in replicas}
-        for replica, weight in weights.items():
-            self._credit[replica] = self._credit.get(replica, 0.0) + weight
-        ordered = sorted(replicas, key=lambda r: -self._credit[r])
-        self._credit[ordered[0]] -= sum(weights.values())
-        return ordered
+        return sorted(replicas, key=lambda r: -(self._credit.get(r, 0.0) + self.weight(r)))
 
     def _forget(self, replica: Replica) -> None:
         super()._forget(replica)

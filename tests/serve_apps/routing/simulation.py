@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,12 +17,11 @@ PREFILL_S = 0.05
 
 @dataclass
 class Server:
-    """A replica that works on so many requests at once; the others wait in its queue."""
+    """A replica that works on so many requests at once, and takes no more."""
 
     speed: float = 1.0
     places: int = 4
     running: int = 0
-    waiting: list[tuple[float, str]] = field(default_factory=list)
     read: set[str] = field(default_factory=set)
     """Beginnings of prompts that it has cached."""
 
@@ -61,6 +61,9 @@ def simulate(
 ) -> Result:
     """Poisson arrivals at `load` of what all replicas together can do.
 
+    As in Serve, what no replica has room for waits at the router, in its order, and is ordered anew whenever
+    it is tried again.
+
     Args:
         groups: kinds of prompts, each with a beginning of its own; 0: no two alike.
     """
@@ -90,25 +93,30 @@ def simulate(
             seconds += PREFILL_S
         heapq.heappush(events, (now + seconds / server.speed, number, "ends", at))
 
+    waiting: deque[int] = deque()
+
+    def try_first(now: float) -> bool:
+        """Route the request that waits for longest; False: no replica has room."""
+        number = waiting[0]
+        prompt = f"{prompts[number]:>8}" * 16
+        for at in policy.order(range(len(servers)), prompt):
+            if servers[at].running < servers[at].places:
+                policy.sent(at)
+                policy.routed(at, str(number), now, prompt)
+                result.taken[at] += 1
+                start(servers[at], at, waiting.popleft(), now)
+                return True
+        return False
+
     while events:
         now, number, what, at = heapq.heappop(events)
         if what == "arrives":
             arrived[str(number)] = now
-            prompt = f"{prompts[number]:>8}" * 16
-            at = policy.order(range(len(servers)), prompt)[0]
-            policy.sent(at)
-            policy.routed(at, str(number), now)
-            result.taken[at] += 1
-            server = servers[at]
-            if server.running < server.places:
-                start(server, at, number, now)
-            else:
-                server.waiting.append((now, str(number)))
+            waiting.append(number)
         else:
-            server = servers[at]
-            server.running -= 1
+            servers[at].running -= 1
             policy.completed(at, str(number), now)
             result.ends.append(now - arrived[str(number)])
-            if server.waiting:
-                start(server, at, int(server.waiting.pop(0)[1]), now)
+        while waiting and try_first(now):
+            pass
     return result

@@ -47,7 +47,7 @@ def test_every_order_has_every_replica_once_whoever_comes_and_goes(
             assert sorted(order) == sorted(replicas)
             if order:
                 policy.sent(order[0])
-                policy.routed(order[0], str(number), now)
+                policy.routed(order[0], str(number), now, "shared beginning " * 8 * value)
                 in_flight.append((order[0], str(number)))
         elif what == "end" and in_flight:
             policy.completed(*in_flight.pop(value % len(in_flight)), now)
@@ -87,7 +87,10 @@ def test_least_connections_keep_loads_level(steps: list[bool], num_replicas: int
 
 def test_turns_follow_given_weights_and_are_spread_evenly() -> None:
     policy = Weighted[str](weights={"a": 5.0, "b": 1.0, "c": 1.0})
-    chosen = [policy.order(["a", "b", "c"])[0] for _ in range(70)]
+    chosen = []
+    for _ in range(70):
+        chosen.append(policy.order(["a", "b", "c"])[0])
+        policy.sent(chosen[-1])
     assert Counter(chosen) == {"a": 50, "b": 10, "c": 10}
     # The example of nginx' own description.
     assert "".join(chosen[:7]) == "aabacaa"
@@ -100,10 +103,44 @@ def test_a_prompt_goes_where_its_beginning_was_read() -> None:
     for text in conversations:
         homes.append(policy.order(range(3), text)[0])
         policy.sent(homes[-1])
+        policy.routed(homes[-1], text, 0.0, text)
     assert sorted(homes) == [0, 1, 2]
     for number, text in enumerate(conversations):
         assert policy.order(range(3), text + "and a question more")[0] == homes[number]
     assert policy.order(range(3), list(range(1000)))[0] in range(3)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_an_order_alone_teaches_nothing(kind: type[Policy[int]]) -> None:
+    """A request that waits for a place is ordered again and again, and goes where one becomes free."""
+    text = "a beginning that nobody has read " * 10
+
+    def orders(times: int) -> list[int]:
+        policy = kind(random.Random(3))
+        for _ in range(times):
+            policy._chance = random.Random(3)
+            order = policy.order(range(4), text)
+        return order
+
+    assert orders(50) == orders(1)
+
+
+def test_a_beginning_is_where_its_request_went_and_not_where_it_was_planned() -> None:
+    policy = Prefix[int]()
+    text = "a long beginning of many requests " * 10
+    planned = policy.order(range(3), text)[0]
+    went = (planned + 1) % 3  # the best one had no room
+    policy.sent(went)
+    policy.routed(went, "1", 0.0, text)
+    policy.completed(went, "1", 1.0)
+    assert policy.order(range(3), text)[0] == went
+
+
+def test_near_saturation_beginnings_are_still_found() -> None:
+    """Where a request seldom goes where it was planned, plans teach what is wrong (0.89 and more)."""
+    together = simulate(Prefix, [1.0] * 4, load=0.9, groups=500)
+    apart = simulate(LeastConnections, [1.0] * 4, load=0.9, groups=500)
+    assert len(together.read) < 0.84 * len(apart.read)
 
 
 def test_a_replica_with_too_much_to_do_is_not_preferred() -> None:
@@ -113,6 +150,7 @@ def test_a_replica_with_too_much_to_do_is_not_preferred() -> None:
     for _ in range(40):
         chosen = policy.order(range(2), text)[0]
         policy.sent(chosen)
+        policy.routed(chosen, "x", 0.0, text)
         taken[chosen] += 1
     assert abs(taken[0] - taken[1]) <= IMBALANCE + 1
 
@@ -142,12 +180,14 @@ def test_a_slow_replica_gets_less_and_is_tried_again() -> None:
 Make = Callable[[random.Random], Policy[int]]
 
 
-@pytest.mark.parametrize("kind", [LeastConnections, ResponseTime, Prefix])
-def test_on_equal_replicas_knowing_the_load_beats_taking_turns(kind: Make) -> None:
+@pytest.mark.parametrize("kind", ALL)
+def test_on_equal_replicas_no_policy_is_worse_than_taking_turns(kind: Make) -> None:
+    """What waits at the router goes where a place becomes free, whatever the policy."""
     turns = simulate(RoundRobin, [1.0] * 4, load=0.8)
-    better = simulate(kind, [1.0] * 4, load=0.8)
-    assert len(better.ends) == 4000
-    assert better.p99 < turns.p99
+    other = simulate(kind, [1.0] * 4, load=0.8)
+    assert len(other.ends) == 4000
+    assert other.p99 <= 1.001 * turns.p99
+    assert max(other.taken) < 1.3 * min(other.taken)
 
 
 def test_on_unequal_replicas_weights_follow_the_speed() -> None:
@@ -155,12 +195,11 @@ def test_on_unequal_replicas_weights_follow_the_speed() -> None:
     turns = simulate(RoundRobin, speeds, load=0.7)
     weighted = simulate(Weighted, speeds, load=0.7)
     assert weighted.taken[0] / weighted.taken[1] == pytest.approx(4.0, rel=0.35)
-    assert weighted.p50 < 0.5 * turns.p50
-    assert weighted.p99 < 0.5 * turns.p99
+    assert weighted.p50 < 0.85 * turns.p50
 
 
 def test_shared_beginnings_are_read_less_often() -> None:
     together = simulate(Prefix, [1.0] * 4, load=0.7, groups=500)
     apart = simulate(LeastConnections, [1.0] * 4, load=0.7, groups=500)
-    assert len(together.read) < 0.7 * len(apart.read)
+    assert len(together.read) < 0.6 * len(apart.read)
     assert max(together.taken) < 1.5 * min(together.taken)
