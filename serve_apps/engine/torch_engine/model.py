@@ -7,7 +7,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+)
 from transformers.distributed import DistributedConfig
 from transformers.utils import logging
 
@@ -43,6 +50,7 @@ def read_facts(config: EngineConfig, model_path: str) -> ModelFacts:
         whole = AutoConfig.from_pretrained(model_path, local_files_only=True)
     except (OSError, ValueError) as error:
         raise EngineError(f"{model_path} is no model that transformers reads: {error}") from error
+    kind = _check_family(whole, model_path)
     text = whole.get_text_config(decoder=True)
     layer_types = _layer_types(text)
     if unknown := layer_types - _KNOWN_LAYERS:
@@ -50,6 +58,8 @@ def read_facts(config: EngineConfig, model_path: str) -> ModelFacts:
             f"the model {model_path} has layers of type {', '.join(sorted(unknown))}; "
             f"the torch engine runs {', '.join(sorted(_KNOWN_LAYERS))}"
         )
+    if not getattr(MODEL_FOR_CAUSAL_LM_MAPPING[type(whole)], "_supports_attention_backend", False):
+        raise EngineError(f"{kind}, which has attention of its own that the torch engine cannot run")
     if getattr(text, "num_kv_shared_layers", 0):
         raise EngineError(
             f"layers of the model {model_path} share keys and values, which the torch engine cannot run"
@@ -90,10 +100,6 @@ def load_model(config: EngineConfig, model_path: str, device: torch.device) -> A
     # What is missing would be made up at random.
     if lacking := sorted([*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])]):
         raise EngineError(f"the files of {model_path} lack weights of the model: {', '.join(lacking[:5])}")
-    if not model._supports_attention_backend:
-        raise EngineError(
-            f"the model {model_path} has attention of its own, which the torch engine cannot run"
-        )
     if config.tensor == 1:
         model = model.to(device)
     elif not model.supports_tp_plan:
@@ -129,14 +135,43 @@ def _eos_of(model: Any) -> frozenset[int]:
     return frozenset([named] if isinstance(named, int) else named)
 
 
+def _check_family(config: PreTrainedConfig, model_path: str) -> str:
+    """Refuse what is no model of the kind that this engine runs, before its weights are read; what it is."""
+    kind = f"{model_path} is of the family {config.model_type}"
+    if config.is_encoder_decoder:
+        raise EngineError(f"{kind}, encoders with decoders; the torch engine runs decoders alone")
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise EngineError(f"{kind}, which generates no text")
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder:
+        raise EngineError(f"{kind}, whose models read in both directions; the torch engine runs decoders")
+    return kind
+
+
+def _most_positions(text: PreTrainedConfig) -> int | None:
+    """The longest context in which a token's place means the same whatever else is in the batch.
+
+    Beyond its first length a model of the kind longrope takes other factors for all of a batch.
+    """
+    most: int | None = getattr(text, "max_position_embeddings", None)
+    scaling = getattr(text, "rope_parameters", None) or {}
+    if scaling.get("rope_type") != "longrope":
+        return most
+    first = scaling.get("original_max_position_embeddings") or getattr(
+        text, "original_max_position_embeddings", most
+    )
+    return first if most is None else min(most, first or most)
+
+
 def _context_length(text: PreTrainedConfig, wanted: int | None, model_path: str) -> int:
-    most = getattr(text, "max_position_embeddings", None)
+    most = _most_positions(text)
     if wanted is None:
         if most is None:
             raise EngineError(f"the model {model_path} does not say its context; set context_length")
         return int(most)
     if most is not None and wanted > most:
-        raise EngineError(f"context_length is {wanted}, but the model {model_path} takes {most}")
+        whole = getattr(text, "max_position_embeddings", most)
+        more = f" in the torch engine (with engine: vllm {whole})" if whole > most else ""
+        raise EngineError(f"context_length is {wanted}, but the model {model_path} takes {most}{more}")
     return wanted
 
 

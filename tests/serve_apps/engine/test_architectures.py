@@ -14,17 +14,24 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    BertConfig,
+    BloomConfig,
+    FalconConfig,
     Gemma2Config,
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
+    Phi3Config,
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    T5Config,
+    ViTConfig,
 )
 
-from serve_apps.engine.protocol import EngineError, SamplingParams
-from serve_apps.engine.torch_engine.model import eos_ids
+from serve_apps.engine.protocol import EngineConfig, EngineError, SamplingParams
+from serve_apps.engine.torch_engine.model import eos_ids, read_facts
 from tests.serve_apps.engine.conftest import Asker, Reference
 
 COMMON = {"vocab_size": 320, "initializer_range": 0.15, "bos_token_id": None, "eos_token_id": 0}
@@ -194,14 +201,57 @@ def test_layers_that_are_not_attention_are_refused(
         start_engine(tmp_path)
 
 
-def test_a_model_with_attention_of_its_own_is_refused(
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4), "attention of its own"),
+        (FalconConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1, num_attention_heads=4), "own"),
+        (
+            FalconConfig(vocab_size=320, num_hidden_layers=1, hidden_size=32, alibi=True),
+            "attention of its own",
+        ),
+        (MptConfig(vocab_size=320, d_model=32, n_heads=4, n_layers=1), "attention of its own"),
+        (T5Config(vocab_size=320, d_model=32, num_layers=1), "encoders with decoders"),
+        (BertConfig(vocab_size=320, hidden_size=32, num_hidden_layers=1), "both directions"),
+        (ViTConfig(hidden_size=32, num_hidden_layers=1), "generates no text"),
+    ],
+    ids=lambda value: value.model_type if isinstance(value, PreTrainedConfig) else "",
+)
+def test_a_family_that_this_engine_cannot_run_is_refused_by_name(
+    config: PreTrainedConfig, says: str, tmp_path: Path
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(EngineError, match=f"family {config.model_type}, .*{says}"):
+        read_facts(EngineConfig(str(tmp_path)), str(tmp_path))
+
+
+def longrope(length: int) -> Phi3Config:
+    scaling = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4}
+    return Phi3Config(
+        **{**SIZES, "max_position_embeddings": 128},
+        **COMMON,
+        rope_scaling=scaling,
+        original_max_position_embeddings=length,
+    )
+
+
+def test_a_token_means_the_same_whatever_else_is_in_the_batch(
     start_engine: Callable[..., Any], llama: Path, tmp_path: Path
 ) -> None:
-    from transformers import BloomConfig
+    """Phi-3 and Phi-4 take other factors for a whole batch once one of it is long."""
+    directory = save(longrope(48), llama, tmp_path)
+    with pytest.raises(EngineError, match=r"context_length is 100, but .* takes 48 in the torch engine"):
+        read_facts(EngineConfig(str(directory), context_length=100), str(directory))
+    asker, reference = start_engine(directory, batched_tokens=24), Reference(directory)
+    assert asker.engine.context_length == 48
+    prompts = [[5, 6, 7], list(range(20, 50)), list(range(100, 111))]
+    params = SamplingParams(max_tokens=16, temperature=0.0)
 
-    directory = save(BloomConfig(vocab_size=320, hidden_size=32, n_layer=1, n_head=4), llama, tmp_path)
-    with pytest.raises(EngineError, match="attention"):
-        start_engine(directory)
+    async def ask() -> list[Any]:
+        return await asyncio.gather(*(asker.answer(prompt, params) for prompt in prompts))
+
+    for prompt, answer in zip(prompts, asker.run(ask()), strict=True):
+        assert list(answer.token_ids) == reference.generate(prompt, 16)
 
 
 def test_an_answer_ends_where_the_model_or_its_tokenizer_says() -> None:
