@@ -26,6 +26,7 @@ from serve_apps.batch.shard_file import read_totals, write_shard
 from serve_apps.batch.shared_lock import SharedLock
 from serve_apps.batch.source import Source
 from serve_apps.engine.config import engine_config
+from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, QueueFullError, UnsupportedError
 from serve_apps.engine.table import find_engine
@@ -146,6 +147,7 @@ class _BatchReplica:
             )
 
     async def _start_engine(self) -> None:
+        hide_what_is_not_leased(self._config)
         self._place = MeetingPlace()
         host, port = self._place.host, self._place.port
         self._group = RankGroup(self._spec)

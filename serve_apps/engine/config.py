@@ -27,6 +27,7 @@ def engine_config(spec: AppSpec, model_path: str, *, max_waiting: int | None = N
         kv_cache_bytes=None if cache.memory_gib is None else int(cache.memory_gib * 2**30),
         block_size=cache.block_size,
         prefix_caching=cache.prefix_caching,
+        device="cuda" if config.gpus else "cpu",
         threads=max(1, config.cpus),
         extra=dict(config.engine_kwargs),
     )

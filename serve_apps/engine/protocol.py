@@ -120,6 +120,9 @@ class EngineConfig:
     """Tokens of one block of the KV cache, the least that two requests share."""
     prefix_caching: bool = True
     """Whether a prompt that begins like an earlier one takes over what was computed for that."""
+    device: Literal["cpu", "cuda"] | None = None
+    """Where the ranks compute: on GPUs only where the app's lease has some. None: on a GPU that this process
+    sees, if any, for who uses an engine by itself."""
     threads: int = 1
     """torch threads a rank."""
     extra: dict[str, Any] = field(default_factory=dict)

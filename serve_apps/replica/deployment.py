@@ -14,6 +14,7 @@ from typing import Any
 
 from cluster.errors import ShoalError
 from serve_apps.engine.config import engine_config
+from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -102,6 +103,7 @@ class Replica:
     async def _start(self) -> None:
         model_path = await asyncio.to_thread(model_directory, self.spec)
         config = engine_config(self.spec, model_path)
+        hide_what_is_not_leased(config)
         self._place = MeetingPlace()
         host, port = self._place.host, self._place.port
         entry = find_engine(self.spec.engine)

@@ -14,6 +14,7 @@ import ray
 from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.table import find_engine
 from serve_apps.spec import AppSpec
@@ -28,6 +29,7 @@ class _Rank:
         return os.getpid()
 
     def follow(self, engine: str, config: EngineConfig, rank: int, host: str, port: int) -> None:
+        hide_what_is_not_leased(config)
         find_engine(engine).load_follow()(config, rank, host, port)
 
 

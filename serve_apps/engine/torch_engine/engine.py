@@ -78,7 +78,7 @@ class TorchEngine:
         options = TorchOptions.of(self.config)
         facts = await asyncio.to_thread(read_facts, self.config, self.config.model_path)
         tokenizer = await asyncio.to_thread(read_tokenizer, self.config.model_path)
-        if device_of(0).type == "cpu":
+        if device_of(0, self.config.device).type == "cpu":
             # Before the ranks meet: none of them has loaded anything yet, and all of them are on this node.
             check_node(self.config, await asyncio.to_thread(memory_of, self.config, self.config.model_path))
         self.context_length = facts.context_length

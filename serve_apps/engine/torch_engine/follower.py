@@ -23,7 +23,7 @@ def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) 
     options = TorchOptions.of(config)
     facts = read_facts(config, config.model_path)
     torch.set_num_threads(config.threads)
-    device = device_of(rank)
+    device = device_of(rank, config.device)
     ranks = Ranks(rank, config.tensor, config.max_batch, options)
     try:
         ranks.join(master_addr, master_port, device)

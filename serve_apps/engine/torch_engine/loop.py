@@ -87,7 +87,7 @@ class EngineLoop:
         """
         # Here, because both hold for the calling thread alone.
         torch.set_num_threads(self._config.threads)
-        device = device_of(0)
+        device = device_of(0, self._config.device)
         try:
             if self._ranks is not None and master_addr is not None and master_port is not None:
                 self._ranks.join(master_addr, master_port, device)

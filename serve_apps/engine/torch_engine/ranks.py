@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -15,10 +16,19 @@ from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.step import Kind, Step, decode, encode, frame_size
 
 
-def device_of(rank: int) -> torch.device:
-    """The accelerator of this rank: its own where it sees several, the only one where Ray shows it one."""
-    if not torch.cuda.is_available():
+def device_of(rank: int, wanted: Literal["cpu", "cuda"] | None) -> torch.device:
+    """Where this rank computes: of several GPUs that it sees on its own, of one that Ray shows it on that.
+
+    Args:
+        wanted: see `EngineConfig.device`.
+
+    Raises:
+        EngineError: a GPU is wanted, and there is none.
+    """
+    if wanted == "cpu" or (wanted is None and not torch.cuda.is_available()):
         return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise EngineError(f"the app takes GPUs, and rank {rank} sees none: torch {torch.__version__}")
     return torch.device("cuda", rank % torch.cuda.device_count())
 
 
