@@ -67,6 +67,8 @@ class GatewayConfig(EndpointConfig):
     Without keys the gateway listens on loopback only."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with a field that Shoal does not know and that asks for something."""
+    token_ports: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$")
+    """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
     cors: list[str] = Field(default_factory=list)
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
 

@@ -312,6 +312,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "gateway_options": {
                     "unknown_fields": cluster.gateway.unknown_fields,
                     "cors": cluster.gateway.cors,
+                    "token_ports": cluster.gateway.token_ports,
                 },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,

@@ -42,9 +42,10 @@ class Gateway:
         keys: str | None = None,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._backend = ReplicaBackend()
+        chosen = GatewayOptions.from_json(options)
+        self._backend = ReplicaBackend(chosen.token_ports)
         access = Access(None if keys is None else load_keys(keys), cluster_token())
-        service = GatewayService(self._backend, self._look, access, GatewayOptions.from_json(options))
+        service = GatewayService(self._backend, self._look, access, chosen)
         self._table = TableFollower(uuid.uuid4().hex, service, self._backend)
         self._running = [asyncio.create_task(self._table.run())]
         if keys is not None:

@@ -16,6 +16,15 @@ class GatewayOptions:
     cors: tuple[str, ...] = ()
     """Origins whose pages may ask."""
 
+    token_ports: tuple[int, int] | None = None
+    """The first and the last port at which tokens may be received; None: any."""
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> GatewayOptions:
-        return cls(document.get("unknown_fields") == "ignore", tuple(document.get("cors", ())))
+        ports = document.get("token_ports")
+        first, _, last = (ports or "").partition("-")
+        return cls(
+            document.get("unknown_fields") == "ignore",
+            tuple(document.get("cors", ())),
+            (int(first), int(last or first)) if ports else None,
+        )

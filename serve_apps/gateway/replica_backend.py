@@ -39,9 +39,9 @@ class _RefusedError(Exception):
 class ReplicaBackend:
     """The apps' replicas, by a handle to each Serve application."""
 
-    def __init__(self) -> None:
+    def __init__(self, token_ports: tuple[int, int] | None = None) -> None:
         self._handles = ReplicaHandles()
-        self._receiver = TokenReceiver(ray.util.get_node_ip_address())
+        self._receiver = TokenReceiver(ray.util.get_node_ip_address(), token_ports)
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
         self._streams = 0

@@ -130,6 +130,19 @@ def replica_lost() -> ApiError:
     )
 
 
+def gateway_unreachable(node: str, endpoint: str) -> ApiError:
+    """A replica has no way to the gateway by which to send tokens; another may have one."""
+    return ApiError(
+        503,
+        f"The replica on {node} cannot reach the gateway at {endpoint}, where tokens are received: something"
+        " between them blocks that port (cluster.gateway.token_ports names ports that may be opened).",
+        kind="server_error",
+        code="gateway_unreachable",
+        headers={"Retry-After": "1"},
+        retry_elsewhere=True,
+    )
+
+
 def engines_broke() -> ApiError:
     """More than one engine broke under the request: sent again, it would break the next one."""
     return bad_request(

@@ -29,7 +29,14 @@ from serve_apps.engine.protocol import (
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.models import model_directory
-from serve_apps.openai.errors import ApiError, answer_failed, bad_request, queue_full, replica_lost
+from serve_apps.openai.errors import (
+    ApiError,
+    answer_failed,
+    bad_request,
+    gateway_unreachable,
+    queue_full,
+    replica_lost,
+)
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.fit import fit
 from serve_apps.replica.prompts import Prompts
@@ -37,7 +44,7 @@ from serve_apps.replica.rank_group import RankGroup
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
-from serve_apps.tokens.stream import TokenSender
+from serve_apps.tokens.stream import TokenSender, UnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +67,7 @@ class Replica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, spec: Mapping[str, Any], application: str | None = None
     ) -> None:
+        import ray
         from ray import serve
 
         self._started_at, self._ready_at = _now(), ""
@@ -79,6 +87,7 @@ class Replica:
                 self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
         self._calls: dict[asyncio.Task[Any], str] = {}
         """The calls that serve a gateway's requests, and its endpoint."""
+        self._node = ray.util.get_node_ip_address()
         self._sender = TokenSender(self._gateway_lost)
         self._group = RankGroup(self.spec)
         await self._start_in_time()
@@ -210,6 +219,8 @@ class Replica:
         """
 
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
+            if address is not None:
+                await self._sender.connect(address)  # before anything is generated that cannot be told
             prompt_ids = await self._encode(request)
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
@@ -238,6 +249,9 @@ class Replica:
             return {"start": start, **await answer(start)}
         except ApiError as refused:
             error = refused
+        except UnreachableError as blocked:
+            error = gateway_unreachable(self._node, blocked.endpoint)
+            logger.error("replica %s: %s", self.id, error.message)
         except PromptError as refused:
             error = bad_request(f"{refused}.", param=_param(refused.field, request), code="invalid_value")
         except UnsupportedError as refused:
@@ -293,7 +307,6 @@ class Replica:
         """Go on with the call of this task while the gateway of this address is there."""
         task = asyncio.current_task()
         assert task is not None
-        self._sender.connect(address)
         self._calls[task] = address["endpoint"]
         try:
             yield

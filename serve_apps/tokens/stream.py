@@ -31,6 +31,16 @@ HEARTBEAT_MS = 5_000
 SILENCE_MS = 15_000
 """A gateway that does not answer heartbeats for so long is gone."""
 LINGER_MS = 1_000
+CONNECT_S = 3.0
+"""How long the way to a gateway may take to open; what is in the way is not waited for."""
+
+
+class UnreachableError(Exception):
+    """A gateway cannot be reached where it receives tokens."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(f"the gateway cannot be reached at {endpoint}")
+        self.endpoint = endpoint
 
 
 @dataclass(frozen=True)
@@ -51,9 +61,13 @@ class TokenReceiver:
 
     Args:
         host: the address to bind, which replicas on other nodes can reach.
+        ports: the first and the last that it may take. Default: any that is free.
+
+    Raises:
+        OSError: another program has each of the ports.
     """
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, ports: tuple[int, int] | None = None) -> None:
         self._context = zmq.asyncio.Context()
         server_public, server_secret = zmq.curve_keypair()
         client_public, client_secret = zmq.curve_keypair()
@@ -65,7 +79,11 @@ class TokenReceiver:
         self._socket.curve_publickey, self._socket.curve_secretkey = server_public, server_secret
         # What replicas push is always taken at once, see `run`.
         self._socket.rcvhwm = 0
-        port = self._socket.bind_to_random_port(f"tcp://{host}")
+        try:
+            port = _bind(self._socket, host, ports)
+        except (OSError, zmq.ZMQError):
+            self.stop()  # what is left open would keep the process from ending
+            raise
         self.address = StreamAddress(
             f"tcp://{host}:{port}", *(key.decode() for key in (server_public, client_public, client_secret))
         )
@@ -98,6 +116,22 @@ class TokenReceiver:
         self._context.destroy(linger=0)
 
 
+def _bind(socket: zmq.asyncio.Socket, host: str, ports: tuple[int, int] | None) -> int:
+    if ports is None:
+        return int(socket.bind_to_random_port(f"tcp://{host}"))
+    for port in range(ports[0], ports[1] + 1):
+        try:
+            socket.bind(f"tcp://{host}:{port}")
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+        else:
+            return port
+    raise OSError(
+        f"each of the ports {ports[0]}-{ports[1]} of {host} is in use (cluster.gateway.token_ports)"
+    )
+
+
 class _OneKey:
     """Lets in who proves to have the key that this gateway gave out."""
 
@@ -115,6 +149,8 @@ class _Peer:
     socket: zmq.Socket[bytes]
     monitor: zmq.asyncio.Socket
     watch: asyncio.Task[None]
+    ready: asyncio.Future[None]
+    """Done once both sides have shown who they are."""
 
 
 class TokenSender:
@@ -131,11 +167,26 @@ class TokenSender:
         self._peers: dict[str, _Peer] = {}
         self._pending: dict[str, list[tuple[str, Item]]] = {}
 
-    def connect(self, address: Mapping[str, str]) -> None:
-        """Make sure that there is a connection to a gateway (its StreamAddress as JSON)."""
+    async def connect(self, address: Mapping[str, str]) -> None:
+        """Make sure that there is a connection to a gateway (its StreamAddress as JSON).
+
+        Raises:
+            UnreachableError: there is none after CONNECT_S, or the gateway does not let this replica in.
+        """
         endpoint = address["endpoint"]
-        if endpoint in self._peers:
+        peer = self._peers.get(endpoint) or self._open(address)
+        if peer.ready.done() and peer.ready.exception() is None:
             return
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                await asyncio.shield(peer.ready)
+        except TimeoutError:
+            if self._peers.get(endpoint) is peer:
+                self._drop(endpoint, 0)
+            raise UnreachableError(endpoint) from None
+
+    def _open(self, address: Mapping[str, str]) -> _Peer:
+        endpoint = address["endpoint"]
         socket = self._context.socket(zmq.PUSH)
         socket.curve_serverkey = address["server_key"].encode()
         socket.curve_publickey = address["client_public"].encode()
@@ -143,12 +194,16 @@ class TokenSender:
         socket.sndhwm = MOST_QUEUED
         socket.heartbeat_ivl, socket.heartbeat_timeout = HEARTBEAT_MS, SILENCE_MS
         events = f"inproc://{endpoint}"
-        socket.monitor(events, zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH)
+        ends = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+        socket.monitor(events, ends | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         monitor = self._async_context.socket(zmq.PAIR)
         monitor.connect(events)
-        watch = asyncio.get_running_loop().create_task(self._watch(endpoint, monitor))
-        self._peers[endpoint] = _Peer(socket, monitor, watch)
+        loop = asyncio.get_running_loop()
+        ready: asyncio.Future[None] = loop.create_future()
+        watch = loop.create_task(self._watch(endpoint, monitor, ready))
+        peer = self._peers[endpoint] = _Peer(socket, monitor, watch, ready)
         socket.connect(endpoint)
+        return peer
 
     def send(self, endpoint: str, key: str, item: Item) -> None:
         """Send an item; it goes with all others of this turn of the event loop."""
@@ -174,8 +229,12 @@ class TokenSender:
             except zmq.Again:
                 self._lose(endpoint, "it takes nothing any more")
 
-    async def _watch(self, endpoint: str, monitor: zmq.asyncio.Socket) -> None:
+    async def _watch(self, endpoint: str, monitor: zmq.asyncio.Socket, ready: asyncio.Future[None]) -> None:
         event: Any = await recv_monitor_message(monitor)
+        while event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if not ready.done():
+                ready.set_result(None)
+            event = await recv_monitor_message(monitor)
         self._lose(endpoint, f"event {event['event']!r} of its connection")
 
     def _lose(self, endpoint: str, why: str) -> None:
@@ -186,6 +245,9 @@ class TokenSender:
 
     def _drop(self, endpoint: str, linger_ms: int) -> None:
         peer = self._peers.pop(endpoint)
+        if not peer.ready.done():
+            peer.ready.set_exception(UnreachableError(endpoint))
+            peer.ready.exception()  # nobody need wait for it
         if peer.watch is not asyncio.current_task():
             peer.watch.cancel()
         peer.monitor.close(linger=0)
