@@ -42,6 +42,8 @@ class Board:
         self._tries: dict[int, int] = {}
         self._ready_at: float | None = None
         self._over = False
+        self._lost = ""
+        """Why the last worker that ended did."""
 
     def ready(self) -> None:
         """An engine has started."""
@@ -68,6 +70,7 @@ class Board:
     def lost(self, why: str) -> None:
         """A worker ends because its engine broke; another one will repeat what it had."""
         if not self._over:
+            self._lost = why
             self._state.notes.append(why)
 
     def close(self) -> None:
@@ -77,7 +80,7 @@ class Board:
     def fail(self, why: str) -> None:
         """The run cannot go on; the first reason counts."""
         if self._state.failure is None:
-            last = f"; the last: {self._state.notes[-1]}" if self._state.notes else ""
+            last = f"; the last: {self._lost}" if self._lost else ""
             self._state.failure = why + last
 
     def read(self) -> BoardState:

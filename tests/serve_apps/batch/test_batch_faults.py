@@ -203,7 +203,13 @@ def test_wrong_requests_say_what_is_wrong_and_leave_nothing(config: Path, source
         (("three", "--input", str(source), "--output", out), "no app `three`"),
         (("one", "--input", str(place / "nowhere"), "--output", out), "cannot be read as Parquet"),
         (("one", "--input", str(source), "--output", out, "--temperature", "3"), "'temperature' is wrong"),
-        (("one", "--input", str(source), "--output", out, "--max-tokens", "9999"), "at most 256"),
+        (
+            (
+                *("one", "--input", str(source), "--output", out, "--max-tokens", "9999"),
+                *("--set", "limits.max_tokens=256"),
+            ),
+            "at most 256",
+        ),
         (("one", "--input", str(source), "--output", str(place)), "is not empty"),
     ):
         done = shoal("batch", *arguments, "-f", str(config))
