@@ -158,14 +158,16 @@ class Admission:
         self._access = access
         self._tenant = caller.tenant
         self._tokens = tokens
-        access.reserve(self._tenant, tokens)
+        if tokens:
+            access.reserve(self._tenant, tokens)
 
     def __enter__(self) -> Admission:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._access.reserve(self._tenant, -self._tokens)
-        self._tokens = 0
+        if self._tokens:
+            self._access.reserve(self._tenant, -self._tokens)
+            self._tokens = 0
 
 
 def _limit(kind: str, amount: int) -> RateLimitItemPerMinute:

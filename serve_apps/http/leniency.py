@@ -26,7 +26,12 @@ class Lenient:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = _SLASHES.sub("/", scope["path"])
+        path = scope["path"]
+        usual = "//" not in path and (path == "/" or path[-1:] != "/")
+        if usual and scope["method"] not in ("HEAD", "OPTIONS"):
+            await self._app(scope, receive, send)
+            return
+        path = _SLASHES.sub("/", path)
         inner = {**scope, "path": path.rstrip("/") or "/"}
         if scope["method"] == "OPTIONS" and (methods := {*self._methods(inner)}):
             allowed = {*methods, "OPTIONS", *({"HEAD"} if "GET" in methods else ())}
