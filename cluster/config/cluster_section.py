@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from cluster.config.section import Name, Section
 
@@ -58,6 +59,25 @@ class EndpointConfig(Section):
     """Port to bind. Default: the usual one, or a free one where that is taken."""
 
 
+def _ports(value: object) -> str:
+    found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value), re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]) <= 65535:
+        raise ValueError(
+            f"should be a port, or two as A-B with the lower one first (1 to 65535), was {value!r}"
+        )
+    return str(value)
+
+
+def _origin(value: str) -> str:
+    if re.fullmatch(r"\*|https?://[^/\s]+", value) is None:
+        raise ValueError(f'should be "*" or an origin (https://HOST, https://HOST:PORT), was {value!r}')
+    return value
+
+
+Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
+Origin = Annotated[str, AfterValidator(_origin)]
+
+
 class GatewayConfig(EndpointConfig):
     """Where the OpenAI-compatible endpoint listens, and who may use it."""
 
@@ -67,9 +87,9 @@ class GatewayConfig(EndpointConfig):
     Without keys the gateway listens on loopback only."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with a field that Shoal does not know and that asks for something."""
-    token_ports: str | None = Field(default=None, pattern=r"^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$")
+    token_ports: Ports | None = None
     """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
-    cors: list[str] = Field(default_factory=list)
+    cors: list[Origin] = Field(default_factory=list)
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
 
 

@@ -17,7 +17,7 @@ from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, follow_model, roll_back
-from serve_apps.controller.decision import Decision, Seen
+from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
@@ -270,7 +270,12 @@ class AppController:
     async def _advance(self, name: str, app: App) -> None:
         """Decide what is next for an app, and do it."""
         now = time.time()
-        seen = {revision.number: self._seen(app, revision) for revision in app.record.revisions}
+        seen = {
+            revision.number: self._view.seen(
+                app, revision, self._gateways, starts=("start", revision.application) in self._calls
+            )
+            for revision in app.record.revisions
+        }
         if event := app.update_want(self._gateways, self._view.served, time.monotonic()):
             self._tell(app, *event)
         if event := app.note_grant(self._view.granted, time.monotonic()):
@@ -300,31 +305,6 @@ class AppController:
             logger.warning("going on with %s; not heard of: %s", names, missing)
             self._informed = True
         return self._informed
-
-    def _seen(self, app: App, revision: Revision) -> Seen:
-        served = self._view.served.get(revision.application)
-        now = time.monotonic()
-        reports = app.reports(revision.application, now)
-        key = f"{revision.application} {revision.number}"
-        others = sum(facts["revision"] != revision.number or facts["busy"] for facts in reports)
-        unprepared = sum(facts["prepared"] != revision.number for facts in reports)
-        refusals = [f["refusal"] for f in reports if f["refused"] == revision.number and f["refusal"]]
-        return Seen(
-            ready=served.ready if served else 0,
-            held=len(self._view.nodes.get(revision.application, ())),
-            granted=self._view.granted.get(revision.holder, 0),
-            gone=served is None and ("start", revision.application) not in self._calls,
-            failure=served.failure if served else app.failures.get(revision.number),
-            probe=app.probes.get(revision.number),
-            drained=self._gateways.drained(revision.application, now),
-            taken=self._gateways.taken(revision.application, now),
-            requests=self._gateways.requests[key],
-            errors=self._gateways.errors[key],
-            prepared=0 if unprepared else len(reports),
-            loaded=0 if others else len(reports),
-            refusal=refusals[0] if refusals else None,
-            shortage=app.shortage,
-        )
 
     async def _carry_out(self, app: App, decision: Decision) -> None:
         app.take(decision)

@@ -10,7 +10,10 @@ from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from serve_apps.controller import serve_state
 from serve_apps.controller.app import App
+from serve_apps.controller.decision import Seen
+from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.ray_private import replica_nodes
+from serve_apps.controller.record import Revision
 
 LOOK_EVERY_S = 2.0
 """Between two looks while everything is as it should be."""
@@ -64,3 +67,33 @@ class ClusterView:
         self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
+
+    def seen(self, app: App, revision: Revision, gateways: Gateways, *, starts: bool) -> Seen:
+        """What is known of a revision of an app now.
+
+        Args:
+            starts: Serve is being given it, and may not have it yet.
+        """
+        served = self.served.get(revision.application)
+        now = time.monotonic()
+        reports = app.reports(revision.application, now)
+        key = f"{revision.application} {revision.number}"
+        others = sum(facts["revision"] != revision.number or facts["busy"] for facts in reports)
+        unprepared = sum(facts["prepared"] != revision.number for facts in reports)
+        refusals = [f["refusal"] for f in reports if f["refused"] == revision.number and f["refusal"]]
+        return Seen(
+            ready=served.ready if served else 0,
+            held=len(self.nodes.get(revision.application, ())),
+            granted=self.granted.get(revision.holder, 0),
+            gone=served is None and not starts,
+            failure=served.failure if served else app.failures.get(revision.number),
+            probe=app.probes.get(revision.number),
+            drained=gateways.drained(revision.application, now),
+            taken=gateways.taken(revision.application, now),
+            requests=gateways.requests[key],
+            errors=gateways.errors[key],
+            prepared=0 if unprepared else len(reports),
+            loaded=0 if others else len(reports),
+            refusal=refusals[0] if refusals else None,
+            shortage=app.shortage,
+        )

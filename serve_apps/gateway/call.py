@@ -22,6 +22,7 @@ from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
 from serve_apps.openai.errors import ApiError, body_too_large
 from serve_apps.openai.format import ChoiceEvent, Format, Gathered, Heading, usage
+from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
 from serve_apps.replica.fit import check_fit, most_tokens
@@ -59,7 +60,10 @@ class Call:
         limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
         async with self._deadline.enforced():
             body = await read_body(self._http, limit)
-            request = await in_thread_if_large(body, lambda: self._service.parse(self._kind, read_json(body)))
+            ignore = self._service.options.ignore_unknown
+            request = await in_thread_if_large(
+                body, lambda: parse(self._kind, read_json(body), ignore_unknown=ignore)
+            )
             self._record.stream = request.streamed
             version = await self._service.find(request.model, self._caller)
             self._record.app = request.model

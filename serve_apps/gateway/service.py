@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from serve_apps.gateway.access import Access, Caller
 from serve_apps.gateway.app_table import AppTable, AppVersion
@@ -13,9 +12,6 @@ from serve_apps.gateway.metrics import GatewayMetrics
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.gateway.traffic import Traffic
 from serve_apps.openai.errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
-from serve_apps.openai.parse import parse, parse_fields
-from serve_apps.openai.schema import Request
-from serve_apps.openai.text_schema import TextRequest
 
 
 class GatewayService:
@@ -55,14 +51,6 @@ class GatewayService:
             return
         self.metrics.replicas(table.replicas)
         self.traffic.take_over(table)
-
-    def parse(self, kind: type[Request], document: Any) -> Request:
-        """See `openai.parse.parse`."""
-        return parse(kind, document, ignore_unknown=self.options.ignore_unknown)
-
-    def parse_fields(self, kind: type[TextRequest], document: Any) -> TextRequest:
-        """See `openai.parse.parse_fields`."""
-        return parse_fields(kind, document, ignore_unknown=self.options.ignore_unknown)
 
     async def find(self, app: str, caller: Caller) -> AppVersion:
         """The version of an app that takes a caller's next request.

@@ -31,6 +31,7 @@ from serve_apps.openai.errors import (
     replica_lost,
     too_long,
 )
+from serve_apps.openai.parse import parse_fields
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
 
 Result = Mapping[str, Any]
@@ -118,8 +119,9 @@ class TextCall:
         async with self._deadline.enforced():
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             body = await read_body(self._http, limit)
+            ignore = self._service.options.ignore_unknown
             request = await in_thread_if_large(
-                body, lambda: self._service.parse_fields(kind, read_json(body))
+                body, lambda: parse_fields(kind, read_json(body), ignore_unknown=ignore)
             )
             version = await self._service.find(request.model, self._caller)
             record.app = request.model

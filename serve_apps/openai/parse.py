@@ -30,9 +30,9 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
         raise bad_request(f"The request body must be a JSON object, not {_kind_of(document)}.")
     ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
     neutral: Mapping[str, tuple[Any, ...]] = getattr(kind, "NEUTRAL", {})
-    given: dict[str, Any] = {}
+    fields, given = kind.model_fields, dict[str, Any]()
     for name, value in document.items():
-        known = name in kind.model_fields
+        known = name in fields
         if value is None or name in ignored:
             continue
         if name in neutral:

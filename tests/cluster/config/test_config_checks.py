@@ -426,3 +426,32 @@ def test_the_order_of_the_checks_never_matters_for_the_order_of_the_mistakes(tmp
         lines = [mistake.line for mistake in found]
         assert lines == sorted(lines)  # type: ignore[type-var]
         assert len(found) == 6
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("token_ports", "20010-20000", "the lower one first"),
+        ("token_ports", "20000-99999", "1 to 65535"),
+        ("token_ports", "0", "1 to 65535"),
+        ("token_ports", "many", "A-B"),
+        ("cors", "[https://page.example/path]", "an origin"),
+        ("cors", "[page.example]", "an origin"),
+        ("unknown_fields", "drop", "ignore"),
+    ],
+)
+def test_what_a_gateway_could_not_do_is_found_before_it_starts(
+    key: str, value: str, words: str, tmp_path: Path
+) -> None:
+    (found,) = mistakes(tmp_path, f"cluster:\n  gateway:\n    {key}: {value}\n")
+    assert found.path.startswith(f"cluster.gateway.{key}")
+    assert words in found.message
+
+
+def test_a_gateways_ports_and_origins_are_taken(tmp_path: Path) -> None:
+    text = "cluster:\n  gateway: {token_ports: 20000-20010, cors: ['*', 'https://page.example:8443']}\n"
+    gateway = load(tmp_path, text).resolved.cluster.gateway
+    assert gateway.token_ports == "20000-20010"
+    one = load(tmp_path, "cluster:\n  gateway: {token_ports: 20000}\n").resolved.cluster.gateway
+    assert one.token_ports == "20000"
+    assert gateway.cors == ["*", "https://page.example:8443"]

@@ -16,19 +16,18 @@ from serve_apps.controller import actor as actor_module
 from serve_apps.controller.actor import AppController
 from serve_apps.controller.record import AppRecord
 from serve_apps.controller.store import AppStore
+from serve_apps.controller.view import ClusterView
 from tests.serve_apps.controller.world import spec_of
 
 WITHIN_S = 5.0
 
 
-class View:
+class View(ClusterView):
     """A cluster on which nothing runs yet, and everything is granted."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.looks = 0
-        self.served: dict[str, Any] = {}
-        self.nodes: dict[str, tuple[str, ...]] = {}
-        self.granted: dict[str, int] = {}
 
     def is_due(self, apps: Any, now: float) -> bool:
         return True
@@ -53,7 +52,7 @@ def with_controller(
 
     async def run() -> None:
         controller = AppController({"storage": str(folder), "name": "c", "cluster_id": "id"})
-        controller._view = view = View()  # type: ignore[assignment]
+        controller._view = view = View()
         async with asyncio.timeout(30):
             await go(controller, view)
 
