@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Parser, Part, Reasoning, Text
+from serve_apps.parsing.thinking import Thinking
 
 CallPiece = tuple[int, str | None, str | None, str]
 """(number of the call in the answer, its id and its name where it begins here, a piece of its arguments)"""
@@ -28,20 +29,23 @@ class AnswerParser:
         calls: reads its calls.
         new_id: makes the id of a call.
         parallel: an answer may have several calls; else it is `complete` with its first.
+        hide_reasoning: the reasoning is read, and not told.
     """
 
     def __init__(
         self,
-        reasoning: Parser | None,
+        reasoning: Thinking | None,
         calls: Parser | None,
         new_id: Callable[[], str],
         *,
         parallel: bool = True,
+        hide_reasoning: bool = False,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
         self._new_id = new_id
         self._parallel = parallel
+        self._hide_reasoning = hide_reasoning
         self._blanks = ""
         """Held back: those before a call are not part of the words."""
         self.num_calls = 0
@@ -55,9 +59,13 @@ class AnswerParser:
             self._tell(self._read(self._reasoning.feed(text) if self._reasoning else [Text(text)]), told)
         return told
 
-    def finish(self) -> Told:
-        """What was held back, once no more text will come."""
-        told = Told()
+    @property
+    def thinks(self) -> bool:
+        """The answer has not begun: what comes now is reasoning."""
+        return self._reasoning is not None and self._reasoning.thinks
+
+    def finish(self, told: Told) -> None:
+        """Add what was held back, once no more text will come."""
         if not self.complete:
             if self._reasoning is not None:
                 self._tell(self._read(self._reasoning.finish()), told)
@@ -66,7 +74,6 @@ class AnswerParser:
         if not self.num_calls:
             told.text += self._blanks
         self._blanks = ""
-        return told
 
     def _read(self, parts: Sequence[Part]) -> Sequence[Part]:
         """The parts, with what is words to the first parser read by the second."""
@@ -87,7 +94,7 @@ class AnswerParser:
                 self._blanks = words[len(said) :]
                 told.text += said
             elif isinstance(part, Reasoning):
-                told.reasoning += part.text
+                told.reasoning += "" if self._hide_reasoning else part.text
             elif isinstance(part, CallBegins):
                 self._blanks = ""
                 told.calls.append((self.num_calls, self._new_id(), part.name, ""))

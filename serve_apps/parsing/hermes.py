@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallObject
 from serve_apps.parsing.lookout import Lookout
@@ -14,8 +15,7 @@ BEGIN, END = "<tool_call>", "</tool_call>"
 class Hermes:
     """See Parser; the format is that of Hermes Function Calling (NousResearch, 2024)."""
 
-    MARKS = (BEGIN, END)
-    """Strings that it looks for, which a tokenizer may have as special tokens."""
+    MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._text = Lookout(BEGIN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallObject
 from serve_apps.parsing.lookout import Lookout
@@ -18,7 +19,7 @@ class Llama3Json:
         functions: those that the model may call.
     """
 
-    MARKS = (BEGIN,)
+    MARKS: ClassVar[tuple[str, ...]] = (BEGIN,)
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._known = frozenset(function.name for function in functions)

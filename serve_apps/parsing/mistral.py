@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallList
 from serve_apps.parsing.json_text import ValueReader
@@ -15,7 +16,7 @@ BEGIN, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
 class Mistral:
     """See Parser; the formats are those of mistral-common's tokenizers before version 11, and from it on."""
 
-    MARKS = (BEGIN, ARGUMENTS, ID)
+    MARKS: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS, ID)
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._text = Lookout(BEGIN)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +64,16 @@ class Parser(Protocol):
 
     def finish(self) -> Sequence[Part]:
         """What was held back, once no more text will come."""
+
+
+class ToolParser(Parser, Protocol):
+    """Reads the calls of one family of models.
+
+    Args:
+        functions: those that the model may call.
+    """
+
+    MARKS: ClassVar[tuple[str, ...]]
+    """Strings that it looks for, which a tokenizer may have as special tokens."""
+
+    def __init__(self, functions: Sequence[Function]) -> None: ...

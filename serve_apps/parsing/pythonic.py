@@ -6,6 +6,7 @@ import ast
 import json
 import re
 from collections.abc import Sequence
+from typing import ClassVar
 
 from serve_apps.parsing.lookout import Lookout
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Function, Part, Text
@@ -24,7 +25,7 @@ class Pythonic:
         functions: those that the model may call.
     """
 
-    MARKS = (BEGIN, END)
+    MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._known = frozenset(function.name for function in functions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from serve_apps.parsing.lookout import Lookout
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Function, Part, Text
@@ -21,7 +21,7 @@ class Qwen3Coder:
         functions: those that the model may call.
     """
 
-    MARKS = (BEGIN, END)
+    MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._schemas = {function.name: function.parameters.get("properties", {}) for function in functions}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from serve_apps.parsing.hermes import Hermes
 from serve_apps.parsing.llama3_json import Llama3Json
 from serve_apps.parsing.mistral import Mistral
+from serve_apps.parsing.parts import ToolParser
 from serve_apps.parsing.pythonic import Pythonic
 from serve_apps.parsing.qwen3_coder import Qwen3Coder
 
-TOOL_PARSERS = {
+TOOL_PARSERS: dict[str, type[ToolParser]] = {
     "hermes": Hermes,
     "llama3_json": Llama3Json,
     "mistral": Mistral,

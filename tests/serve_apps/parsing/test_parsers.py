@@ -106,14 +106,17 @@ WRITERS: dict[str, tuple[str, Callable[[Sequence[Call]], str]]] = {
 }
 
 
-def parser_of(calls: Parser | None, *, thinking: Parser | None = None, parallel: bool = True) -> AnswerParser:
+def parser_of(
+    calls: Parser | None, *, thinking: Thinking | None = None, parallel: bool = True
+) -> AnswerParser:
     numbers = count()
     return AnswerParser(thinking, calls, lambda: f"call_{next(numbers)}", parallel=parallel)
 
 
 def read(parser: AnswerParser, pieces: Sequence[str]) -> tuple[str, str, list[tuple[str, str]]]:
     """The words, the reasoning, and (name, arguments) of each call."""
-    told = [*(parser.feed(piece) for piece in pieces), parser.finish()]
+    told = [*(parser.feed(piece) for piece in pieces), Told()]
+    parser.finish(told[-1])
     return gathered(told)
 
 
