@@ -10,8 +10,8 @@ from serve_apps.parsing.table import REASONING_PARSERS, TOOL_PARSERS, reasoning_
 # As models have them, cut down to what says how a call is written.
 TEMPLATES = {
     "hermes": """{%- if tools %}{{- "For each function call, return a json object with function name and \
-arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": \
-<args-json-object>}\\n</tool_call><|im_end|>\\n" }}{%- endif %}""",
+arguments within <tool_call></tool_call> XML tags:\\n<tool_call>\\n{\\"name\\": <function-name>, \
+\\"arguments\\": <args-json-object>}\\n</tool_call><|im_end|>\\n" }}{%- endif %}""",
     "qwen3_coder": """{%- if tools %}{{- '<tool_call>\\n<function=example_function_name>\\n\
 <parameter=example_parameter_1>\\nvalue_1\\n</parameter>\\n</function>\\n</tool_call>' }}{%- endif %}""",
     "llama3_json": """{%- if tools is not none %}{{- 'Respond in the format {"name": function name, \
