@@ -24,17 +24,37 @@ class ErrorAnswer(TypedDict):
     error: ErrorDetail
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+    """Of the prompts' tokens, those that the engine had in its cache."""
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
 
 
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null: of a prompt's first token, before which there is nothing."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    """What the model says of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    """Its place among all tokens, 1 for the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each token of a prompt, by token ids: itself and its alternatives; null of the first."""
 
 
 class CompletionChoice(TypedDict):
@@ -42,6 +62,9 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 class CompletionAnswer(TypedDict):
@@ -92,6 +115,7 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatAnswer(TypedDict):
@@ -103,6 +127,8 @@ class ChatAnswer(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class ChatDelta(TypedDict, total=False):
@@ -116,6 +142,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatChunk(TypedDict):
@@ -127,6 +154,7 @@ class ChatChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Embedding(TypedDict):

@@ -17,6 +17,12 @@ MAX_STOPS = 16
 """Most stop strings of one request (OpenAI allows 4, vLLM any number)."""
 MAX_BIASES = 1024
 """Most token ids of one request's `logit_bias`."""
+MAX_ALLOWED = 4096
+"""Most token ids of one request's `allowed_token_ids`."""
+MAX_BAD_WORDS, MAX_BAD_WORD = 128, 256
+"""Most bad words of one request (vLLM takes as many), and most characters of each."""
+MAX_CHOICES = 4096
+"""Most texts of one `choice`."""
 MAX_LOGPROBS = 20
 """Most alternatives that are reported with a token, as in OpenAI's chat API."""
 
@@ -42,7 +48,8 @@ class StrictModel(BaseModel):
     def _stop_at_the_first_unknown_field(cls, document: Any) -> Any:
         if cls.model_config["extra"] == "allow":
             return document
-        if isinstance(document, dict) and not document.keys() <= (known := cls.model_fields).keys():
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        if isinstance(document, dict) and not document.keys() <= known:
             unknown = next(name for name in document if name not in known)
             raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
         return document
@@ -77,6 +84,32 @@ def _stop(value: Any) -> tuple[str, ...]:
     if stops is None or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings, none of them empty")
     return stops
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if (
+        isinstance(value, list)
+        and len(value) <= MAX_BAD_WORDS
+        and all(isinstance(word, str) and len(word) <= MAX_BAD_WORD and word.strip() for word in value)
+    ):
+        return tuple(dict.fromkeys(value))
+    raise ValueError(
+        f"must be a list of at most {MAX_BAD_WORDS} words, each of 1 to {MAX_BAD_WORD} characters"
+    )
+
+
+def _choice(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if (
+        isinstance(value, list)
+        and 0 < len(value) <= MAX_CHOICES
+        and all(isinstance(text, str) for text in value)
+    ):
+        return tuple(value)
+    raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
 
 
 def _content(value: Any) -> str:
@@ -189,6 +222,27 @@ Stop = Annotated[
     WithJsonSchema(
         {"anyOf": [{"type": "null"}, _STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
     ),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    PlainValidator(_bad_words),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    "type": "array",
+                    "maxItems": MAX_BAD_WORDS,
+                    "items": {"type": "string", "maxLength": MAX_BAD_WORD, "pattern": "[^ ]"},
+                },
+            ]
+        }
+    ),
+]
+Choice = Annotated[
+    tuple[str, ...] | None,
+    PlainValidator(_choice),
+    WithJsonSchema({"anyOf": [{"type": "null"}, {**_STRINGS, "maxItems": MAX_CHOICES}]}),
 ]
 Content = Annotated[
     str,

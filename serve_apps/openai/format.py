@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from serve_apps.openai.answers import (
     ChatAnswer,
@@ -17,6 +18,8 @@ from serve_apps.openai.answers import (
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     TopLogprob,
     Usage,
 )
@@ -24,6 +27,9 @@ from serve_apps.tokens.inbox import Item
 
 Logprob = tuple[str, bytes, float, Sequence[tuple[str, bytes, int, float]]]
 """(token, its bytes, natural-log probability, alternatives as (token, its bytes, id, log-probability))"""
+Prompt = dict[str, Any]
+"""What the first item tells of a prompt, as far as it was asked for: `text`, `token_ids`, and `logprobs`, as
+those of answers, each with its token's id and rank behind; the first token has None as its probability."""
 REPLACEMENT = "\ufffd"
 LEAST_LOGPROB = -9999.0
 """In place of what JSON has no number for, as OpenAI and vLLM do."""
@@ -45,25 +51,38 @@ class Gathered:
         self.text = [""] * num_choices
         self.logprobs: list[list[Logprob]] = [[] for _ in range(num_choices)]
         self.tokens = [0] * num_choices
+        self.token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+        self.prompt: list[Prompt] = [{} for _ in range(num_choices)]
         self.finish_reason: list[str | None] = [None] * num_choices
 
     def add(self, event: ChoiceEvent) -> None:
         index, item = event.index, event.item
         if event.restarted:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
+            self.token_ids[index], self.prompt[index] = [], {}
+        self.prompt[index] = item.get("prompt", self.prompt[index])
+        self.token_ids[index].extend(item["token_ids"])
         self.text[index] += item["text"]
         self.logprobs[index].extend(item.get("logprobs", ()))
         self.tokens[index] += len(item["token_ids"])
         self.finish_reason[index] = item.get("finish_reason")
 
 
-def usage(prompt_tokens: Iterable[int], completion_tokens: int) -> Usage:
+def usage(prompt_tokens: Iterable[int], completion_tokens: int, cached_tokens: int | None = None) -> Usage:
+    """What an answer took.
+
+    Args:
+        cached_tokens: of the prompts', those that were in the cache; None: that is not known.
+    """
     prompt = sum(prompt_tokens)
-    return {
+    used: Usage = {
         "prompt_tokens": prompt,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt + completion_tokens,
     }
+    if cached_tokens is not None:
+        used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
+    return used
 
 
 @dataclass(frozen=True)
@@ -79,6 +98,14 @@ class Heading:
     with_logprobs: bool
     with_usage: bool
     """Whether a stream ends with the tokens that it took."""
+    echo: bool = False
+    """Whether answers begin with their prompts."""
+    prompts: Sequence[str | None] = ()
+    """Of each choice the prompt's text to echo, where the client sent it; else a replica says it."""
+    with_prompt_logprobs: bool = False
+    with_token_ids: bool = False
+    with_special_tokens: bool = False
+    """Whether special tokens are part of the text."""
 
 
 class CompletionFormat:
@@ -93,7 +120,14 @@ class CompletionFormat:
 
     def answer(self, gathered: Gathered, used: Usage) -> CompletionAnswer:
         """The whole answer."""
-        parts = zip(gathered.text, gathered.logprobs, gathered.finish_reason, strict=True)
+        parts = zip(
+            gathered.text,
+            gathered.logprobs,
+            gathered.finish_reason,
+            gathered.prompt,
+            gathered.token_ids,
+            strict=True,
+        )
         choices = [self._choice(index, *part) for index, part in enumerate(parts)]
         heading = self._heading
         return {
@@ -108,7 +142,14 @@ class CompletionFormat:
     def chunks(self, event: ChoiceEvent) -> list[CompletionChunk]:
         """The parts of a stream that tell of one event."""
         item = event.item
-        choice = self._choice(event.index, item["text"], item.get("logprobs", ()), item.get("finish_reason"))
+        choice = self._choice(
+            event.index,
+            item["text"],
+            item.get("logprobs", ()),
+            item.get("finish_reason"),
+            item.get("prompt", {}),
+            item["token_ids"],
+        )
         return [self._chunk([choice])]
 
     def last_chunk(self, used: Usage) -> CompletionChunk:
@@ -129,24 +170,63 @@ class CompletionFormat:
         return chunk
 
     def _choice(
-        self, index: int, text: str, logprobs: Sequence[Logprob], finish_reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[Logprob],
+        finish_reason: str | None,
+        prompt: Prompt,
+        token_ids: Sequence[int],
     ) -> CompletionChoice:
-        return {
+        """A choice, or what it gained; what `prompt` tells is there with the first of it."""
+        heading = self._heading
+        offsets: list[int] = []
+        scores: Sequence[Any] = prompt.get("logprobs", ()) if heading.echo else ()
+        if heading.echo and prompt:
+            own = heading.prompts[index]
+            echoed = prompt["text"] if own is None else own
+            text = echoed + text
+            if heading.with_logprobs:
+                offsets = self._prompt_offsets(index, scores, echoed)
+        choice: CompletionChoice = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(index, logprobs) if self._heading.with_logprobs else None,
+            "logprobs": self._logprobs(index, scores, logprobs, offsets) if heading.with_logprobs else None,
             "finish_reason": finish_reason,
         }
+        if heading.with_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt)
+        if heading.with_token_ids:
+            choice["token_ids"] = list(token_ids)
+            if prompt:
+                choice["prompt_token_ids"] = list(prompt["token_ids"])
+        return choice
 
-    def _logprobs(self, index: int, logprobs: Sequence[Logprob]) -> CompletionLogprobs:
-        offsets = []
-        for _, piece, _, _ in logprobs:
+    def _prompt_offsets(self, index: int, scores: Sequence[Any], echoed: str) -> list[int]:
+        """Where each token of a prompt begins in its text; special tokens may be in it, or not."""
+        offsets, at = [], 0
+        for token, piece, *_ in scores:
+            offsets.append(at)
+            if piece:
+                at += len(self._decoders[index].decode(piece))
+            elif echoed.startswith(token, at):
+                at += len(token)
+        self._decoders[index].reset()
+        self._offset[index] = len(echoed)
+        return offsets
+
+    def _logprobs(
+        self, index: int, scores: Sequence[Any], logprobs: Sequence[Logprob], offsets: list[int]
+    ) -> CompletionLogprobs:
+        for token, piece, _, _ in logprobs:
             offsets.append(self._offset[index])
-            self._offset[index] += len(self._decoders[index].decode(piece))
+            special = not piece and self._heading.with_special_tokens
+            self._offset[index] += len(token if special else self._decoders[index].decode(piece))
+        entries: list[Any] = [*(score[:4] for score in scores), *logprobs]
         return {
-            "tokens": [_name(token, piece) for token, piece, _, _ in logprobs],
-            "token_logprobs": [_number(value) for _, _, value, _ in logprobs],
-            "top_logprobs": [_by_name(entry) for entry in logprobs],
+            "tokens": [_name(token, piece) for token, piece, _, _ in entries],
+            "token_logprobs": [None if value is None else _number(value) for _, _, value, _ in entries],
+            "top_logprobs": [None if entry[2] is None else _by_name(entry) for entry in entries],
             "text_offset": offsets,
         }
 
@@ -162,7 +242,7 @@ class ChatFormat:
     def answer(self, gathered: Gathered, used: Usage) -> ChatAnswer:
         """The whole answer."""
         heading = self._heading
-        return {
+        answer: ChatAnswer = {
             "id": self._id,
             "object": "chat.completion",
             "created": heading.created,
@@ -170,6 +250,12 @@ class ChatFormat:
             "choices": [self._choice(index, gathered) for index in range(heading.num_choices)],
             "usage": used,
         }
+        # All choices answer the same messages.
+        if heading.with_prompt_logprobs:
+            answer["prompt_logprobs"] = prompt_logprobs(gathered.prompt[0])
+        if heading.with_token_ids:
+            answer["prompt_token_ids"] = list(gathered.prompt[0]["token_ids"])
+        return answer
 
     def chunks(self, event: ChoiceEvent) -> list[ChatChunk]:
         """The parts of a stream that tell of one event; the first of a choice says whose turn it is."""
@@ -178,12 +264,18 @@ class ChatFormat:
         if index not in self._opened:
             self._opened.add(index)
             choices.append(_delta(index, {"role": "assistant", "content": "", "refusal": None}))
-        if item["text"] or item.get("logprobs"):
+        if item["text"] or item.get("logprobs") or (self._heading.with_token_ids and item["token_ids"]):
             logprobs = self._logprobs(item.get("logprobs", ()))
-            choices.append(_delta(index, {"content": item["text"]}, logprobs))
+            choice = _delta(index, {"content": item["text"]}, logprobs)
+            if self._heading.with_token_ids:
+                choice["token_ids"] = list(item["token_ids"])
+            choices.append(choice)
         if item.get("finish_reason") is not None:
             choices.append(_delta(index, {}, finish_reason=item["finish_reason"]))
-        return [self._chunk([choice]) for choice in choices]
+        chunks = [self._chunk([choice]) for choice in choices]
+        if self._heading.with_token_ids and "prompt" in item:
+            chunks[0]["prompt_token_ids"] = list(item["prompt"]["token_ids"])
+        return chunks
 
     def last_chunk(self, used: Usage) -> ChatChunk:
         """The part of a stream that says what it took."""
@@ -203,12 +295,15 @@ class ChatFormat:
         return chunk
 
     def _choice(self, index: int, gathered: Gathered) -> ChatChoice:
-        return {
+        choice: ChatChoice = {
             "index": index,
             "message": {"role": "assistant", "content": gathered.text[index], "refusal": None},
             "logprobs": self._logprobs(gathered.logprobs[index]),
             "finish_reason": gathered.finish_reason[index],
         }
+        if self._heading.with_token_ids:
+            choice["token_ids"] = gathered.token_ids[index]
+        return choice
 
     def _logprobs(self, logprobs: Sequence[Logprob]) -> ChatLogprobs | None:
         if not self._heading.with_logprobs:
@@ -220,6 +315,24 @@ class ChatFormat:
             ],
             "refusal": None,
         }
+
+
+def prompt_logprobs(prompt: Prompt) -> PromptLogprobs:
+    """What a model says of a prompt's tokens, by their ids, as vLLM writes it; a token itself comes first."""
+    answer: PromptLogprobs = []
+    for token, piece, value, top, token_id, rank in prompt["logprobs"]:
+        if value is None:
+            answer.append(None)
+            continue
+        found: dict[str, PromptLogprob] = {str(token_id): _prompt_logprob(value, rank, token, piece)}
+        for place, (other, its_piece, its_id, logprob) in enumerate(top, 1):
+            found.setdefault(str(its_id), _prompt_logprob(logprob, place, other, its_piece))
+        answer.append(found)
+    return answer
+
+
+def _prompt_logprob(value: float, rank: int, token: str, piece: bytes) -> PromptLogprob:
+    return {"logprob": _number(value), "rank": rank, "decoded_token": _name(token, piece)}
 
 
 def _delta(

@@ -30,11 +30,18 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
         raise bad_request(f"The request body must be a JSON object, not {_kind_of(document)}.")
     ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
     neutral: Mapping[str, tuple[Any, ...]] = getattr(kind, "NEUTRAL", {})
+    replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
     fields, given = kind.model_fields, dict[str, Any]()
     for name, value in document.items():
         known = name in fields
         if value is None or name in ignored:
             continue
+        if name in replaced:
+            raise bad_request(
+                f"'{name}' is not supported by this server; send '{replaced[name]}' in its place.",
+                param=name,
+                code="unsupported_parameter",
+            )
         if name in neutral:
             _check_neutral(name, value, neutral[name])
         elif known or not (ignore_unknown or value in _EMPTY):
@@ -60,6 +67,8 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
     ):
         path = "response_format.json_schema.schema"
         raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
+    _check_structure(request)
+    _check_prompt_fields(request)
     if request.min_tokens and request.most_tokens is not None and request.min_tokens > request.most_tokens:
         raise bad_request(
             f"'min_tokens' is {request.min_tokens}, above '{request.most_tokens_field}', which is"
@@ -90,6 +99,46 @@ _LOST_IN_TEMPLATES = {
     "function_call": "send calls as 'tool_calls'",
 }
 """Fields of a turn that say something, and that no chat template shows to the model."""
+
+
+def _check_structure(request: Request) -> None:
+    structure, form = request.structured_outputs, request.response_format
+    if structure is None:
+        return
+    given = structure.given
+    if len(given) != 1:
+        said = f"not {' and '.join(given)}" if given else "and none is given"
+        raise bad_request(
+            f"'structured_outputs' takes one of json, json_object, regex, choice, grammar, {said}.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+    if form is not None and form.type != "text":
+        raise bad_request(
+            "'structured_outputs' and 'response_format' both say what form the answer has; send one of them.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+
+
+def _check_prompt_fields(request: Request) -> None:
+    """Check what is asked of prompts, and not of answers."""
+    if request.prompt_logprobs is not None and request.streamed:
+        raise bad_request(
+            "'prompt_logprobs' is not available with 'stream': true; 'echo' with 'logprobs' is.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request(
+            "'truncate_prompt_tokens' is 0, which leaves no prompt; it must be -1, or 1 or more.",
+            param="truncate_prompt_tokens",
+            code="invalid_value",
+        )
+    if request.max_tokens == 0 and not request.echoes:
+        raise bad_request(
+            "'max_tokens' is 0, which needs 'echo': true.", param="max_tokens", code="invalid_value"
+        )
 
 
 def _check_messages(request: ChatRequest) -> None:
@@ -125,6 +174,7 @@ def _sentence(error: ValidationError) -> ApiError:
         "string_type": lambda: "must be a string",
         "int_type": lambda: "must be an integer",
         "float_type": lambda: "must be a number",
+        "none_required": lambda: "it is not supported by this server; leave it out",
     }
     message = says[kind]() if kind in says else first["msg"][0].lower() + first["msg"][1:]
     return bad_request(

@@ -26,6 +26,7 @@ from serve_apps.engine.protocol import (
     UnsupportedError,
     WeightsError,
 )
+from serve_apps.engine.structure_compiler import NAMES
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.models import model_directory
@@ -38,9 +39,10 @@ from serve_apps.openai.errors import (
     replica_lost,
 )
 from serve_apps.replica.controller_link import ControllerLink
-from serve_apps.replica.fit import fit
+from serve_apps.replica.fit import cut, fit
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
+from serve_apps.replica.told import Told
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -206,7 +208,8 @@ class Replica:
 
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
-                the app allows and the context has room for); `sampling` (the other SamplingParams).
+                the app allows and the context has room for); `sampling` (the other SamplingParams); what
+                `Request.prompt_options` says.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
@@ -221,18 +224,20 @@ class Replica:
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
             if address is not None:
                 await self._sender.connect(address)  # before anything is generated that cannot be told
-            prompt_ids = await self._encode(request)
+            whole = await self._encode(request)
+            prompt_ids = cut(whole, request, self._engine.context_length, request["max_tokens"])
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
+            told = Told(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
             if address is None:
-                return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
+                return dict(merge([told.item(delta) async for delta in deltas]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
-                await self._stream(request["request_id"], start, deltas, address["endpoint"])
+                    return dict(merge([told.item(delta) async for delta in deltas]))
+                await self._stream(request["request_id"], start, deltas, told, address["endpoint"])
                 return {}
 
         return await self._answer(request, answer)
@@ -294,12 +299,12 @@ class Replica:
         return await self._answer(request, prompt)
 
     async def _stream(
-        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], endpoint: str
+        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], told: Told, endpoint: str
     ) -> None:
         first: Mapping[str, Any] = {"start": start}
         async with aclosing(deltas):  # type: ignore[type-var]
             async for delta in deltas:
-                self._sender.send(endpoint, key, {**first, **_item(delta, self._prompts.piece)})
+                self._sender.send(endpoint, key, {**first, **told.item(delta)})
                 first = {}
 
     @contextlib.contextmanager
@@ -357,21 +362,6 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     """The field of OpenAI's request that a field of the engine's stands for."""
     if field == "prompt":
         return "messages" if "messages" in request else "prompt"
-    return {"json_schema": "response_format"}.get(field, field)
-
-
-def _item(delta: Delta, piece: Callable[[int], tuple[str, bytes]]) -> dict[str, Any]:
-    """What a gateway learns of a delta; `piece` is the text and the bytes of a token id."""
-    item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
-    if delta.logprobs:
-        item["logprobs"] = [
-            (
-                *piece(entry.token_id),
-                entry.logprob,
-                [(*piece(token_id), token_id, logprob) for token_id, logprob in entry.top],
-            )
-            for entry in delta.logprobs
-        ]
-    if delta.finish_reason is not None:
-        item["finish_reason"] = delta.finish_reason
-    return item
+    if field in NAMES:
+        return str(request.get("structure_field", "response_format"))
+    return {"include_stop": "include_stop_str_in_output"}.get(field, field)

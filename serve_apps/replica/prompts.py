@@ -39,7 +39,7 @@ class Prompts:
             ids = self._ids(text, param, special_tokens=not self._template.writes_special_tokens)
         elif isinstance(request["prompt"], str):
             param = "prompt"
-            ids = self._ids(request["prompt"], param)
+            ids = self._ids(request["prompt"], param, special_tokens=request.get("special_tokens", True))
         else:
             ids = list(request["prompt"])
             param = "prompt"

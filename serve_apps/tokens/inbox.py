@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Item = Mapping[str, Any]
-"""What an answer gains: `text`, `token_ids`, maybe `logprobs`; the first has `start`, the last
-`finish_reason`. See `Replica.generate`."""
+"""What an answer gains: `text`, `token_ids`, maybe `logprobs`; the first has `start`, `cached_tokens` and
+maybe `prompt`, the last `finish_reason`. See `Replica.generate`."""
 
 
 def merge(items: Sequence[Item]) -> Item:
@@ -22,7 +22,8 @@ def merge(items: Sequence[Item]) -> Item:
     }
     if any("logprobs" in item for item in items):
         merged["logprobs"] = [entry for item in items for entry in item.get("logprobs", ())]
-    for name, item in (("start", items[0]), ("finish_reason", items[-1])):
+    first = (("start", items[0]), ("cached_tokens", items[0]), ("prompt", items[0]))
+    for name, item in (*first, ("finish_reason", items[-1])):
         if name in item:
             merged[name] = item[name]
     return merged

@@ -143,5 +143,5 @@ def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
     assert forms.keys() == {"text/plain", "application/openmetrics-text"}
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
-    assert fields["echo"]["enum"] == [None, False]
+    assert fields["suffix"]["enum"] == [None, ""]
     assert "user" in fields
