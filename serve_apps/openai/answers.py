@@ -178,12 +178,77 @@ class EmbeddingAnswer(TypedDict):
     usage: EmbeddingUsage
 
 
+class PoolingData(TypedDict):
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+    """As an embedding's."""
+
+
+class PoolingAnswer(TypedDict):
+    """The answer of POST /pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: EmbeddingUsage
+
+
+class Score(TypedDict):
+    object: Literal["score"]
+    index: int
+    score: float
+    """The cosine of the angle between the embeddings of the two texts."""
+
+
+class ScoreAnswer(TypedDict):
+    """The answer of POST /score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RerankedDocument(TypedDict):
+    text: str
+
+
+class RerankResult(TypedDict):
+    index: int
+    document: NotRequired[RerankedDocument]
+    relevance_score: float
+
+
+class RerankAnswer(TypedDict):
+    """The answer of POST /rerank, best first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RerankResult]
+
+
 class TokenizeAnswer(TypedDict):
     """The answer of POST /tokenize."""
 
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None
+
+
+class TokenizerInfo(TypedDict):
+    """The answer of GET /tokenizer_info: what the tokenizer's config has, and at least these."""
+
+    tokenizer_class: str
+    eos_token: str | None
+    bos_token: str | None
+    chat_template: NotRequired[str]
 
 
 class DetokenizeAnswer(TypedDict):

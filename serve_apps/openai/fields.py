@@ -77,6 +77,20 @@ def _prompt(value: Any) -> list[str | TokenIds]:
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
 
 
+def _texts(value: Any) -> list[str] | None:
+    """One text, or several, as the list of them."""
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if (
+        isinstance(texts, list)
+        and 0 < len(texts) < MAX_PROMPTS
+        and all(isinstance(one, str) for one in texts)
+    ):
+        return texts
+    raise ValueError(f"must be a string or a list of 1 to {MAX_PROMPTS - 1} strings")
+
+
 def _stop(value: Any) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
     if value is None:
@@ -215,6 +229,18 @@ Prompt = Annotated[
     list[str | TokenIds],
     PlainValidator(_prompt),
     WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _IDS, {**_STRINGS, "items": _IDS}]}),
+]
+Texts = Annotated[
+    list[str] | None,
+    PlainValidator(_texts),
+    WithJsonSchema(
+        {"anyOf": [{"type": "null"}, {"type": "string"}, {**_STRINGS, "maxItems": MAX_PROMPTS - 1}]}
+    ),
+]
+Documents = Annotated[
+    list[str],
+    PlainValidator(_texts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {**_STRINGS, "maxItems": MAX_PROMPTS - 1}]}),
 ]
 Stop = Annotated[
     tuple[str, ...],

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from serve_apps.openai.errors import ApiError, bad_request, shortened
 from serve_apps.openai.fields import UNKNOWN_FIELD
 from serve_apps.openai.schema import ChatRequest, Request
+from serve_apps.openai.text_schema import PAIRS, ScoreRequest, TokenizeRequest
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -91,6 +92,45 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
             f"'{name}' is not supported by this server; leave it out.",
             param=name,
             code="unsupported_parameter",
+        )
+
+
+def parse_score(document: Any, *, ignore_unknown: bool = False) -> tuple[ScoreRequest, list[str], list[str]]:
+    """A request for scores, and the texts of its pairs.
+
+    Raises:
+        ApiError: 400, as `parse_fields`; or the texts make no pairs.
+    """
+    request = parse_fields(ScoreRequest, document, ignore_unknown=ignore_unknown)
+    names = {name for pair in PAIRS for name in pair if getattr(request, name) is not None}
+    pair = next((pair for pair in PAIRS if names == set(pair)), None)
+    if pair is None:
+        known = ", or ".join(" and ".join(f"'{name}'" for name in pair) for pair in PAIRS)
+        raise bad_request(f"Send {known}.", code="missing_required_parameter")
+    first, second = getattr(request, pair[0]), getattr(request, pair[1])
+    if len(first) not in (1, len(second)):
+        raise bad_request(
+            f"'{pair[0]}' has {len(first)} texts, '{pair[1]}' {len(second)}; it must have one, or as many.",
+            param=pair[0],
+            code="invalid_value",
+        )
+    return request, first, second
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Raise ApiError where a request's fields do not go together."""
+    if (request.messages is None) == (request.prompt is None):
+        said = "or" if request.messages is None else "and not both:"
+        raise bad_request(f"Send 'prompt' {said} 'messages'.", code="missing_required_parameter")
+    of_messages = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+    lone = next((name for name in of_messages if getattr(request, name)), None)
+    if request.messages is None and lone is not None:
+        raise bad_request(f"'{lone}' needs 'messages'.", param=lone, code="invalid_value")
+    if request.continue_final_message and request.add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' and 'add_generation_prompt' cannot both be true.",
+            param="continue_final_message",
+            code="invalid_value",
         )
 
 

@@ -30,8 +30,16 @@ class ChatTemplate:
         """Whether the text has the special tokens already; our own template leaves them to the tokenizer."""
         return self._templates is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: Mapping[str, Any] | None = None,
+    ) -> str:
         """The text of a conversation, up to where the model's answer begins.
+
+        Args:
+            options: what else the template is told.
 
         Raises:
             ApiError: 400, the template refuses them, or fails over them; with what it said.
@@ -43,8 +51,8 @@ class ChatTemplate:
                     list(messages),
                     tools=tools,
                     chat_template=template,
-                    add_generation_prompt=True,
                     tokenize=False,
+                    **{"add_generation_prompt": True, **(options or {})},
                 )
             )
         except Exception as error:
@@ -54,6 +62,12 @@ class ChatTemplate:
                 param="messages",
                 code="chat_template_failed",
             ) from error
+
+    @property
+    def usual(self) -> str | None:
+        """The tokenizer's own template for conversations without tools, where it has one."""
+        templates = self._templates
+        return templates.get(_USUAL) if isinstance(templates, Mapping) else templates or None
 
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         templates = self._templates

@@ -39,6 +39,7 @@ from serve_apps.openai.errors import (
     replica_lost,
 )
 from serve_apps.replica.controller_link import ControllerLink
+from serve_apps.replica.embeddings import EmbeddingSizes, told
 from serve_apps.replica.fit import cut, fit
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
@@ -122,6 +123,7 @@ class Replica:
             self._group.start(config, host, port, self._lost)
         self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
+        self._embedding_sizes = EmbeddingSizes.of(model_path)
         await self._engine.start()
 
     def _lost(self, why: str) -> None:
@@ -178,7 +180,7 @@ class Replica:
                 await asyncio.to_thread(read_ahead, path)
                 self._prepared = number
                 return
-            prompts = await asyncio.to_thread(Prompts, path)
+            prompts, sizes = await asyncio.to_thread(Prompts, path), EmbeddingSizes.of(path)
             await self._engine.load_weights(path)
         except (WeightsError, EngineError, ShoalError, OSError) as error:
             self._refused, self._refusal = number, str(error)
@@ -187,6 +189,7 @@ class Replica:
                 self._lost("it cannot go back to the weights that it is to have")
             return
         self.spec, self.revision, self._prompts = spec, number, prompts
+        self._embedding_sizes = sizes
         self._refused = self._refusal = None
 
     def statistics(self) -> dict[str, Any]:
@@ -228,16 +231,16 @@ class Replica:
             prompt_ids = cut(whole, request, self._engine.context_length, request["max_tokens"])
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
-            told = Told(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
+            telling = Told(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
             if address is None:
-                return dict(merge([told.item(delta) async for delta in deltas]))
+                return dict(merge([telling.item(delta) async for delta in deltas]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([told.item(delta) async for delta in deltas]))
-                await self._stream(request["request_id"], start, deltas, told, address["endpoint"])
+                    return dict(merge([telling.item(delta) async for delta in deltas]))
+                await self._stream(request["request_id"], start, deltas, telling, address["endpoint"])
                 return {}
 
         return await self._answer(request, answer)
@@ -273,22 +276,39 @@ class Replica:
         return {"start": start, **error.as_item()}
 
     async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The mean of a prompt's last hidden states: `request_id` and `prompt` to `start` and `embedding`."""
+        """The mean of a prompt's last hidden states: `start` and `embedding`.
+
+        Args:
+            request: `request_id` and `prompt`; `dimensions`, `scaled`, and what `cut` takes.
+        """
 
         async def embedding(start: dict[str, Any]) -> dict[str, Any]:
-            prompt_ids = await self._encode(request)
+            self._embedding_sizes.check(request.get("dimensions"))
+            prompt_ids = cut(await self._encode(request), request, self._engine.context_length, 0)
             start["prompt_tokens"] = len(prompt_ids)
-            return {"embedding": await self._engine.embed(request["request_id"], prompt_ids)}
+            whole = await self._engine.embed(request["request_id"], prompt_ids)
+            return {"embedding": told(whole, request)}
 
         return await self._answer(request, embedding)
 
     async def tokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The token ids of a `prompt` or of `messages`: `start` and `tokens`."""
+        """The token ids of a `prompt` or of `messages`: `start`, `tokens` and, with `names`, `token_strs`."""
 
         async def tokens(start: dict[str, Any]) -> dict[str, Any]:
-            return {"tokens": await self._encode(request)}
+            ids = await self._encode(request, may_be_empty=True)
+            if not request.get("names"):
+                return {"tokens": ids}
+            return {"tokens": ids, "token_strs": await asyncio.to_thread(self._prompts.names, ids)}
 
         return await self._answer(request, tokens)
+
+    async def tokenizer_info(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokenizer's config: `start` and `info`."""
+
+        async def info(start: dict[str, Any]) -> dict[str, Any]:
+            return {"info": self._prompts.info()}
+
+        return await self._answer(request, info)
 
     async def detokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The text of `tokens`: `start` and `prompt`."""
@@ -299,12 +319,12 @@ class Replica:
         return await self._answer(request, prompt)
 
     async def _stream(
-        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], told: Told, endpoint: str
+        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], telling: Told, endpoint: str
     ) -> None:
         first: Mapping[str, Any] = {"start": start}
         async with aclosing(deltas):  # type: ignore[type-var]
             async for delta in deltas:
-                self._sender.send(endpoint, key, {**first, **told.item(delta)})
+                self._sender.send(endpoint, key, {**first, **telling.item(delta)})
                 first = {}
 
     @contextlib.contextmanager
@@ -324,11 +344,11 @@ class Replica:
             if other == endpoint:
                 task.cancel()
 
-    async def _encode(self, request: Mapping[str, Any]) -> list[int]:
+    async def _encode(self, request: Mapping[str, Any], *, may_be_empty: bool = False) -> list[int]:
         size = sum(len(str(m)) for m in request.get("messages", ())) + len(request.get("prompt", ""))
         if size < LONG_TEXT:
-            return self._prompts.encode(request)
-        return await asyncio.to_thread(self._prompts.encode, request)
+            return self._prompts.encode(request, may_be_empty=may_be_empty)
+        return await asyncio.to_thread(self._prompts.encode, request, may_be_empty=may_be_empty)
 
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""

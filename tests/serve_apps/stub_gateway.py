@@ -102,14 +102,21 @@ class StubBackend:
         if self.script and self.script.pop(0) is not None:
             raise ReplicaLostError("killed", f"replica-{len(self.requests)}" if self.breaks else None)
         start = {"replica": f"replica-{len(self.requests)}", "model_version": "tiny@3"}
+        if method == "tokenizer_info":
+            return {
+                "start": start,
+                "info": {"tokenizer_class": "Stub", "eos_token": "</s>", "bos_token": None},
+            }
         if method == "detokenize":
             return {"start": start, "prompt": " ".join(map(str, request["tokens"]))}
         count = prompt_tokens(request)
-        if count > CONTEXT_LENGTH and method == "embed":
+        if count > CONTEXT_LENGTH and method == "embed" and "cut" not in request:
             return {"start": start, **too_long(count, CONTEXT_LENGTH, None, "prompt").as_item()}
         if method == "embed":
+            count = min(count, request.get("cut", count))
             return {"start": {**start, "prompt_tokens": count}, "embedding": [float(count), 0.5]}
-        return {"start": start, "tokens": list(range(count))}
+        tokens = {"start": start, "tokens": list(range(count))}
+        return {**tokens, "token_strs": [f"t{i}" for i in range(count)]} if request.get("names") else tokens
 
 
 def prompt_of(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,14 @@ from openai.types.chat import ChatCompletion
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse, parse_fields
 from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {
@@ -177,6 +184,9 @@ KINDS: dict[type[Any], dict[str, Any]] = {
     CompletionRequest: {"model": "chat", "prompt": "a"},
     ChatRequest: {"model": "chat", "messages": [HELLO]},
     EmbeddingRequest: {"model": "chat", "input": "a"},
+    PoolingRequest: {"model": "chat", "input": "a"},
+    ScoreRequest: {"model": "chat", "text_1": "a", "text_2": "b"},
+    RerankRequest: {"model": "chat", "query": "a", "documents": ["b"]},
     TokenizeRequest: {"model": "chat", "prompt": "a"},
     DetokenizeRequest: {"model": "chat", "tokens": [1]},
 }
