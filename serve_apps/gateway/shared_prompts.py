@@ -13,7 +13,7 @@ from serve_apps.replica.fit import check_fit, cut
 
 LONG_CHARACTERS = 4096
 """What is shorter goes with each of its requests as it is, which costs less than asking first."""
-_OF_PROMPT = ("prompt", "messages", "tools", "special_tokens")
+_OF_PROMPT = ("prompt", "messages", "template", "special_tokens")
 """Fields of a request that say which tokens its prompt has."""
 
 
@@ -40,7 +40,7 @@ async def tokenized_once(
         if len(numbers) > 1 and _characters(first) >= LONG_CHARACTERS:
             tokens = await _tokens(backend, version, first)
             for number in numbers if tokens is not None else ():
-                kept = {k: v for k, v in requests[number].items() if k not in ("messages", "tools")}
+                kept = {k: v for k, v in requests[number].items() if k not in ("messages", "template")}
                 made[number] = {**kept, "prompt": tokens}
     return made
 

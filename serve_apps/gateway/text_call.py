@@ -63,8 +63,7 @@ class TextCall:
             if request.messages is None:
                 return [{"prompt": request.prompt, **how}]
             messages = [message.for_template() for message in request.messages]
-            options = request.template_options()
-            return [{"messages": messages, "tools": request.tools, "template_options": options, **how}]
+            return [{"messages": messages, "template": request.template(), **how}]
 
         (result,) = results = await self.ask(version, "tokenize", 1, asks)
         tokens = result["tokens"]

@@ -29,11 +29,16 @@ class PromptTokensDetails(TypedDict):
     """Of the prompts' tokens, those that the engine had in its cache."""
 
 
+class CompletionTokens(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptTokensDetails]
+    completion_tokens_details: NotRequired[CompletionTokens]
 
 
 class CompletionLogprobs(TypedDict):
@@ -104,10 +109,24 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -131,10 +150,21 @@ class ChatAnswer(TypedDict):
     prompt_token_ids: NotRequired[list[int]]
 
 
+class CallDelta(TypedDict):
+    """What one call gained; the first piece has its id, its type and its function's name."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: dict[str, str]
+
+
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
     refusal: None
+    reasoning_content: str
+    tool_calls: list[CallDelta]
 
 
 class ChatChunkChoice(TypedDict):

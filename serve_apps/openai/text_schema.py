@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from serve_apps.openai.chat_schema import Message
 from serve_apps.openai.fields import Documents, Prompt, StrictModel, Texts, TokenId
-from serve_apps.openai.schema import Message
+from serve_apps.openai.tools import Tools
 
 
 class TextRequest(StrictModel):
@@ -157,7 +158,7 @@ class TokenizeRequest(TextRequest):
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False, fail_fast=True)
-    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    tools: Tools = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its own; by default to a prompt, not to what a chat template has written."""
     return_token_strs: bool | None = None
@@ -167,16 +168,17 @@ class TokenizeRequest(TextRequest):
     continue_final_message: bool | None = None
     """Of messages: the last one stays open."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Of messages: what else the chat template is told."""
+    """Of messages: further arguments of the model's chat template."""
 
-    def template_options(self) -> dict[str, Any]:
-        """What a chat template is told."""
-        begins = self.add_generation_prompt
-        return {
-            **(self.chat_template_kwargs or {}),
-            "add_generation_prompt": not self.continue_final_message if begins is None else begins,
-            **({"continue_final_message": True} if self.continue_final_message else {}),
+    def template(self) -> dict[str, Any]:
+        """As `ChatRequest.template`."""
+        asked = {
+            "tools": self.tools,
+            "arguments": self.chat_template_kwargs,
+            "continue_final_message": self.continue_final_message,
+            "no_generation_prompt": self.add_generation_prompt is False,
         }
+        return {name: value for name, value in asked.items() if value}
 
 
 class DetokenizeRequest(TextRequest):

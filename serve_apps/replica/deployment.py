@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -18,7 +18,6 @@ from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
     AnswerError,
-    Delta,
     EngineError,
     PromptError,
     QueueFullError,
@@ -26,7 +25,6 @@ from serve_apps.engine.protocol import (
     UnsupportedError,
     WeightsError,
 )
-from serve_apps.engine.structure_compiler import NAMES
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.models import model_directory
@@ -38,12 +36,15 @@ from serve_apps.openai.errors import (
     queue_full,
     replica_lost,
 )
+from serve_apps.parsing.answer_parser import AnswerParser
 from serve_apps.replica.controller_link import ControllerLink
-from serve_apps.replica.embeddings import EmbeddingSizes, told
+from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
 from serve_apps.replica.fit import cut, fit
+from serve_apps.replica.item_maker import ItemMaker
+from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
-from serve_apps.replica.told import Told
+from serve_apps.replica.reading import STRUCTURES, AnswerReading
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -122,9 +123,17 @@ class Replica:
         if not entry.has_own_ranks:
             self._group.start(config, host, port, self._lost)
         self._engine = entry.load_engine()(config, host, port)
-        self._prompts = await asyncio.to_thread(Prompts, model_path)
+        self._read_with(await asyncio.to_thread(Prompts, model_path))
         self._embedding_sizes = EmbeddingSizes.of(model_path)
         await self._engine.start()
+
+    def _read_with(self, prompts: Prompts) -> None:
+        """Take over a tokenizer, and how the answers of its model are read."""
+        config = self.spec.config
+        self._prompts = prompts
+        self._reading = AnswerReading(
+            prompts.template.text, config.tools, config.reasoning, prompts.token_of, prompts.special_tokens
+        )
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -188,7 +197,8 @@ class Replica:
             if order.get("or_end"):
                 self._lost("it cannot go back to the weights that it is to have")
             return
-        self.spec, self.revision, self._prompts = spec, number, prompts
+        self.spec, self.revision = spec, number
+        self._read_with(prompts)
         self._embedding_sizes = sizes
         self._refused = self._refusal = None
 
@@ -210,14 +220,15 @@ class Replica:
         """Run one request of a gateway; the call lasts as long as the request.
 
         Args:
-            request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
-                the app allows and the context has room for); `sampling` (the other SamplingParams); what
-                `Request.prompt_options` says.
+            request: `request_id`; `prompt` (text or token ids) or `messages` with their `template`;
+                `max_tokens` (None: as many as the app allows and the context has room for); `sampling` (the
+                other SamplingParams); what `Request.prompt_options` says; of a conversation `reading`, see
+                `ChatRequest.reading`.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
         Returns:
-            Where it is not `streamed` the whole answer: the fields of Delta, and `start`: {replica,
+            Where it is not `streamed` the whole answer: an Item, and `start`: {replica,
             model_version, prompt_tokens}. Else only how it ended; what it gains goes to the address as it
             comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run
             returns `start` and `error`, see ApiError.as_item; so does one whose engine breaks, with
@@ -230,17 +241,21 @@ class Replica:
             whole = await self._encode(request)
             prompt_ids = cut(whole, request, self._engine.context_length, request["max_tokens"])
             start["prompt_tokens"] = len(prompt_ids)
-            sampling = self._sampling(request, len(prompt_ids))
-            telling = Told(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
+            parser, asked = None, request["sampling"]
+            if "reading" in request:
+                parser, asked = self._read_as_asked(request, prompt_ids)
+            sampling = self._sampling({**request, "sampling": asked}, len(prompt_ids))
+            maker = ItemMaker(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
+            gained = items(deltas, maker, parser)
             if address is None:
-                return dict(merge([telling.item(delta) async for delta in deltas]))
+                return dict(merge([item async for item in gained]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([telling.item(delta) async for delta in deltas]))
-                await self._stream(request["request_id"], start, deltas, telling, address["endpoint"])
+                    return dict(merge([item async for item in gained]))
+                await self._stream(request["request_id"], start, gained, address["endpoint"])
                 return {}
 
         return await self._answer(request, answer)
@@ -287,7 +302,7 @@ class Replica:
             prompt_ids = cut(await self._encode(request), request, self._engine.context_length, 0)
             start["prompt_tokens"] = len(prompt_ids)
             whole = await self._engine.embed(request["request_id"], prompt_ids)
-            return {"embedding": told(whole, request)}
+            return {"embedding": as_asked(whole, request)}
 
         return await self._answer(request, embedding)
 
@@ -319,12 +334,12 @@ class Replica:
         return await self._answer(request, prompt)
 
     async def _stream(
-        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], telling: Told, endpoint: str
+        self, key: str, start: Mapping[str, Any], gained: AsyncIterator[dict[str, Any]], endpoint: str
     ) -> None:
         first: Mapping[str, Any] = {"start": start}
-        async with aclosing(deltas):  # type: ignore[type-var]
-            async for delta in deltas:
-                self._sender.send(endpoint, key, {**first, **telling.item(delta)})
+        async with aclosing(gained):  # type: ignore[type-var]
+            async for item in gained:
+                self._sender.send(endpoint, key, {**first, **item})
                 first = {}
 
     @contextlib.contextmanager
@@ -349,6 +364,17 @@ class Replica:
         if size < LONG_TEXT:
             return self._prompts.encode(request, may_be_empty=may_be_empty)
         return await asyncio.to_thread(self._prompts.encode, request, may_be_empty=may_be_empty)
+
+    def _read_as_asked(
+        self, request: Mapping[str, Any], prompt_ids: Sequence[int]
+    ) -> tuple[AnswerParser | None, Mapping[str, Any]]:
+        """What reads the answer, if anything does, and the sampling with what it needs."""
+        asked, sampling, end = request["reading"], request["sampling"], self._prompts.end_of(prompt_ids)
+        all_tokens = not sampling.get("skip_special_tokens", True)
+        parser = self._reading.parser(asked, end, all_tokens=all_tokens)
+        if parser is not None:
+            sampling = self._reading.sampling(asked, end, sampling)
+        return parser, sampling
 
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""
@@ -382,6 +408,6 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     """The field of OpenAI's request that a field of the engine's stands for."""
     if field == "prompt":
         return "messages" if "messages" in request else "prompt"
-    if field in NAMES:
+    if field in STRUCTURES:
         return str(request.get("structure_field", "response_format"))
     return {"include_stop": "include_stop_str_in_output"}.get(field, field)

@@ -42,7 +42,7 @@ class EmbeddingSizes:
         raise bad_request(f"The model's config says: {takes}.", param="dimensions", code="invalid_value")
 
 
-def told(embedding: Sequence[float], request: Mapping[str, Any]) -> list[float]:
+def as_asked(embedding: Sequence[float], request: Mapping[str, Any]) -> list[float]:
     """An embedding as its request wants it: `dimensions` cuts and scales it, `scaled` scales it to length 1.
 
     Raises:

@@ -16,13 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from serve_apps.openai.schema import (
-    ChatRequest,
-    CompletionRequest,
-    Message,
-    ResponseFormat,
-    StructuredOutputs,
-)
+from serve_apps.openai.chat_schema import ChatRequest, Message
+from serve_apps.openai.schema import CompletionRequest, ResponseFormat, StructuredOutputs
 from serve_apps.openai.text_schema import (
     DetokenizeRequest,
     EmbeddingRequest,

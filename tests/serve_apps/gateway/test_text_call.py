@@ -113,7 +113,7 @@ def test_tokens_and_back() -> None:
                 "add_generation_prompt": True,
             },
             400,
-            "invalid_value",
+            None,
             "continue_final_message",
         ),
         ("/v1/embeddings", {"input": ["a"] * 2049}, 400, "invalid_value", "input"),
@@ -268,12 +268,12 @@ def test_messages_are_tokenized_as_their_request_says() -> None:
     gateway = StubGateway()
     messages = [{"role": "user", "content": "a b"}]
     for fields, options in (
-        ({}, {"add_generation_prompt": True}),
-        ({"add_generation_prompt": False}, {"add_generation_prompt": False}),
-        ({"continue_final_message": True}, {"add_generation_prompt": False, "continue_final_message": True}),
-        ({"chat_template_kwargs": {"thinking": 1}}, {"add_generation_prompt": True, "thinking": 1}),
+        ({}, {}),
+        ({"add_generation_prompt": False}, {"no_generation_prompt": True}),
+        ({"continue_final_message": True}, {"continue_final_message": True}),
+        ({"chat_template_kwargs": {"thinking": 1}}, {"arguments": {"thinking": 1}}),
     ):
         assert post(gateway, "/tokenize", model="chat", messages=messages, **fields).status_code == 200
-        assert gateway.backend.requests[-1]["template_options"] == options
+        assert gateway.backend.requests[-1]["template"] == options
     post(gateway, "/tokenize", model="chat", messages=messages, add_special_tokens=True)
     assert gateway.backend.requests[-1]["special_tokens"] is True

@@ -130,7 +130,7 @@ def test_token_ids_are_told_where_they_are_asked_for() -> None:
     first, *others = chunks("/v1/chat/completions", messages=HELLO, return_token_ids=True)
     assert first["prompt_token_ids"] == [0, 1]
     assert all("prompt_token_ids" not in chunk for chunk in others)
-    choices = [choice for chunk in others for choice in chunk["choices"]]
+    choices = [choice for chunk in (first, *others) for choice in chunk["choices"]]
     assert [token for choice in choices for token in choice.get("token_ids", [])] == [100, 101, 102]
 
 
@@ -236,7 +236,7 @@ def test_special_tokens_count_in_offsets_where_they_are_in_the_text() -> None:
         item = {"text": "é<e>x", "token_ids": [1] * 4, "logprobs": logprobs, "prompt": prompt}
         gathered = Gathered(1)
         gathered.add(ChoiceEvent(0, item))
-        (choice,) = CompletionFormat(heading).answer(gathered, usage([1], 1))["choices"]
+        (choice,) = CompletionFormat(heading).answer(gathered, usage([1], gathered))["choices"]
         assert choice["logprobs"] is not None
         return choice["logprobs"]["text_offset"]
 

@@ -9,7 +9,7 @@ from serve_apps.engine.protocol import Delta, TokenLogprob
 from serve_apps.replica.prompts import Prompts
 
 
-class Told:
+class ItemMaker:
     """One answer, as its request wants it told.
 
     Args:
