@@ -126,7 +126,7 @@ def served_by(base_url: str, **more: object) -> dict[str, object]:
 
 
 def likelihoods(run: dict[str, Any]) -> list[list[tuple[float, bool]]]:
-    """Of each document and each of its choices: the log-likelihood, and whether it is what greedy would say."""
+    """Of each document and each of its choices: the log-likelihood, and whether greedy would say it."""
     return [
         [(float(one[0][0]), str(one[0][1]) == "True") for one in sample["resps"]]
         for sample in run["samples"][CHOICES]
