@@ -113,7 +113,8 @@ class StubBackend:
         if count > CONTEXT_LENGTH and method == "embed" and "cut" not in request:
             return {"start": start, **too_long(count, CONTEXT_LENGTH, None, "prompt").as_item()}
         if method == "embed":
-            count = min(count, request.get("cut", count))
+            most = request.get("cut", -1)
+            count = count if most < 0 else min(count, most)
             return {"start": {**start, "prompt_tokens": count}, "embedding": [float(count), 0.5]}
         tokens = {"start": start, "tokens": list(range(count))}
         return {**tokens, "token_strs": [f"t{i}" for i in range(count)]} if request.get("names") else tokens
