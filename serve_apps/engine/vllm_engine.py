@@ -28,11 +28,10 @@ from serve_apps.engine.protocol import (
     WeightsError,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
-from serve_apps.engine.structure_compiler import NAMES
 from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
 from serve_apps.engine.vllm_chat import VllmChat
 from serve_apps.engine.vllm_log import root_cause
-from serve_apps.engine.vllm_requests import delta_of, end_of, vllm_params
+from serve_apps.engine.vllm_requests import delta_of, end_of, not_held, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
 from serve_apps.engine.vllm_statistics import VllmStatistics
 from serve_apps.engine.weight_files import check_same_shapes
@@ -107,7 +106,7 @@ class VllmEngine:
         check_sampling(sampling, self._vocab_size)
         check_prompt(
             prompt_ids,
-            sampling.max_tokens,
+            max(1, sampling.max_tokens),  # it generates one in any case
             context_length=self.context_length,
             vocab_size=self._vocab_size,
         )
@@ -165,8 +164,7 @@ class VllmEngine:
             text = text.removesuffix(str(self._vllm.get_tokenizer().decode([end])))
         if not await self._in_compiler(is_whole, structure, text):
             assert sampling.structure is not None
-            name = NAMES[sampling.structure[0]]
-            raise AnswerError(f"the answer cannot be held to its {name} any further", own_fault=True)
+            raise not_held(sampling.structure[0])
 
     async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
         """Refused: a model that vLLM generates with gives no hidden states."""

@@ -26,6 +26,7 @@ from serve_apps.gateway.document import (
     refusals,
     streamed_too,
 )
+from serve_apps.gateway.embedding_call import EmbeddingCall
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts
@@ -42,15 +43,26 @@ from serve_apps.openai.answers import (
     HealthAnswer,
     ModelCard,
     ModelList,
+    PoolingAnswer,
     ReadyAnswer,
+    RerankAnswer,
+    ScoreAnswer,
     TokenizeAnswer,
+    TokenizerInfo,
 )
 from serve_apps.openai.chat_format import ChatFormat
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError, internal, unknown_model
 from serve_apps.openai.format import CompletionFormat
 from serve_apps.openai.schema import CompletionRequest
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -59,7 +71,7 @@ _SHOWN_TO_PAGES = ("x-request-id", "x-shoal-replica", "x-shoal-model-version", "
 
 _BODIES: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest),
-    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+    *(EmbeddingRequest, PoolingRequest, ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest),
 )
 
 
@@ -111,14 +123,21 @@ def build_api(service: GatewayService) -> FastAPI:
     any_route = refusals(ANY_ROUTE)
 
     def post(
-        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None
+        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None, *also: str
     ) -> Callable[[Handler], Handler]:
-        """Register what answers a POST whose body is of this kind."""
+        """Register what answers a POST whose body is of this kind, under other paths `also`."""
         responses = {**refusals(MODEL_POST), **(streamed_too(chunk) if chunk else {})}
         extra = body_of(kind)
-        return api.post(
+        register = api.post(
             path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
         )
+
+        def everywhere(handler: Handler) -> Handler:
+            for other in also:
+                api.post(other, include_in_schema=False, response_model=None)(handler)
+            return register(handler)
+
+        return everywhere
 
     @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
     async def health() -> HealthAnswer:
@@ -205,7 +224,35 @@ def build_api(service: GatewayService) -> FastAPI:
     @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
     async def embeddings(request: Request) -> Response:
         """The mean of each input's last hidden states."""
-        return await TextCall(service, request).embeddings()
+        return await EmbeddingCall(service, request).embeddings()
+
+    @post("/pooling", PoolingRequest, PoolingAnswer)
+    async def pooling(request: Request) -> Response:
+        """The embedding of each input."""
+        return await EmbeddingCall(service, request).pooling()
+
+    @post("/score", ScoreRequest, ScoreAnswer, None, "/v1/score")
+    async def score(request: Request) -> Response:
+        """How alike texts are, by the cosine of their embeddings; /v1/score is the same."""
+        return await EmbeddingCall(service, request).score()
+
+    @post("/rerank", RerankRequest, RerankAnswer, None, "/v1/rerank", "/v2/rerank")
+    async def rerank(request: Request) -> Response:
+        """Documents in the order in which they are like a query, by the cosine of their embeddings.
+
+        /v1/rerank and /v2/rerank are the same.
+        """
+        return await EmbeddingCall(service, request).rerank()
+
+    @api.get(
+        "/tokenizer_info",
+        response_model=TokenizerInfo,
+        responses=refusals(sorted({401, 403, 404, 429, 504, *ANY_ROUTE})),
+        tags=["models"],
+    )
+    async def tokenizer_info(request: Request, model: str | None = None) -> Response:
+        """The config of a model's tokenizer."""
+        return await TextCall(service, request).tokenizer_info(model)
 
     @post("/tokenize", TokenizeRequest, TokenizeAnswer)
     async def tokenize(request: Request) -> Response:

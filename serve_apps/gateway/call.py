@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.choices import Choices
-from serve_apps.gateway.replica_requests import replica_requests
+from serve_apps.gateway.replica_requests import prompt_heading, replica_requests
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
@@ -26,7 +26,7 @@ from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, usage
 from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
-from serve_apps.replica.fit import check_fit, most_tokens
+from serve_apps.replica.fit import check_fit, cut_to, most_tokens
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
 BYTES_A_TOKEN = 4
@@ -84,6 +84,7 @@ class Call:
                 num_choices=request.num_choices,
                 with_logprobs=request.alternatives is not None,
                 with_usage=request.include_usage,
+                **prompt_heading(request),
             )
             self._format: Format = self._format_class(heading)
             self._gathered = Gathered(request.num_choices)
@@ -134,9 +135,11 @@ class Call:
         if body_bytes > limits.body_bytes:
             raise body_too_large(limits.body_bytes)
         most = most_tokens(request, limits)
+        context = version.context_length
+        cut = cut_to(request.truncate_prompt_tokens, context, most)
         for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
             if not isinstance(prompt, str):
-                check_fit(len(prompt), version.context_length, most, "prompt")
+                check_fit(len(prompt) if cut is None else min(cut, len(prompt)), context, most, "prompt")
         return most
 
     async def _gather(self, events: AsyncIterator[ChoiceEvent]) -> None:
@@ -176,7 +179,8 @@ class Call:
         # The choices of one prompt read it once; they stand side by side in the order of the prompts.
         choices = self._choices
         prompts = (n for i, n in choices.prompt_tokens.items() if i % self._choices_each == 0)
-        return usage(prompts, self._gathered)
+        cached = [n for i, n in choices.cached_tokens.items() if i % self._choices_each == 0]
+        return usage(prompts, self._gathered, sum(cached) if cached else None)
 
     def _headers(self) -> dict[str, str]:
         choices = self._choices

@@ -71,6 +71,8 @@ class Choices:
         self.model_version: str | None = None
         self.prompt_tokens: dict[int, int] = {}
         """By choice."""
+        self.cached_tokens: dict[int, int] = {}
+        """By choice, where its engine says it: of those, the tokens that were in the cache."""
 
     async def __aenter__(self) -> Choices:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -175,6 +177,8 @@ class Choices:
                     raise_if_failed(item)
                     if item.get("finish_reason") == "abort":
                         raise replica_lost()
+                    if item.get("cached_tokens") is not None:
+                        self.cached_tokens[index] = item["cached_tokens"]
                     held.append(item)
                     if not (shown or _shows(item)):
                         # Whose client has seen nothing of it may start again at another replica.

@@ -21,7 +21,7 @@ def replica_requests(request: Request, request_id: str, most_tokens: int | None)
     else:
         assert isinstance(request, CompletionRequest)
         prompts = [{"prompt": prompt} for prompt in request.prompt]
-    sampling = request.sampling()
+    sampling, options = request.sampling(), request.prompt_options()
     requests: list[dict[str, Any]] = []
     for prompt in prompts:
         for number in range(request.choices_each):
@@ -30,6 +30,7 @@ def replica_requests(request: Request, request_id: str, most_tokens: int | None)
                 {
                     "request_id": f"{request_id}-{len(requests)}",
                     **prompt,
+                    **options,
                     "streamed": request.streamed,
                     "priority": request.priority or 0,
                     "max_tokens": most_tokens,
@@ -38,3 +39,20 @@ def replica_requests(request: Request, request_id: str, most_tokens: int | None)
                 }
             )
     return requests
+
+
+def prompt_heading(request: Request) -> dict[str, Any]:
+    """The fields of an answer's Heading that say what it is to tell of prompts and of tokens."""
+    texts: list[str | None] = []
+    if request.echoes:
+        assert isinstance(request, CompletionRequest)
+        kept = request.truncate_prompt_tokens is None
+        own = [prompt if kept and isinstance(prompt, str) else None for prompt in request.prompt]
+        texts = [text for text in own for _ in range(request.choices_each)]
+    return {
+        "echo": request.echoes,
+        "prompts": texts,
+        "with_prompt_logprobs": request.prompt_logprobs is not None,
+        "with_token_ids": bool(request.return_token_ids),
+        "with_special_tokens": request.skip_special_tokens is False,
+    }

@@ -52,6 +52,24 @@ class GatewayService:
         self.metrics.replicas(table.replicas)
         self.traffic.take_over(table)
 
+    async def name(self, model: str | None, caller: Caller) -> str:
+        """The app that a request asks, which may leave its name out where its caller sees a single one.
+
+        Raises:
+            ApiError: 400, it has to say which.
+        """
+        if model is not None:
+            return model
+        table = self.table or await self.refresh()
+        seen = [name for name in table.names if caller.sees(name)]
+        if len(seen) == 1:
+            return seen[0]
+        raise bad_request(
+            f"'model' is required: {', '.join(seen) or 'none'} can be asked here.",
+            param="model",
+            code="missing_required_parameter",
+        )
+
     async def find(self, app: str, caller: Caller) -> AppVersion:
         """The version of an app that takes a caller's next request.
 

@@ -68,16 +68,24 @@ def deep(schema: dict[str, Any]) -> dict[str, Any]:
     """The document of this one gateway: with the model that it has, and as much time as there is."""
     for name, component in schema["components"]["schemas"].items():
         if name.endswith("Request"):
-            component["properties"]["model"] = {"enum": ["chat"]}
+            one = ["chat"] if "model" in component.get("required", ()) else ["chat", None]
+            component["properties"]["model"] = {"enum": one}
     for path in schema["paths"].values():
         for operation in path.values():
             operation["parameters"] = [one for one in operation["parameters"] if one["name"] != HEADER]
     return schema
 
 
-def assert_document_holds(folder: Path, examples: int, **options: Any) -> None:
+ALIKE = frozenset({"/pooling", "/score", "/rerank"})
+"""Paths whose bodies are much like that of embeddings; they are left to the longer search."""
+
+
+def assert_document_holds(
+    folder: Path, examples: int, without: frozenset[str] = frozenset(), **options: Any
+) -> None:
     with running_gateway(folder, limits={"max_tokens": 10**9}, **options) as gateway:
         schema = httpx.get(f"{gateway.url}/openapi.json", timeout=20).json()
+        schema["paths"] = {path: one for path, one in schema["paths"].items() if path not in without}
         # As it is: a time of nearly nothing is over at once, and nothing else gets a 5xx.
         check(folder, gateway.url, schema, examples, [one for one in CHECKS if one != "not_a_server_error"])
         failed = {(line["status"], line["error"]) for line in gateway.lines() if line["status"] >= 500}
@@ -92,7 +100,7 @@ def assert_document_holds(folder: Path, examples: int, **options: Any) -> None:
 
 
 def test_no_answer_is_undocumented(tmp_path: Path) -> None:
-    assert_document_holds(tmp_path, examples=15)
+    assert_document_holds(tmp_path, examples=15, without=ALIKE)
 
 
 @pytest.mark.slow
@@ -117,9 +125,13 @@ def test_every_operation_documents_what_it_can_answer_with() -> None:
         "get /apps": any_route | {401},
         "get /v1/models": any_route | {401},
         "get /v1/models/{model}": any_route | {401, 404},
+        "get /tokenizer_info": any_route | {401, 403, 404, 429, 504},
         "post /v1/completions": post,
         "post /v1/chat/completions": post,
         "post /v1/embeddings": post,
+        "post /pooling": post,
+        "post /score": post,
+        "post /rerank": post,
         "post /tokenize": post,
         "post /detokenize": post,
     }
@@ -143,5 +155,5 @@ def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
     assert forms.keys() == {"text/plain", "application/openmetrics-text"}
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
-    assert fields["echo"]["enum"] == [None, False]
+    assert fields["suffix"]["enum"] == [None, ""]
     assert "user" in fields
