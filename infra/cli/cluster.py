@@ -105,11 +105,13 @@ def forgive(
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
-    """Print the exports under which Ray's own tools work, and SHOAL_BASE_URL: eval "$(shoal env)"."""
+    """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway) and SHOAL_SERVE_URL
+    (Ray Serve's own proxy): eval "$(shoal env)"."""
     from cluster.connection import environment
 
     record = _record(file, settings)
-    for key, value in {**environment(record), "SHOAL_BASE_URL": record.gateway_url}.items():
+    urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
+    for key, value in {**environment(record), **urls}.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
