@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cluster.record import ClusterRecord
+
+SERVE_START_S = 120.0
 
 Told = TypeVar("Told")
 Sharing = tuple[list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]]]
@@ -35,13 +38,31 @@ def register(app: typer.Typer) -> None:
 def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Start the cluster; when it is up already, say so."""
     from cluster.providers import PROVIDERS
+    from cluster.record import SERVE_PORT
 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
     started = PROVIDERS[cluster.provider]().up(cluster, loaded.path, say)
     if started.was_up:
         say(f"cluster {cluster.name} is up already")
+    elif started.record.serve_port != SERVE_PORT:
+        # Serve's tools would start it at its usual port: they cannot be told another.
+        say(f"starting Ray Serve, whose proxy is to listen at {started.record.serve_url}")
+        _start_serve(started.record)
     _show(started.record, as_json, fresh=not started.was_up)
+
+
+def _start_serve(record: ClusterRecord) -> None:
+    from cluster.connection import connect, disconnect
+
+    connect(record)
+    try:
+        from cluster.sharing.client import BrokerClient
+        from serve_apps.commands import start_serve
+
+        start_serve(BrokerClient().info(), time.monotonic() + SERVE_START_S, say)
+    finally:
+        disconnect()
 
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
@@ -152,6 +173,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
                 Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
             ),
             "apps": [] if fresh else _apps(),
+            "serve": _serve(record, fresh=fresh),
         }
     finally:
         disconnect()
@@ -174,6 +196,15 @@ def _apps() -> list[dict[str, Any]]:
     from serve_apps.status import app_statuses
 
     return app_statuses()
+
+
+def _serve(record: ClusterRecord, *, fresh: bool) -> dict[str, Any]:
+    unknown = {"url": record.serve_url, "status": "unknown", "note": None}
+    if fresh:
+        return unknown
+    from serve_apps.status import serve_status
+
+    return _told(lambda: serve_status(record.serve_url), unknown)
 
 
 def _told(ask: Callable[[], Told], otherwise: Told) -> Told:
@@ -215,9 +246,13 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     for app in document["apps"]:
         if rollout := rollout_line(app["rollout"]):
             console.print(f"{app['name']}: {rollout}", soft_wrap=True, markup=False)
+    serve = document["serve"]
+    if serve["note"]:
+        console.print(serve["note"], soft_wrap=True, markup=False)
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
+    console.print(f"Ray Serve  {serve['url']} (applications that are not Shoal's)", soft_wrap=True)
     console.print(f"storage    {record.storage}", soft_wrap=True)
 
 

@@ -14,8 +14,8 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """One thread that looks at Serve, one for the broker, one that asks the registry, one that writes for each
-    app, and many for calls of Serve.
+    """One thread that looks at Serve, one for the broker, one that asks the registry, one that writes for
+    each app, and many for calls of Serve.
 
     asyncio's own are few, and shared by all.
     """
