@@ -32,8 +32,11 @@ def find_serve() -> ServeInstance | None:
     Raises:
         ray.exceptions.RayError: it is just ending.
     """
+    import ray
     from ray.serve import context
 
+    if not ray.is_initialized():
+        return None  # Serve would start a cluster of its own
     client, _ = context._check_cached_client_alive()
     if client is None:
         client = context._get_global_client(raise_if_no_controller_running=False)
