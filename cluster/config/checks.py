@@ -19,6 +19,7 @@ from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import Mistake, RequestError
 
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
+_NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
 
 
 def find_mistakes(
@@ -86,12 +87,10 @@ def _check_endpoints(cluster: ClusterConfig, report: Reporter) -> None:
     if tokens is not None:
         first, _, last = tokens.partition("-")
         for key, each in named.items():
-            if each.port is not None and int(first) <= each.port <= int(last or first):
+            at_node = key != "serve_proxy" and (each.host is None or each.host in _ANY_HOST)
+            if at_node and each.port is not None and int(first) <= each.port <= int(last or first):
                 message = f"holds port {each.port}, where {_NAMES[key]} listens"
                 report("gateway.token_ports", tokens, message, key)
-
-
-_NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
 
 
 def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig) -> bool:

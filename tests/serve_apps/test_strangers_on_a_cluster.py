@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import httpx
 import pytest
 
 from cluster.config import ServeAppConfig
+from cluster.config.serve_section import AutoscaleConfig, ReplicasConfig
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
@@ -232,3 +234,29 @@ def test_a_gateway_that_outlives_serve_finds_the_replicas_of_the_next_one(shoal:
     eventually(lambda: not shoal.answers() or shoal.row()["replicas"] == 0, 10)
     eventually(shoal.answers, BACK_S)
     assert shoal.cluster.processes("ray::ServeReplica:gateway") == [gateway]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_all_who_follow_a_controller_that_ended_for_good_follow_the_next(shoal: Shoal) -> None:
+    changes = {
+        "replicas": ReplicasConfig(min=1, max=2),
+        "autoscale": AutoscaleConfig(target_ongoing_requests=1.0, upscale_delay_s=0.5),
+    }
+    spec = replace(shoal.spec, config=shoal.spec.config.model_copy(update=changes))
+    shoal.call(driver.start)
+    shoal.call(driver.deploy, spec)
+    shoal.call(driver.end_apps_controller)
+    shoal.call(driver.start)
+    eventually(lambda: shoal.row()["status"] == "running", BACK_S)
+
+    def ask() -> None:
+        body = {"model": "chat", "prompt": [10], "max_tokens": 1500}
+        assert httpx.post(f"{shoal.gateway}/completions", json=body, timeout=90).status_code == 200
+
+    with ThreadPoolExecutor(3) as pool:
+        asking = [pool.submit(ask) for _ in range(3)]
+        # The gateway has told of the load, Serve has been told the size, and the new replica has reported.
+        eventually(lambda: shoal.row()["replicas"] == 2, BACK_S)
+        for each in asking:
+            each.result()
