@@ -15,17 +15,19 @@ def serve_status(url: str) -> dict[str, Any]:
 
     url: where its own proxy listens, which answers for applications that are not Shoal's; status: running,
     starting, ending (somebody shuts it down), silent, or unknown (Shoal serves nothing, and others may);
-    note: why it is away, in a sentence.
+    proxies: how each of its proxies is (starting, healthy, unhealthy, draining); note: why it is away, in a
+    sentence.
 
     Args:
         url: where its proxy listens, or will, unless whoever has started it said otherwise.
     """
     controller = ControllerClient.find()
     if controller is None:
-        return {"url": url, "status": "unknown", "note": None}
+        return {"url": url, "status": "unknown", "proxies": [], "note": None}
     serving = controller.serving()
     note = serving["note"] or serving["failure"]
-    return {"url": serving["url"] or url, "status": serving["status"], "note": note}
+    found = {"url": serving["url"] or url, "status": serving["status"], "proxies": serving["proxies"]}
+    return {**found, "note": note}
 
 
 def app_statuses() -> list[dict[str, Any]]:

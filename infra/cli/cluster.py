@@ -199,7 +199,7 @@ def _apps() -> list[dict[str, Any]]:
 
 
 def _serve(record: ClusterRecord, *, fresh: bool) -> dict[str, Any]:
-    unknown = {"url": record.serve_url, "status": "unknown", "note": None}
+    unknown: dict[str, Any] = {"url": record.serve_url, "status": "unknown", "proxies": [], "note": None}
     if fresh:
         return unknown
     from serve_apps.status import serve_status
@@ -252,8 +252,13 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
-    console.print(f"Ray Serve  {serve['url']} (applications that are not Shoal's)", soft_wrap=True)
+    console.print(f"Ray Serve  {serve['url']} ({_of_serve(serve['proxies'])})", soft_wrap=True)
     console.print(f"storage    {record.storage}", soft_wrap=True)
+
+
+def _of_serve(proxies: list[str]) -> str:
+    others = "applications that are not Shoal's"
+    return others if not proxies or "healthy" in proxies else f"{others}; its proxy is {proxies[0]}"
 
 
 def rollout_line(rollout: dict[str, Any] | None) -> str:

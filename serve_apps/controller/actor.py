@@ -285,12 +285,9 @@ class AppController:
 
     def _keep_serve(self) -> None:
         """Have Serve and the gateway there, whoever has ended them."""
-        ours = {}
+        ours: dict[str, bool] = {}
         for app in self._apps.values():
-            serving, removed = app.record.serving or app.record.coming, app.record.removed
-            if serving is not None and not removed and app.wants.want > 0:
-                served = self._view.served.get(serving.application)
-                ours[serving.application] = served is not None and served.ready > 0
+            ours |= app.answering(self._view.served)
         for kind, facts in self._keeper.keep(self._view.serve, ours, time.time()):
             for app in self._apps.values():
                 self._tell(app, kind, facts)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+import ray
+
 from cluster.record import http_url
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.serve_state import ServeSeen
 from serve_apps.controller.threads import Threads
-from serve_apps.replica.serve_private import ServeInstance
+from serve_apps.replica.serve_private import ServeInstance, find_serve
 from serve_apps.spec import GATEWAY
+
+logger = logging.getLogger(__name__)
 
 SERVE = "serve"
 RETRY_S = 5.0
@@ -28,12 +33,18 @@ def start_serve(info: Mapping[str, Any]) -> None:
     """Start Serve, with its own proxy on the head alone; one that runs is left as it is."""
     from ray import serve
 
-    serve.start(
-        # Shoal's apps do not need it; one on each node would cost each of them its memory.
-        proxy_location="HeadOnly",
-        http_options={"host": info["serve_host"], "port": info["serve_port"]},
-        logging_config={"enable_access_log": False},
-    )
+    try:
+        serve.start(
+            # Shoal's apps do not need it; one on each node would cost each of them its memory.
+            proxy_location="HeadOnly",
+            http_options={"host": info["serve_host"], "port": info["serve_port"]},
+            logging_config={"enable_access_log": False},
+        )
+    except (ray.exceptions.RayTaskError, TimeoutError) as error:
+        if find_serve() is None:
+            raise
+        # Another program may have its port. Shoal's apps are served all the same.
+        logger.warning("Serve's own proxy does not listen: %s", error)
 
 
 class ServeKeeper:

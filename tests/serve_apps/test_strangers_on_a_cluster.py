@@ -58,6 +58,10 @@ class Shoal:
         self.call(driver.start)
         self.call(driver.deploy, self.spec)
 
+    def told(self, kind: str) -> int:
+        """How many events of this kind the app has had."""
+        return sum(event["kind"] == kind for event in self.row()["events"])
+
     def row(self) -> dict[str, Any]:
         row = self.call(driver.status, "chat")
         assert row is not None
@@ -128,6 +132,7 @@ def kill_serves_controller(shoal: Shoal) -> None:
     controller.kill()
 
 
+@pytest.mark.slow
 def test_shoals_app_comes_back_after_a_stranger_has_ended_serve(shoal: Shoal) -> None:
     shoal.serve()
     assert shoal.answers()
@@ -152,18 +157,24 @@ def test_shoals_app_comes_back_after_a_stranger_has_ended_serve(shoal: Shoal) ->
 def test_it_comes_back_each_time(shoal: Shoal, end: Callable[[Shoal], None]) -> None:
     shoal.serve()
     with leases_are_kept(shoal):
-        for _ in range(3):
+        for number in range(1, 4):
             end(shoal)
             took = eventually(shoal.answers, BACK_S)
             print(f"{end.__name__}: back after {took:.1f} s")
-            eventually(lambda: shoal.row()["note"] is None, SAID_S)
+            if end is not kill_serves_controller:  # which Ray brings back
+                eventually(lambda: shoal.told("serve_back") == number, SAID_S)  # noqa: B023
+                assert shoal.told("serve_ended") == number
+            assert shoal.row()["note"] is None
+            eventually(lambda: len(shoal.cluster.processes("ray::ServeController")) == 1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", ["shutdown", "ctrl-c"])
 def test_a_stranger_who_was_first_is_reached_and_may_end_serve(shoal: Shoal, how: str) -> None:
-    for _ in range(3):
+    for number in range(3):
+        if number:
+            shoal.call(driver.stop)
         with serve_run(shoal.cluster, shoal.folder, "hello:app") as program:
             shoal.serve()
             assert shoal.answers()
@@ -174,7 +185,6 @@ def test_a_stranger_who_was_first_is_reached_and_may_end_serve(shoal: Shoal, how
                 shut_down(shoal)
             took = eventually(shoal.answers, BACK_S)
             print(f"{how}: back after {took:.1f} s")
-        shoal.call(driver.stop)
 
 
 @pytest.mark.slow
@@ -227,8 +237,7 @@ def test_a_gateway_that_outlives_serve_finds_the_replicas_of_the_next_one(shoal:
     shoal.serve()
     (gateway,) = shoal.cluster.processes("ray::ServeReplica:gateway")
     end_for_good(shoal)
-    eventually(lambda: shoal.row()["note"] is not None)
-    eventually(lambda: shoal.row()["note"] is None, BACK_S)
+    eventually(lambda: shoal.told("serve_back") == 1, BACK_S)
     for replica in shoal.cluster.processes("ray::ServeReplica:chat"):
         os.kill(replica.pid, signal.SIGKILL)
     eventually(lambda: not shoal.answers() or shoal.row()["replicas"] == 0, 10)
