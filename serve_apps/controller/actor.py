@@ -8,11 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
-
-import ray
-from ray.serve.exceptions import RayServeException
 
 from cluster.errors import RequestError, ShoalError
 from cluster.storage import Storage
@@ -30,9 +26,7 @@ from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView, Lookout
-from serve_apps.models import find_model
 from serve_apps.replica.handles import ReplicaHandles
-from serve_apps.replica.serve_private import NoServeError
 from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
 
@@ -243,7 +237,7 @@ class AppController:
         if self._living is None or self._living.done():
             self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
         if self._following is None or self._following.done():
-            following = follow_models(self._apps, self._changing, self._newer, self._take)
+            following = follow_models(self._apps, self._changing, self._threads, self._storage, self._take)
             self._following = asyncio.create_task(following)
 
     async def _tick_for_ever(self) -> None:
@@ -325,16 +319,10 @@ class AppController:
 
     def _hear(self, now: float) -> bool:
         """Whether the gateway and every replica that runs have said how they are."""
-        names = [r.application for app in self._apps.values() for r in app.record.revisions]
-        missing = [
-            name
-            for app in self._apps.values()
-            for name in {r.application for r in app.record.revisions}
-            if name in self._view.served and len(app.reports(name, now)) < self._view.served[name].ready
-        ]
+        missing = self._view.unheard(list(self._apps.values()), now)
         heard = self._gateways.number_alive(now) > 0 and not missing
         if heard or now - self._started_at > HEAR_S:
-            logger.warning("going on with %s; not heard of: %s", names, missing)
+            logger.warning("going on with %s; not heard of: %s", list(self._apps), missing)
             self._informed = True
         return self._informed
 
@@ -368,7 +356,7 @@ class AppController:
             await self._threads.call_serve(
                 lambda: serve_application.start(revision.spec, revision.application, size)
             )
-        except (NoServeError, ray.exceptions.RayActorError, RayServeException) as error:
+        except serve_application.SERVE_GONE as error:
             # That is no fault of the app's: it is tried again when Serve is back.
             logger.warning("%s is not started, Serve ends: %s", revision.application, error)
         except Exception as error:
@@ -411,8 +399,3 @@ class AppController:
 
         # Nobody waits for it: what it tells of has happened, whatever the storage does.
         self._threads.store(name, write)
-
-    async def _newer(self, spec: AppSpec) -> AppSpec:
-        """The spec with the version that its model's name means now."""
-        newer = await self._threads.ask_registry(partial(find_model, spec.name, spec.config, self._storage))
-        return replace(newer, engine=spec.engine)

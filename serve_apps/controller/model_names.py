@@ -6,13 +6,15 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
 
 from cluster.errors import ShoalError
 from serve_apps.controller.app import App
 from serve_apps.controller.changes import follow_model
 from serve_apps.controller.record import AppRecord
-from serve_apps.models import follows
-from serve_apps.spec import AppSpec
+from serve_apps.controller.threads import Threads
+from serve_apps.models import find_model, follows
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +25,15 @@ FOLLOW_EVERY_S = 2.0
 async def follow_models(
     apps: Mapping[str, App],
     changing: Mapping[str, asyncio.Lock],
-    newer: Callable[[AppSpec], Awaitable[AppSpec]],
+    threads: Threads,
+    storage: str,
     take: Callable[[AppRecord], Awaitable[int]],
 ) -> None:
     """Look again and again, until cancelled.
 
     Args:
         changing: by app: held while its record is read and changed.
-        newer: the spec with the version that its model's name means now.
+        storage: where the models' registry is.
         take: makes a record the app's.
     """
     while True:
@@ -40,10 +43,11 @@ async def follow_models(
             if spec is None or record.update or record.removed or not follows(spec.config.model):
                 continue
             try:
-                found = await newer(spec)
+                found = await threads.ask_registry(partial(find_model, spec.name, spec.config, storage))
             except ShoalError as error:
                 logger.warning("%s: its model cannot be looked up: %s", spec.name, error)
                 continue
+            found = replace(found, engine=spec.engine)
             async with changing[spec.name]:
                 changed = follow_model(record, found, time.time())
                 if app.record is record and changed != record:

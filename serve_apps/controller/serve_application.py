@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray.serve.exceptions import RayServeException
+
 from serve_apps.controller.serve_state import MAKING_CONFIGS
 from serve_apps.replica.serve_private import NoServeError, find_serve
 from serve_apps.spec import DEPLOYMENT, AppSpec
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SERVE_GONE = (NoServeError, ray.exceptions.RayActorError, RayServeException)
+"""What a call of Serve raises that does not run, or ends meanwhile."""
 MOST_REPLICAS = 10_000
 """Serve's own bound, which is nobody's: the controller of the apps decides."""
 METRICS_INTERVAL_S = 0.5
@@ -80,8 +85,7 @@ def start(spec: AppSpec, name: str, replicas: int) -> None:
     A Serve that is being shut down takes no application and says nothing of it.
 
     Raises:
-        NoServeError: Serve does not run.
-        RayActorError, RayServeException: it has ended meanwhile.
+        *SERVE_GONE: Serve does not run, or has ended meanwhile.
     """
     with MAKING_CONFIGS:
         run(application(spec, name, replicas), name)

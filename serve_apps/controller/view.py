@@ -90,6 +90,15 @@ class ClusterView:
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
 
+    def unheard(self, apps: Sequence[App], now: float) -> list[str]:
+        """The Serve applications of which a replica that runs has not said how it is."""
+        return [
+            name
+            for app in apps
+            for name in {r.application for r in app.record.revisions}
+            if name in self.served and len(app.reports(name, now)) < self.served[name].ready
+        ]
+
     def seen(self, app: App, revision: Revision, gateways: Gateways, *, starts: bool) -> Seen:
         """What is known of a revision of an app now.
 

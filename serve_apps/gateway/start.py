@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from serve_apps.controller.serve_application import run
-from serve_apps.controller.serve_state import MAKING_CONFIGS
 from serve_apps.spec import GATEWAY
 
 
@@ -17,10 +15,12 @@ def start_gateway(info: Mapping[str, Any]) -> None:
         info: the broker's facts about the cluster.
 
     Raises:
-        NoServeError, RayActorError, RayServeException: see `serve_application.start`.
+        *SERVE_GONE: see `serve_application`.
     """
     from ray import serve
 
+    from serve_apps.controller.serve_application import run
+    from serve_apps.controller.serve_state import MAKING_CONFIGS
     from serve_apps.gateway.deployment import Gateway
 
     with MAKING_CONFIGS:
