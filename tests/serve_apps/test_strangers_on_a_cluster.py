@@ -20,8 +20,9 @@ import pytest
 
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import AutoscaleConfig, ReplicasConfig
+from cluster.providers.endpoints import free_port
 from serve_apps.spec import AppSpec
-from tests.clusters import LiveCluster
+from tests.clusters import HEAD_AND_TWO, LiveCluster, started
 from tests.serve_apps import driver
 from tests.serve_apps.driver import Driver
 from tests.serve_apps.fake_engine import make_fake_model
@@ -269,3 +270,17 @@ def test_all_who_follow_a_controller_that_ended_for_good_follow_the_next(shoal: 
         eventually(lambda: shoal.row()["replicas"] == 2, BACK_S)
         for each in asking:
             each.result()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_serve_listens_where_the_config_says_before_anything_is_served(tmp_path: Path) -> None:
+    port = free_port("127.0.0.1")
+    write_app(tmp_path, "hello", "hello from a stranger")
+    with started(tmp_path / "cluster", *HEAD_AND_TWO, f"serve_proxy: {{port: {port}}}") as cluster:
+        assert cluster.record.serve_url.endswith(f":{port}")
+        assert get(f"{cluster.record.serve_url}/-/healthz") is not None
+        with serve_run(cluster, tmp_path, "hello:app"):
+            assert get(cluster.record.serve_url) == "hello from a stranger"
+        # Nothing of Shoal's was served, and yet the port stays true.
+        eventually(lambda: get(f"{cluster.record.serve_url}/-/healthz"), BACK_S)
