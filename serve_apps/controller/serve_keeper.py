@@ -122,10 +122,11 @@ class ServeKeeper:
             self._begin(SERVE)
         elif self.takes:
             gateway = seen.gateway
-            if gateway is not None and gateway.failure is not None:
-                self.failure = gateway.failure
-            if gateway is None or gateway.failure is not None:
+            if gateway is None:
                 self._begin(GATEWAY)
+            elif gateway.failure is not None:
+                if not self._begin(GATEWAY):
+                    self.failure = gateway.failure
             elif gateway.status == "running":
                 self.failure = ""
                 if self._ended_at is not None and all(ours.values()):
@@ -150,11 +151,15 @@ class ServeKeeper:
         self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
         return [("serve_ended", {"reason": self.note})]
 
-    def _begin(self, what: str) -> None:
-        if time.monotonic() - self._tried_at[what] < RETRY_S or ("start", what) in self._calls:
-            return
+    def _begin(self, what: str) -> bool:
+        """Whether it is being started now: what has failed a moment ago is not."""
+        if ("start", what) in self._calls:
+            return True
+        if time.monotonic() - self._tried_at[what] < RETRY_S:
+            return False
         self._tried_at[what] = time.monotonic()
         self._calls.begin("start", what, self._carry_out(what))
+        return True
 
     async def _carry_out(self, what: str) -> None:
         try:

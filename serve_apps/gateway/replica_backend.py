@@ -62,7 +62,11 @@ class ReplicaBackend:
         if not serve:
             return  # what there was of the last one may answer still
         if serve != self._serve:
-            found = await asyncio.to_thread(find_serve)
+            try:
+                found = await asyncio.to_thread(find_serve)
+            except ray.exceptions.RayError as error:
+                logger.warning("Serve is just ending: %s", error)
+                return
             if found is None or found.id != serve:
                 return  # it has changed again; the next table says to which
             self._serve = serve
