@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
+from cluster.named_actor import NamedActor, NoActorError
 from cluster.storage import Storage, StorageError
 from train_jobs.run_log import RunLog, node_of, now
 
@@ -159,9 +159,11 @@ class JobControl:
         return attempt in self._started
 
 
-def find_control(job: str) -> ActorHandle | None:
+def find_control(job: str) -> NamedActor | None:
     """The control actor of a job that runs, else None."""
+    control = NamedActor(control_name(job), NAMESPACE)
     try:
-        return ray.get_actor(control_name(job), namespace=NAMESPACE)
-    except ValueError:
+        control.find()
+    except NoActorError:
         return None
+    return control

@@ -93,6 +93,17 @@ class GatewayConfig(EndpointConfig):
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
 
 
+class ServeProxyConfig(EndpointConfig):
+    """Where Ray Serve's own HTTP proxy listens, on the head: it answers for Serve applications that are not
+    Shoal's (`serve run`, `serve deploy`)."""
+
+    host: str | None = None
+    """Loopback address to bind. Default: one of the cluster's own, which no node and no other cluster has."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port to bind. Default: 8000, as Serve's own tools have it; with another one `up` starts Serve, since
+    those tools can only be told the address."""
+
+
 def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
     if not nodes:
         raise ValueError(f"should be a list of 1 to {MAX_NODE_ENTRIES} entries, was an empty list")
@@ -127,6 +138,8 @@ class ClusterConfig(Section):
     """The OpenAI-compatible endpoint (usual port 8000)."""
     dashboard: EndpointConfig = EndpointConfig()
     """The Ray dashboard and job API (usual port 8265)."""
+    serve_proxy: ServeProxyConfig = ServeProxyConfig()
+    """Ray Serve's own HTTP proxy, for Serve applications that are not Shoal's (usual port 8000)."""
 
     def node_shapes(self) -> list[tuple[str, NodeConfig]]:
         """Every single node as (name, its kind), the head first."""

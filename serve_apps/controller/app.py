@@ -54,6 +54,8 @@ class App:
     traffic: frozenset[int] = frozenset()
     standby: frozenset[int] = frozenset()
     asks: Mapping[str, int] = field(default_factory=dict)
+    leaving: frozenset[str] = frozenset()
+    """The Serve applications that are being deleted for it."""
     decided: bool = False
     """The record as it is now has been acted on."""
     probes: dict[int, str] = field(default_factory=dict)
@@ -93,6 +95,9 @@ class App:
             size = decision.sizes.get(revision.number)
             if size is not None:
                 self.sizes[revision.application] = size
+        self.leaving = frozenset(
+            revision.application for revision in self.record.revisions if revision.number in decision.delete
+        )
         there = {revision.application for revision in self.record.revisions}
         for known in (self.sizes, self.replicas, self.met, self.contexts):
             for application in known.keys() - there:
@@ -282,6 +287,15 @@ class App:
             "spec": spec.as_json() if spec is not None else None,
             "events": list(self.events),
         }
+
+    def answering(self, served: Mapping[str, ServedApplication]) -> dict[str, bool]:
+        """Whether the Serve application answers that is to, by its name; empty where none is."""
+        serving = self.record.serving or self.record.coming
+        if serving is None or self.record.removed or serving.application in self.leaving:
+            return {}
+        application = served.get(serving.application)
+        ready = application is not None and application.ready > 0
+        return {serving.application: ready} if self.wants.want > 0 else {}
 
     def _status(self, running: Mapping[str, ServedApplication]) -> str:
         update = self.record.update

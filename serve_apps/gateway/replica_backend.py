@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from serve_apps.gateway.backend import ReplicaLostError
 from serve_apps.openai.errors import ApiError, unavailable
 from serve_apps.replica.handles import ReplicaHandles
+from serve_apps.replica.serve_private import find_serve
 from serve_apps.tokens.inbox import Inbox, Item
 from serve_apps.tokens.stream import TokenReceiver
 
@@ -41,6 +42,7 @@ class ReplicaBackend:
 
     def __init__(self, token_ports: tuple[int, int] | None = None) -> None:
         self._handles = ReplicaHandles()
+        self._serve = ""
         self._receiver = TokenReceiver(ray.util.get_node_ip_address(), token_ports)
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
@@ -51,9 +53,24 @@ class ReplicaBackend:
         if self._receiving.done():
             self._receiving.result()
 
-    def connect(self, applications: Set[str]) -> None:
-        """Be ready for requests to these Serve applications; the others are gone."""
-        self._handles.connect(applications)
+    async def connect(self, applications: Set[str], serve: str) -> None:
+        """Be ready for requests to these Serve applications; the others are gone.
+
+        Args:
+            serve: the id of the Serve that they are of; empty: none runs now.
+        """
+        if not serve:
+            return  # what there was of the last one may answer still
+        if serve != self._serve:
+            try:
+                found = await asyncio.to_thread(find_serve)
+            except ray.exceptions.RayError as error:
+                logger.warning("Serve is just ending: %s", error)
+                return
+            if found is None or found.id != serve:
+                return  # it has changed again; the next table says to which
+            self._serve = serve
+        self._handles.connect(applications, serve)
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Run one request on a replica, see Backend.generate."""

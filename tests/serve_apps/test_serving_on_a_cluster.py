@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
 from tests.serve_apps.driver import Driver
+from tests.serve_apps.strangers import get, serve_run, write_app
 from tests.serve_apps.tiny_model import make_tokenizer
 
 ENGINE = "tests.serve_apps.fake_engine:FakeEngine"
@@ -296,6 +297,27 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
     assert list(served.call(driver.leases)) == ["app/chat"]
     with httpx.Client(base_url=served.url) as http:
         assert http.get("/ready").status_code == 200
+
+
+def test_a_stranger_is_reached_and_when_he_ends_serve_the_app_comes_back(
+    served: Served, running_cluster: LiveCluster, tmp_path: Path
+) -> None:
+    write_app(tmp_path, "hello", "hello from a stranger")
+    with serve_run(running_cluster, tmp_path, "hello:app"):
+        assert get(running_cluster.record.serve_url) == "hello from a stranger"
+        assert served.answering()
+
+    def answers() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.post(served.url + COMPLETIONS, json=completion(), timeout=5).status_code == 200
+        return False
+
+    eventually(answers)
+    row = served.call(driver.status, "chat")
+    assert row is not None
+    (ended,) = [event for event in row["events"] if event["kind"] == "serve_ended"]
+    assert "Serve was shut down by somebody else at " in ended["reason"]
+    assert served.granted() == 1
 
 
 @pytest.mark.slow

@@ -314,6 +314,44 @@ def test_the_two_endpoints_cannot_share_an_address(
     assert "cannot both listen on port 9000" in found.message
 
 
+@pytest.mark.parametrize(
+    ("other", "proxy", "clash"),
+    [
+        ("gateway: {port: 9000}", "{port: 9000}", False),  # the proxy's address is no node's
+        ("gateway: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.9, port: 9000}", True),
+        ("gateway: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.8, port: 9000}", False),
+        ("dashboard: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.9, port: 9000}", True),
+        ("dashboard: {host: 0.0.0.0, port: 9000}", "{port: 9000}", True),
+        ("dashboard: {port: 9000}", "{port: 9000}", False),
+    ],
+)
+def test_serves_proxy_has_an_address_to_itself(other: str, proxy: str, clash: bool, tmp_path: Path) -> None:
+    text = f"cluster:\n  {other}\n  serve_proxy: {proxy}\n"
+    if not clash:
+        load(tmp_path, text)
+        return
+    (found,) = mistakes(tmp_path, text)
+    assert (found.line, found.path) == (3, "cluster.serve_proxy.port")
+    assert "Serve's proxy cannot both listen on port 9000" in found.message
+
+
+def test_serves_proxy_stays_on_loopback(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "10.0.0.1", "somewhere"):
+        text = f"cluster:\n  serve_proxy:\n    host: {host}\n"
+        check(tmp_path, text, host, "cluster.serve_proxy.host", "loopback", "asks nobody for a key")
+
+
+def test_the_ports_of_tokens_are_nobody_elses(tmp_path: Path) -> None:
+    for port, clash in ((20005, True), (20011, False)):
+        text = f"cluster:\n  gateway: {{token_ports: 20000-20010, port: {port}}}\n"
+        if not clash:
+            load(tmp_path, text)
+            continue
+        (found,) = mistakes(tmp_path, text)
+        assert found.path == "cluster.gateway.token_ports"
+        assert "holds port 20005, where the gateway listens" in found.message
+
+
 def test_a_storage_that_is_a_file_or_below_one(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for storage in ("./file", "./file/below", f"file://{tmp_path}/file"):
