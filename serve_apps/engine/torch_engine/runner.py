@@ -10,7 +10,8 @@ import torch
 
 from serve_apps.engine.memory_check import check_device, memory_of
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
-from serve_apps.engine.torch_engine.attention import Batch, Chunk
+from serve_apps.engine.torch_engine.attention import Batch
+from serve_apps.engine.torch_engine.chunk import Chunk
 from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
 from serve_apps.engine.torch_engine.options import TorchOptions
@@ -140,6 +141,9 @@ class Runner:
         # One row of logits is always computed: a model's head need not take none.
         picked = [place[index] - 1 for index in wanted] or [0]
         logits = self._forward(ids, positions, picked)
+        if self.device.type == "cuda" and not wanted:
+            # Where there are logits, who chooses from them waits for the device: steps are measured by that.
+            torch.cuda.synchronize(self.device)
         return Outputs(logits[: len(wanted)], self._hidden)
 
     def _open(self, rows: list[Row]) -> list[int]:
@@ -147,7 +151,6 @@ class Runner:
         size = self.block_size
         batch = self._batch
         batch.flat_slots.clear()
-        batch.masks.clear()
         slots: list[int] = []
         ends: list[int] = []
         chunks = []
