@@ -60,7 +60,10 @@ def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) ->
         return
     if app.limits.prefill_ms is not None:
         given = app.limits.prefill_ms
-        message = f"has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens; was {given:g}"
+        message = (
+            "has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens;"
+            f" was {given:g}"
+        )
         report("limits.prefill_ms", given, message, "engine", "gpus")
     if config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
         # The nodes of an embedded cluster run in this very environment.

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import random
 import statistics
@@ -119,7 +120,7 @@ class Engine:
             (first, *_), _ = await self._times("long", prompt, 1)
             following.cancel()
             await asyncio.wait([following])
-            gaps = [(at, at - before) for before, at in zip(times, times[1:], strict=False)]
+            gaps = [(at, at - before) for before, at in itertools.pairwise(times)]
             alone = [gap for at, gap in gaps if at <= arrived]
             return alone, [gap for at, gap in gaps if arrived < at <= first], first - arrived
 

@@ -1,8 +1,8 @@
 """Attention of new tokens that are read together: a prompt, or a piece of it.
 
-What they see of themselves is causal, what lies before them they see whole. The two are computed apart and put
-together by their softmax sums (as in Cascade Inference, Ye et al. 2024): neither needs a mask, which on a CPU
-costs as much again as the attention itself, and nothing is computed that is masked away.
+What they see of themselves is causal, what lies before them they see whole. The two are computed apart and
+put together by their softmax sums (the split of flash-decoding, Dao et al. 2023): neither needs a mask, which
+costs a CPU half as much again, and nothing is computed that is masked away.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from serve_apps.engine.memory_check import check_second_copy
 from serve_apps.engine.protocol import (
     AnswerError,
     Delta,
@@ -236,9 +235,6 @@ class EngineLoop:
             tokenizer = read_tokenizer(model_path)
         except EngineError as error:
             raise WeightsError(str(error)) from error
-        if runner.device.type == "cpu":
-            # A GPU says itself when it is full; a node's memory ends processes.
-            check_second_copy(self._config, model_path)
         if self._ranks is not None:
             self._ranks.send(Kind.LOAD, text=model_path)
         load_together(runner, model_path, self._ranks)

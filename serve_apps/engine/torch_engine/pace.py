@@ -61,7 +61,7 @@ class Work:
 
 _NUM_FEATURES = len(Work().features)
 _ORDER = (3, 5, 4, 1, 2, 0)
-"""Prices of prompts first: what little is known at the start is put down to them, not to what every step takes."""
+"""Prices of prompts first: what little is known at the start is put down to them, not to every step."""
 
 
 def pairs_of(start: int, new: int) -> int:
@@ -103,10 +103,8 @@ class StepCosts:
 
     def _solve(self) -> None:
         one, other = self._sums.values()
-        matrix = [
-            [a + b for a, b in zip(x, y, strict=True)] for x, y in zip(one.matrix, other.matrix, strict=True)
-        ]
-        target = [a + b for a, b in zip(one.target, other.target, strict=True)]
+        matrix = [_plus(row, more) for row, more in zip(one.matrix, other.matrix, strict=True)]
+        target = _plus(one.target, other.target)
         prices = self._prices
         for _ in range(_SWEEPS):
             for i in _ORDER:
@@ -114,6 +112,10 @@ class StepCosts:
                 if row[i] > 0:
                     rest = sum(entry * price for entry, price in zip(row, prices, strict=True))
                     prices[i] = max(0.0, prices[i] + (target[i] - rest) / row[i])
+
+
+def _plus(one: list[float], other: list[float]) -> list[float]:
+    return [a + b for a, b in zip(one, other, strict=True)]
 
 
 class _Sums:
@@ -163,7 +165,7 @@ class Allowance:
 
 
 def _largest(start: int, room: float, price: float, pair: float) -> int:
-    """The most tokens from `start` on that take no more than `room`; as good as any number where they are free."""
+    """The most tokens from `start` on that take no more than `room`; _ANY where they are free."""
     if room <= 0:
         return 0
     linear, square = price + pair * (start + 0.5), pair / 2

@@ -2,8 +2,9 @@
 
 Continuous batching after Orca (Yu et al., OSDI 2022): a request joins at any step and leaves at any step. A
 long prompt is read in pieces beside the answers of the others, so that it does not stop them (Sarathi-Serve,
-Agrawal et al., OSDI 2024); the time that a piece takes is bounded, not its tokens. Where the KV cache has no room left, the request whose turn is last gives up its
-place and is computed again later, with the tokens that it has: nothing of its answer changes.
+Agrawal et al., OSDI 2024); what bounds a piece is the time that it takes. Where the KV cache has no room,
+the request whose turn is last gives up its place and is computed again later, with the tokens that it has:
+nothing of its answer changes.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Scheduler:
         max_batch: most sequences that run at once.
         max_waiting: most sequences that wait beside those.
         batched_tokens: most tokens of one step. A running answer always gets its one.
-        prefill_s: seconds that the prompts of one step may take beside running answers; None: as many as they do.
+        prefill_s: seconds that the prompts of one step may take beside running answers. None: any number.
         costs: what steps take, by which those seconds become tokens; whoever runs the steps measures them.
     """
 

@@ -199,7 +199,7 @@ def test_work_counts_what_a_step_does() -> None:
 
 
 def simulate(machine: Machine, prefill_s: float | None, length: int) -> tuple[list[float], float]:
-    """The gaps of a stream beside a prompt, and when the prompt has its first token, by the scheduler's plans."""
+    """The gaps of a stream beside a prompt, and when that has its first token, by the scheduler's plans."""
     costs = StepCosts()
     scheduler = Scheduler(BlockPool(4000, 32), 8, 8, 2048, prefill_s, costs)
     scheduler.add(TokenSequence("stream", tuple(range(1, 65)), max_tokens=100_000))
