@@ -153,10 +153,8 @@ class Allowance:
         """How many tokens of a prompt are read, from position `start` on; at most `most`, and 0 for none."""
         price, before, pair = self._costs.prompt_prices()
         left = self._seconds - before * start
-        new = min(
-            most, self._tokens, _largest(start, self._pairs, 0.0, 1.0), _largest(start, left, price, pair)
-        )
-        new = min(most, max(new, self._least))
+        known = min(self._tokens, _largest(start, self._pairs, 0.0, 1.0))
+        new = min(most, max(self._least, min(known, _largest(start, left, price, pair))))
         self._least = 0
         self._tokens -= new
         self._pairs -= pairs_of(start, new)

@@ -116,7 +116,7 @@ def test_the_time_that_there_is_is_used(machine: Machine) -> None:
     works = read(machine, costs, 10_000)
     late = sorted(machine.prompts(work) / PREFILL_S for work in works[20:-1])
     if late:
-        assert late[len(late) // 2] > 0.5
+        assert late[len(late) // 2] > 0.45
 
 
 @pytest.mark.parametrize("slow_s", [0.5, 10.0, 300.0])
