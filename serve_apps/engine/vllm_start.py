@@ -34,6 +34,8 @@ def start_vllm(
     Raises:
         EngineError: it is not installed, does not know an argument, or cannot run the model.
     """
+    if config.prefill_ms is not None:
+        raise EngineError("limits.prefill_ms has no effect in vLLM, whose steps limits.batched_tokens bounds")
     try:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -41,8 +43,6 @@ def start_vllm(
         recorder = make_recorder(statistics.record)
     except ImportError as error:
         raise EngineError(f"vLLM is not installed here ({error}); {INSTALL}") from error
-    if config.prefill_ms is not None:
-        raise EngineError("limits.prefill_ms has no effect in vLLM, whose steps limits.batched_tokens bounds")
     arguments = _arguments(config) | dict(extra)
     known = {field.name for field in fields(AsyncEngineArgs)}
     if unknown := sorted(arguments.keys() - known):

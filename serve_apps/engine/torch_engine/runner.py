@@ -60,7 +60,7 @@ class Runner:
         self._batch.bind(self.model)
 
     def check(self, model_path: str) -> Any:
-        """See that a directory's weights can take the place of those that run; what `change` takes.
+        """See that a directory's weights can take the place of those that run; its model without weights.
 
         Raises:
             WeightsError: they cannot; nothing has changed.
