@@ -27,7 +27,7 @@ from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
-from serve_apps.engine.torch_engine.pace import StepCosts, Work
+from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
@@ -250,7 +250,7 @@ class EngineLoop:
             requests = [self._requests.get(sequence.request_id) for sequence in plan.sequences]
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
-        self._costs.observe(Work.of(plan.step), time.perf_counter() - begin)
+        self._costs.observe(StepWork.of(plan.step), time.perf_counter() - begin)
         sampled: list[int | None] = [None] * len(requests)
         errors: dict[int, AnswerError] = {}
         for number, token in zip(wanting, chosen, strict=True):

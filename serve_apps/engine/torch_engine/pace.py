@@ -26,7 +26,7 @@ _GROWTH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class StepWork:
     """What a step does, in the numbers that its time follows from."""
 
     answers: int = 0
@@ -41,7 +41,7 @@ class Work:
     """Tokens of prompts, each times the tokens that it attends to."""
 
     @classmethod
-    def of(cls, step: Step) -> Work:
+    def of(cls, step: Step) -> StepWork:
         answers = answers_seen = tokens = before = pairs = 0
         for row in step.rows:
             new = len(row.tokens)
@@ -59,7 +59,7 @@ class Work:
         return (1.0, self.answers, self.answers_seen, self.tokens, self.before, self.pairs)
 
 
-_NUM_FEATURES = len(Work().features)
+_NUM_FEATURES = len(StepWork().features)
 _ORDER = (3, 5, 4, 1, 2, 0)
 """Prices of prompts first: what little is known at the start is put down to them, not to every step."""
 
@@ -74,14 +74,14 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._prices = [0.0] * _NUM_FEATURES
-        """Seconds for one of each feature of `Work`."""
+        """Seconds for one of each feature of `StepWork`."""
         # Sums over steps with and without prompts: many of one kind must not make the other forgotten.
         self._sums = {reading: _Sums() for reading in (False, True)}
         self.most_tokens = 0
         """Most tokens of prompts in a measured step."""
         self.most_pairs = 0
 
-    def observe(self, work: Work, seconds: float) -> None:
+    def observe(self, work: StepWork, seconds: float) -> None:
         """Learn from a step."""
         features = work.features
         # One that seems to take no time at all would count more than all others.
@@ -92,7 +92,7 @@ class StepCosts:
             self.most_pairs = max(self.most_pairs, work.pairs)
             self._solve()
 
-    def predict(self, work: Work) -> float:
+    def predict(self, work: StepWork) -> float:
         """Seconds that a step takes; 0 of what nothing is known."""
         return sum(price * number for price, number in zip(self._prices, work.features, strict=True))
 

@@ -236,7 +236,7 @@ JOB = (
             "model: lm, limits: {prefill_ms: 0}",
             "0}",
             "limits.prefill_ms",
-            "should be a number above 0, was 0",
+            "should be a number above 0, or null, was 0",
         ),
         ("model: lm, limits: {prefill_ms: .inf}", ".inf", "limits.prefill_ms", "should be"),
         ("model: lm, pipeline: 2, cpus: 0", "2,", "pipeline", "should be 1 with engine: torch, was 2"),

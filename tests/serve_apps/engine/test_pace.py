@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_apps.engine.torch_engine.block_pool import BlockPool
-from serve_apps.engine.torch_engine.pace import LEAST_TOKENS, Allowance, StepCosts, Work, pairs_of
+from serve_apps.engine.torch_engine.pace import LEAST_TOKENS, Allowance, StepCosts, StepWork, pairs_of
 from serve_apps.engine.torch_engine.scheduler import Scheduler
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Row, Step, Want
@@ -38,28 +38,28 @@ class Machine:
     before: float = 5e-7
     pair: float = 5e-8
 
-    def seconds(self, work: Work) -> float:
+    def seconds(self, work: StepWork) -> float:
         answers = self.answer * work.answers + self.answer_seen * work.answers_seen
         return self.always + answers + self.prompts(work)
 
-    def prompts(self, work: Work) -> float:
+    def prompts(self, work: StepWork) -> float:
         return self.token * work.tokens + self.before * work.before + self.pair * work.pairs
 
-    def least(self, work: Work) -> float:
+    def least(self, work: StepWork) -> float:
         """What the fewest tokens that a step reads take at that place of the prompt."""
         return self.prompts(replace(work, tokens=LEAST_TOKENS, pairs=pairs_of(work.before, LEAST_TOKENS)))
 
 
 def read(
     machine: Machine, costs: StepCosts, length: int, *, chance: random.Random | None = None, answers: int = 3
-) -> list[Work]:
+) -> list[StepWork]:
     """Read a prompt beside answers; the steps that it took."""
     works, at = [], 0
     while at < length:
         new = Allowance(costs, PREFILL_S).take(at, length - at)
         assert 0 < new <= length - at, "the prompt goes on with every step"
         assert new >= min(LEAST_TOKENS, length - at)
-        work = Work(answers, answers * (100 + len(works)), new, at, pairs_of(at, new))
+        work = StepWork(answers, answers * (100 + len(works)), new, at, pairs_of(at, new))
         noise = 1.0 if chance is None else chance.uniform(0.8, 1.25)
         costs.observe(work, noise * machine.seconds(work))
         works.append(work)
@@ -70,7 +70,7 @@ def read(
 def answer(machine: Machine, costs: StepCosts, steps: int, answers: int = 3) -> None:
     """Steps without prompts."""
     for number in range(steps):
-        work = Work(answers, answers * (20 + number))
+        work = StepWork(answers, answers * (20 + number))
         costs.observe(work, machine.seconds(work))
 
 
@@ -123,7 +123,7 @@ def test_the_time_that_there_is_is_used(machine: Machine) -> None:
 def test_a_first_step_that_is_far_too_slow_holds_nothing_up(slow_s: float) -> None:
     machine = Machine()
     costs = StepCosts()
-    costs.observe(Work(0, 0, 64, 0, pairs_of(0, 64)), slow_s)
+    costs.observe(StepWork(0, 0, 64, 0, pairs_of(0, 64)), slow_s)
     answer(machine, costs, 5)
     works = read(machine, costs, 8000)
     expected = read(machine, StepCosts(), 8000)
@@ -138,7 +138,7 @@ def test_a_step_held_up_by_something_else_changes_little(seed: int, times: float
     answer(machine, costs, 5)
     read(machine, costs, 6000, chance=chance)
     before = Allowance(costs, PREFILL_S).take(4000, 10_000)
-    work = Work(3, 300, before, 4000, pairs_of(4000, before))
+    work = StepWork(3, 300, before, 4000, pairs_of(4000, before))
     costs.observe(work, times * machine.seconds(work))
     after = Allowance(costs, PREFILL_S).take(4000, 10_000)
     assert 0.8 * before <= after <= 1.25 * before
@@ -163,7 +163,7 @@ def test_many_steps_without_prompts_make_nothing_forgotten() -> None:
     read(machine, costs, 8000)
     before = Allowance(costs, PREFILL_S).take(0, 10_000)
     answer(machine, costs, 100_000)
-    work = Work(3, 300, LEAST_TOKENS, 0, pairs_of(0, LEAST_TOKENS))
+    work = StepWork(3, 300, LEAST_TOKENS, 0, pairs_of(0, LEAST_TOKENS))
     costs.observe(work, machine.seconds(work))
     assert Allowance(costs, PREFILL_S).take(0, 10_000) == pytest.approx(before, rel=0.2)
 
@@ -193,7 +193,7 @@ def test_work_counts_what_a_step_does() -> None:
         Row(2, 100, (1, 2, 3), 0, (), Want.NOTHING),
         Row(3, 0, (1, 2), 0, ()),
     )
-    assert Work.of(Step(rows)) == Work(
+    assert StepWork.of(Step(rows)) == StepWork(
         answers=2, answers_seen=10 + 20, tokens=5, before=100, pairs=101 + 102 + 103 + 1 + 2
     )
 
@@ -210,8 +210,8 @@ def simulate(machine: Machine, prefill_s: float | None, length: int) -> tuple[li
             scheduler.add(prompt)
         plan = scheduler.schedule()
         assert plan is not None
-        seconds = machine.seconds(Work.of(plan.step))
-        costs.observe(Work.of(plan.step), seconds)
+        seconds = machine.seconds(StepWork.of(plan.step))
+        costs.observe(StepWork.of(plan.step), seconds)
         scheduler.postprocess(plan, [5 if row.want is Want.LOGITS else None for row in plan.step.rows])
         if number > 10:
             gaps.append(seconds)
