@@ -89,7 +89,7 @@ from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.runner import Runner, load_together
 
 directory = sys.argv[1]
-config = LlamaConfig(vocab_size=4096, hidden_size=512, intermediate_size=2048, num_hidden_layers=10,
+config = LlamaConfig(vocab_size=2048, hidden_size=512, intermediate_size=2048, num_hidden_layers=6,
     num_attention_heads=4, num_key_value_heads=4, max_position_embeddings=64)
 LlamaForCausalLM(config).save_pretrained(directory)
 
@@ -202,7 +202,7 @@ def test_weights_that_fail_midway_leave_the_old_ones(
         asker = request.getfixturevalue("start_replica")(llama).asker
     old, new = reference.generate(PROMPT, 12), Reference(other).generate(PROMPT, 12)
     assert old != new
-    for number in (0, 1, 10, 19):
+    for number in (1, 10, 19)[: 4 - ranks]:
         with monkeypatch.context() as patched:
             fail_after(number, other, patched)
             with pytest.raises(WeightsError, match=str(other)):
