@@ -34,9 +34,9 @@ def app_statuses() -> list[dict[str, Any]]:
     """One row an app; needs a connection to the cluster.
 
     name, model, status (deploying, running, idle, updating, holding, going_back, unhealthy, deleting),
-    replicas (that run), wanted, granted, tensor; note: why Serve is away, where it is; rollout: how the last
-    one stands or ended (number, strategy, from_version, to_version, status: running, succeeded, failed or
-    rolled_back, reason, seconds, pause_s); events: the last of them.
+    replicas (that run), wanted, granted, engine, tensor; note: why Serve is away, where it is; rollout: how
+    the last one stands or ended (number, strategy, from_version, to_version, status: running, succeeded,
+    failed or rolled_back, reason, seconds, pause_s); events: the last of them.
     """
     controller = ControllerClient.find()
     if controller is None:

@@ -280,6 +280,7 @@ class App:
             "model": spec.model_version if spec is not None else None,
             "status": self._status(running),
             "replicas": sum(application.ready for application in running.values()),
+            "engine": spec.engine if spec is not None else None,
             "tensor": spec.config.tensor if spec is not None else None,
             "wanted": self.wants.want,
             "granted": self.granted,

@@ -160,6 +160,8 @@ class EngineConfig:
     batched_tokens: int | None = None
     """Most tokens of one step; a longer prompt is read in several, beside the others' answers. None: the
     engine's own choice, here and below."""
+    prefill_ms: float | None = None
+    """Milliseconds that the prompts of one step may take beside running answers."""
     kv_cache_bytes: int | None = None
     """Memory of a rank's KV cache."""
     block_size: int | None = None

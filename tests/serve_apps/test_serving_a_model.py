@@ -75,10 +75,11 @@ def expected(model: Path) -> dict[str, str]:
 
 def test_serve_says_what_is_served(served: dict[str, Any], model: Path) -> None:
     assert served["base_url"].startswith("http://127.")
-    promised = ("name", "model", "status", "replicas", "tensor")
+    promised = ("name", "model", "status", "replicas", "engine", "tensor")
+    both = {"model": model.name, "status": "running", "replicas": 1, "engine": "torch"}
     assert [{key: row[key] for key in promised} for row in served["apps"]] == [
-        {"name": "one", "model": model.name, "status": "running", "replicas": 1, "tensor": 1},
-        {"name": "two", "model": model.name, "status": "running", "replicas": 1, "tensor": 2},
+        {"name": "one", **both, "tensor": 1},
+        {"name": "two", **both, "tensor": 2},
     ]
 
 

@@ -218,7 +218,12 @@ JOB = (
             "tensor",
             "4 ranks needs 4 CPUs on one node; none of the nodes head (0 CPUs), ",
         ),
-        ("model: lm, gpus: 1", "a:", "tensor", "a replica of 1 rank needs 1 CPU and 1 GPU on one node"),
+        (
+            "model: lm, engine: torch, gpus: 1",
+            "a:",
+            "tensor",
+            "a replica of 1 rank needs 1 CPU and 1 GPU on one node",
+        ),
         (
             "model: lm, tensor: 2, replicas: {min: 3}",
             "3}",
@@ -227,6 +232,13 @@ JOB = (
         ),
         ("model: lm, replicas: {min: 2, max: 1}", "1}", "replicas.max", "at least replicas.min (2), was 1"),
         ("model: lm, limits: {context_length: 513}", "513", "limits.context_length", "at most 512"),
+        (
+            "model: lm, limits: {prefill_ms: 0}",
+            "0}",
+            "limits.prefill_ms",
+            "should be a number above 0, or null, was 0",
+        ),
+        ("model: lm, limits: {prefill_ms: .inf}", ".inf", "limits.prefill_ms", "should be"),
         ("model: lm, pipeline: 2, cpus: 0", "2,", "pipeline", "should be 1 with engine: torch, was 2"),
         (
             "model: lm, engine_kwargs: {gpu_memory_utilization: 0.5}",
@@ -262,6 +274,47 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     text = JOB + "serve_apps:\n  a: {model: lm, engine: vllm}\n"
     check(tmp_path, text, "vllm", "serve_apps.a.engine", "pip install 'shoal[vllm]'")
+
+
+GPUS = "cluster: {nodes: [{name: a, cpus: 8, gpus: 2}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("app", "engine"),
+    [
+        ("", "torch"),
+        ("gpus: 0", "torch"),
+        ("gpus: 1", "vllm"),
+        ("engine: torch, gpus: 1", "torch"),
+        ("engine: vllm", "vllm"),
+    ],
+)
+def test_ranks_with_gpus_run_in_vllm_unless_the_app_says_otherwise(
+    app: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    config = load(tmp_path, GPUS + JOB + f"serve_apps:\n  a: {{model: lm, {app}}}\n").config.serve_apps["a"]
+    assert config.engine == engine
+    # What is deployed says it, so that another default of a later Shoal changes nothing that runs.
+    assert json.loads(config.model_dump_json())["engine"] == engine
+
+
+def test_gpus_without_vllm_say_what_to_install_or_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (found,) = mistakes(tmp_path, GPUS + JOB + "serve_apps:\n  a: {model: lm, gpus: 1}\n")
+    assert found.path == "serve_apps.a.engine"
+    assert "an app whose ranks have GPUs runs in vLLM unless it says engine: torch" in found.message
+    assert "pip install 'shoal[vllm]'" in found.message
+    load(tmp_path, GPUS + JOB + "serve_apps:\n  a: {model: lm, gpus: 1, engine: torch}\n")
+
+
+def test_vllm_takes_no_time_for_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    text = JOB + "serve_apps:\n  a: {model: lm, engine: vllm, limits: {prefill_ms: 50}}\n"
+    words = "has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens; was 50"
+    check(tmp_path, text, "50}}", "serve_apps.a.limits.prefill_ms", words)
 
 
 def test_the_nearest_published_model_is_named(tmp_path: Path) -> None:

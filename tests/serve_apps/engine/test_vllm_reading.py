@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
 from serve_apps.engine.structures import compiled, is_whole
 from serve_apps.engine.vllm_engine import VllmEngine
 from serve_apps.engine.vllm_requests import end_of
+from serve_apps.engine.vllm_start import start_vllm
+from serve_apps.engine.vllm_statistics import VllmStatistics
 
 
 class EngineGenerateError(Exception):
@@ -79,3 +82,8 @@ def test_its_reader_learns_of_every_failure(
         assert type(queue.get_nowait()) is told
 
     asyncio.run(go())
+
+
+def test_what_vllm_has_no_use_for_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"limits\.prefill_ms has no effect in vLLM"):
+        start_vllm(EngineConfig("./model", prefill_ms=50.0), {}, VllmStatistics(), ProcessFamily())
