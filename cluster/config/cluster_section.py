@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Literal
 
@@ -74,8 +75,19 @@ def _origin(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError(
+            f"should be an IP address, or a network as ADDRESS/BITS (10.0.0.0/8), was {value!r}"
+        ) from None
+    return value
+
+
 Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
 Origin = Annotated[str, AfterValidator(_origin)]
+Network = Annotated[str, AfterValidator(_network)]
 
 
 class GatewayConfig(EndpointConfig):
@@ -83,8 +95,11 @@ class GatewayConfig(EndpointConfig):
 
     keys: str | None = Field(default=None, min_length=1)
     """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
-    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute}; `shoal key` writes entries.
-    Without keys the gateway listens on loopback only."""
+    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute, metrics}; `shoal key` writes
+    entries. Without keys the gateway listens on loopback only."""
+    metrics_from: list[Network] = Field(default_factory=list)
+    """Addresses (10.0.0.5) and networks (10.0.0.0/8) that may read /metrics and /load without a key, where
+    the gateway has keys. Behind a proxy every request comes from the proxy's address."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with a field that Shoal does not know and that asks for something."""
     token_ports: Ports | None = None

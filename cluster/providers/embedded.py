@@ -313,6 +313,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                     "unknown_fields": cluster.gateway.unknown_fields,
                     "cors": cluster.gateway.cors,
                     "token_ports": cluster.gateway.token_ports,
+                    "metrics_from": cluster.gateway.metrics_from,
                 },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,

@@ -21,28 +21,25 @@ from serve_apps.gateway.document import (
     ANY_ROUTE,
     MODEL_POST,
     body_of,
-    metrics_page,
     openapi_document,
     refusals,
     streamed_too,
 )
+from serve_apps.gateway.operations import add_operations
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts
 from serve_apps.http.leniency import Lenient
 from serve_apps.http.record import CLIENT_CLOSED, current_record
 from serve_apps.openai.answers import (
-    AppAnswer,
     ChatAnswer,
     ChatChunk,
     CompletionAnswer,
     CompletionChunk,
     DetokenizeAnswer,
     EmbeddingAnswer,
-    HealthAnswer,
     ModelCard,
     ModelList,
-    ReadyAnswer,
     TokenizeAnswer,
 )
 from serve_apps.openai.errors import ApiError, internal, unknown_model
@@ -76,7 +73,7 @@ class _Api(FastAPI):
                 allow_headers=["*"],
                 expose_headers=_SHOWN_TO_PAGES,
             )
-        return RequestAccounts(app, self.service.metrics.count)
+        return RequestAccounts(app, self.service.metrics.count, self.service.load)
 
     def _methods(self, scope: Scope) -> set[str]:
         methods: set[str] = set()
@@ -106,7 +103,6 @@ def build_api(service: GatewayService) -> FastAPI:
         redirect_slashes=False,
     )
     api.service = service
-    any_route = refusals(ANY_ROUTE)
 
     def post(
         path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None
@@ -118,48 +114,7 @@ def build_api(service: GatewayService) -> FastAPI:
             path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
         )
 
-    @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
-    async def health() -> HealthAnswer:
-        """The gateway lives."""
-        return {"status": "ok"}
-
-    @api.get("/ready", response_model=ReadyAnswer, responses=any_route, tags=["operations"])
-    async def ready() -> Response:
-        """200 when every app could answer now, else 503."""
-        waiting = service.table.not_ready() if service.table is not None else []
-        if service.table is not None and not waiting:
-            answer: ReadyAnswer = {"status": "ready", "apps": service.table.names}
-            return JSONResponse(answer)
-        what = f"Not ready: {', '.join(waiting)}." if waiting else "The apps are not known yet."
-        error = ApiError(503, what, kind="server_error", code="not_ready")
-        current_record().error = error.code
-        return JSONResponse({**error.body(), "waiting_for": waiting}, 503, {"Retry-After": "1"})
-
-    @api.get(
-        "/metrics",
-        response_class=Response,
-        responses={**any_route, **metrics_page()},
-        tags=["operations"],
-    )
-    async def metrics(request: Request) -> Response:
-        """Counters for Prometheus."""
-        page, form = service.metrics.page(request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": form})
-
-    @api.get(
-        "/apps",
-        response_model=dict[str, AppAnswer],
-        responses=refusals((401, *ANY_ROUTE)),
-        tags=["operations"],
-    )
-    async def apps(request: Request) -> dict[str, AppAnswer]:
-        """What each app was deployed with, and whether it is ready; looked up at this moment."""
-        service.access.admin(credential(request.headers))
-        table = await service.refresh()
-        return {
-            app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
-            for app, versions in table.versions.items()
-        }
+    add_operations(api, service)
 
     def known_caller(request: Request) -> Caller:
         caller = service.access.caller(credential(request.headers))
@@ -187,7 +142,8 @@ def build_api(service: GatewayService) -> FastAPI:
         version = service.table.find(model) if service.table else None
         if version is None or not caller.sees(model):
             names = service.table.names if service.table else []
-            raise unknown_model(model, [name for name in names if caller.sees(name)])
+            shown = [name for name in names if caller.sees(name)]
+            raise unknown_model(model, shown, some_hidden=not caller.sees(model))
         return JSONResponse(_card(version))
 
     @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)

@@ -15,13 +15,13 @@ from serve_apps.openai.answers import ErrorAnswer
 
 ANY_ROUTE = (400, 408, 431, 500, 503)
 """Refusals that have nothing to do with the route: what is no HTTP, is too large, comes too slowly."""
-MODEL_POST = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504)
+MODEL_POST = (400, 401, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 
 _SAYS = {
     400: "A field or a header is wrong, or the request is not HTTP that can be read.",
     401: "The API key is missing or not valid.",
-    403: "The API key does not open this model.",
-    404: "There is no such model.",
+    403: "The API key does not open this.",
+    404: "There is no such model, or none that the API key opens.",
     408: "The request arrived too slowly.",
     413: "The request's body is too large.",
     415: "The request's body is not JSON.",
@@ -95,8 +95,8 @@ def openapi_document(
         }
     }
     for path in document["paths"].values():
-        for method, operation in path.items():
-            _complete(operation, is_post=method == "post")
+        for operation in path.values():
+            _complete(operation, asks_a_model="requestBody" in operation)
     return document
 
 
@@ -113,7 +113,7 @@ def _without_effect(kind: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _complete(operation: dict[str, Any], *, is_post: bool) -> None:
+def _complete(operation: dict[str, Any], *, asks_a_model: bool) -> None:
     """Add what all operations share: ids, headers, keys."""
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; nothing here answers with it
@@ -121,13 +121,13 @@ def _complete(operation: dict[str, Any], *, is_post: bool) -> None:
     parameters.append(
         _header_parameter("x-request-id", "The request's id, 1 to 128 printable characters.", _STRING)
     )
-    if is_post:
+    if asks_a_model:
         seconds = {"type": "number", "exclusiveMinimum": 0}
         parameters.append(_header_parameter(HEADER, "Seconds after which the request is ended.", seconds))
     if "401" in responses:
         operation["security"] = [{}, {_SCHEME: []}]
     for status, response in responses.items():
-        response["headers"] = _headers(int(status), from_a_replica=is_post)
+        response["headers"] = _headers(int(status), from_a_replica=asks_a_model)
 
 
 def _header_parameter(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,8 +18,15 @@ from serve_apps.openai.errors import ApiError
 logger = logging.getLogger(__name__)
 
 _DOCUMENT = "/openapi.json"
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
 """What other programs ask every few seconds; their successes are logged for debugging only."""
+
+
+class InFlight:
+    """How many POSTs, which ask a model, have come and have not ended."""
+
+    def __init__(self) -> None:
+        self.number = 0
 
 
 class RequestAccounts:
@@ -29,11 +36,15 @@ class RequestAccounts:
 
     Args:
         count: is told of each request that has ended, and of the seconds it took.
+        in_flight: where those that run are counted.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[RequestRecord, float], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, count: Callable[[RequestRecord, float], None], in_flight: InFlight
+    ) -> None:
         self._app = app
         self._count = count
+        self._in_flight = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,6 +60,8 @@ class RequestAccounts:
             await send(message)
             record.answered = message["type"] == "http.response.body" and not message.get("more_body")
 
+        asks = record.method == "POST"
+        self._in_flight.number += asks
         with Answering(record):
             try:
                 await self._answer(record, scope, receive, send_with_id)
@@ -56,6 +69,7 @@ class RequestAccounts:
                 record.status = CLIENT_CLOSED
                 raise
             finally:
+                self._in_flight.number -= asks
                 self._end(record, scope)
 
     async def _answer(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:

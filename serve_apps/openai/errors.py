@@ -83,16 +83,16 @@ def too_many_tokens(asked: int, model: str, limit: int, param: str) -> ApiError:
     )
 
 
-def unknown_model(model: str, known: list[str]) -> ApiError:
-    served = f"This gateway serves: {', '.join(known)}." if known else "No model is served now."
+def unknown_model(model: str, known: list[str], *, some_hidden: bool = False) -> ApiError:
+    """There is no such model, or (`some_hidden`) maybe one that the caller's key does not open."""
+    missing = "does not exist, or this API key does not open it" if some_hidden else "does not exist"
+    none = "This key opens no model that is served now" if some_hidden else "No model is served now"
+    served = f"{'This key opens' if some_hidden else 'This gateway serves'}: {', '.join(known)}."
     return ApiError(
-        404, f"The model '{shortened(model)}' does not exist. {served}", param="model", code="model_not_found"
-    )
-
-
-def not_allowed(app: str) -> ApiError:
-    return ApiError(
-        403, f"This API key does not open the model '{app}'.", param="model", code="model_not_allowed"
+        404,
+        f"The model '{shortened(model)}' {missing}. {served if known else none + '.'}",
+        param="model",
+        code="model_not_found",
     )
 
 

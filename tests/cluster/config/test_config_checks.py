@@ -437,6 +437,8 @@ def test_the_order_of_the_checks_never_matters_for_the_order_of_the_mistakes(tmp
         ("token_ports", "many", "A-B"),
         ("cors", "[https://page.example/path]", "an origin"),
         ("cors", "[page.example]", "an origin"),
+        ("metrics_from", "[10.0.0.1/8]", "10.0.0.0/8"),
+        ("metrics_from", "[prometheus]", "an IP address"),
         ("unknown_fields", "drop", "ignore"),
     ],
 )
