@@ -92,7 +92,13 @@ class Call:
                 self._service.traffic,
                 request.model,
                 await in_thread_if_large(
-                    body, lambda: replica_requests(request, self._record.engine_id(), most)
+                    body,
+                    lambda: replica_requests(
+                        request,
+                        self._record.engine_id(),
+                        most,
+                        self._caller.tenant if self._caller.key else None,
+                    ),
                 ),
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),

@@ -206,7 +206,8 @@ class Replica:
 
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
-                the app allows and the context has room for); `sampling` (the other SamplingParams).
+                the app allows and the context has room for); `sampling` (the other SamplingParams);
+                `priority` and `cache_salt` where there are any.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
@@ -225,7 +226,11 @@ class Replica:
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
             deltas = self._engine.generate(
-                request["request_id"], prompt_ids, sampling, request.get("priority", 0)
+                request["request_id"],
+                prompt_ids,
+                sampling,
+                request.get("priority", 0),
+                request.get("cache_salt", ""),
             )
             if address is None:
                 return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))

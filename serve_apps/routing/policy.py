@@ -12,6 +12,9 @@ Replica = TypeVar("Replica", bound=Hashable)
 Prompt = str | Sequence[int]
 """What a request asks about: text, or token ids."""
 
+LOOKED_AT = 8192
+"""Characters, or tokens, at the beginning of a prompt that a policy may look at."""
+
 
 class Policy(ABC, Generic[Replica]):
     """Orders replicas; knows of each only what this router itself has sent there and got back.

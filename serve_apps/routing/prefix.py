@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
 
-from serve_apps.routing.policy import Policy, Prompt, Replica
+from serve_apps.routing.policy import LOOKED_AT, Policy, Prompt, Replica
 
 PIECE = 64
 """Characters, or tokens, of one piece of a prompt."""
-MOST_PIECES = 128
+MOST_PIECES = LOOKED_AT // PIECE
 """Pieces of a prompt that are looked at."""
 REMEMBERED = 20_000
 """Pieces that are remembered of each replica; the ones used longest ago go first."""

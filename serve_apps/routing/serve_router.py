@@ -10,7 +10,7 @@ from typing import Any
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_apps.routing import POLICIES
-from serve_apps.routing.policy import LeastConnections, Policy, Prompt
+from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
 
 
 class PolicyRouter(FIFOMixin, RequestRouter):
@@ -61,7 +61,12 @@ def _prompt_of(pending: PendingRequest) -> Prompt:
     request = pending.args[0] if pending.args else None
     if not isinstance(request, Mapping):
         return ""
+    # A replica's cache helps requests with the same salt only.
+    salt = request.get("cache_salt", "")
     if "messages" in request:
-        return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request["messages"])
+        return salt + "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request["messages"])
     prompt: Prompt = request.get("prompt", "")
-    return prompt
+    if not salt:
+        return prompt
+    beginning = prompt[:LOOKED_AT]
+    return salt + beginning if isinstance(beginning, str) else (*salt.encode(), *beginning)

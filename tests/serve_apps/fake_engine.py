@@ -60,7 +60,12 @@ class FakeEngine:
             time.sleep(3600)
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; that of every second one comes
         with the next. `seed` and the model's offset are added to all.

@@ -124,13 +124,14 @@ class EngineLoop:
         sampling: SamplingParams,
         priority: int,
         structure: Structure | None,
+        cache_salt: str = "",
     ) -> None:
         """Take a request; raises what `Scheduler.add` raises."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         sampler = Sampler(sampling, prompt_ids, end_ids, structure)
         request = _Running(sampler, Answer(self._decode, prompt_ids, sampling, end_ids, self._piece))
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
-        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority)
+        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority, cache_salt)
         with self._changed:
             self._scheduler.add(sequence)
             self._requests[request_id] = request

@@ -25,6 +25,8 @@ class TokenSequence:
     """The tokens that end it; empty when it goes on regardless."""
     priority: int = 0
     """Lower goes first, as in vLLM."""
+    cache_salt: str = ""
+    """It shares blocks with sequences of the same one only."""
     output_ids: list[int] = field(default_factory=list)
     arrival: int = 0
     slot: int | None = None
