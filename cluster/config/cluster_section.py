@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from cluster.config.section import Name, Section
 
 MAX_NODE_ENTRIES = 1000
+LEAST_KEEPALIVE_S = 0.1
 
 
 class NodeConfig(Section):
@@ -85,6 +86,12 @@ def _network(value: str) -> str:
     return value
 
 
+def _pause(value: float) -> float:
+    if 0 < value < LEAST_KEEPALIVE_S:
+        raise ValueError(f"should be 0 (never) or at least {LEAST_KEEPALIVE_S}, was {value:g}")
+    return value
+
+
 Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
 Origin = Annotated[str, AfterValidator(_origin)]
 Network = Annotated[str, AfterValidator(_network)]
@@ -104,6 +111,9 @@ class GatewayConfig(EndpointConfig):
     """What happens to a request with a field that Shoal does not know and that asks for something."""
     token_ports: Ports | None = None
     """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
+    keepalive_s: Annotated[float, AfterValidator(_pause)] = Field(default=15.0, ge=0)
+    """Seconds without a token after which a stream is sent a comment, so that no proxy takes it for dead; 0
+    sends none."""
     cors: list[Origin] = Field(default_factory=list)
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
 

@@ -314,6 +314,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                     "cors": cluster.gateway.cors,
                     "token_ports": cluster.gateway.token_ports,
                     "metrics_from": cluster.gateway.metrics_from,
+                    "keepalive_s": cluster.gateway.keepalive_s,
                 },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,

@@ -56,7 +56,8 @@ def streamed_too(chunk: type[Any]) -> dict[int | str, dict[str, Any]]:
     return {
         200: {
             "content": {"text/event-stream": {"itemSchema": event}},
-            "description": "The answer. With `stream` its parts, then [DONE], or an error in place of it.",
+            "description": "The answer. With `stream` its parts (comments while it waits), then [DONE],"
+            " or an error in place of it.",
         }
     }
 
@@ -127,17 +128,19 @@ def _complete(operation: dict[str, Any], *, asks_a_model: bool) -> None:
     if "401" in responses:
         operation["security"] = [{}, {_SCHEME: []}]
     for status, response in responses.items():
-        response["headers"] = _headers(int(status), from_a_replica=asks_a_model)
+        # One that waits for its first token does not know its replica yet.
+        streamed = "text/event-stream" in response.get("content", {})
+        response["headers"] = _headers(int(status), from_a_replica=asks_a_model, at_once=not streamed)
 
 
 def _header_parameter(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
-def _headers(status: int, *, from_a_replica: bool) -> dict[str, Any]:
+def _headers(status: int, *, from_a_replica: bool, at_once: bool) -> dict[str, Any]:
     headers = {"x-request-id": _header("The request's id, as given or new.", _STRING)}
     if from_a_replica:
-        always = status == 200
+        always = status == 200 and at_once
         headers["x-shoal-replica"] = _header("The replicas that answered.", _STRING, required=always)
         headers["x-shoal-model-version"] = _header("The model's version.", _STRING, required=always)
     if status in (429, 503):

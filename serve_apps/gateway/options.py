@@ -20,6 +20,8 @@ class GatewayOptions:
     """Origins whose pages may ask."""
     metrics_from: tuple[Network, ...] = ()
     """Where the gateway's figures may be read from without a key."""
+    keepalive_s: float = 15.0
+    """How long a stream may be silent; 0: for ever."""
     token_ports: tuple[int, int] | None = None
     """The first and the last port at which tokens may be received; None: any."""
 
@@ -31,5 +33,6 @@ class GatewayOptions:
             ignore_unknown=document.get("unknown_fields") == "ignore",
             cors=tuple(document.get("cors", ())),
             metrics_from=tuple(ip_network(each) for each in document.get("metrics_from", ())),
+            keepalive_s=document.get("keepalive_s", cls.keepalive_s),
             token_ports=(int(first), int(last or first)) if ports else None,
         )
