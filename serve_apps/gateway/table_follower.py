@@ -71,6 +71,8 @@ class TableFollower:
                 table = AppTable.from_json(answer["number"], answer["apps"])
                 self._backend.connect(table.applications)
                 self._service.table = table
+            if "engines" in answer:
+                self._service.metrics.engines.take_over(answer["engines"], time.monotonic())
             if self._service.table is None:
                 # A controller that comes back has not heard of everybody yet.
                 raise unavailable("The list of models is not known yet; try again in a moment.")

@@ -150,16 +150,13 @@ class Replica:
 
     def _facts(self) -> dict[str, Any]:
         """What the controller is told."""
-        statistics = self._engine.statistics()
         return {
             "revision": self.revision,
             "context_length": self._engine.context_length,
             "prepared": self._prepared,
             "refused": self._refused,
             "refusal": self._refusal,
-            "running": statistics.running,
-            "waiting": statistics.waiting,
-            "cache_use": statistics.cache_use,
+            "engine": asdict(self._engine.statistics()),
             "started_at": self._started_at,
             "ready_at": self._ready_at,
         }
