@@ -17,6 +17,7 @@ NOUNS = (
     "cluster",
     "explain",
     "train",
+    "logs",
     "checkpoints",
     "serve",
     "batch",

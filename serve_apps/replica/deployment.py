@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
+from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
@@ -28,6 +29,8 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
+from serve_apps.http.log import log_as_json
+from serve_apps.http.record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import (
     ApiError,
@@ -70,6 +73,7 @@ class Replica:
         import ray
         from ray import serve
 
+        log_as_json()
         self._started_at, self._ready_at = _now(), ""
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
@@ -89,7 +93,7 @@ class Replica:
         """The calls that serve a gateway's requests, and its endpoint."""
         self._node = ray.util.get_node_ip_address()
         self._sender = TokenSender(self._gateway_lost)
-        self._group = RankGroup(self.spec)
+        self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
         self._ready_at = _now()
         self._watching = asyncio.create_task(self._watch())
@@ -120,7 +124,11 @@ class Replica:
             self._group.start(config, host, port, self._lost)
         self._engine = entry.load_engine()(config, host, port)
         self._prompts = await asyncio.to_thread(Prompts, model_path)
-        await self._engine.start()
+        try:
+            await self._engine.start()
+        except EngineError as error:
+            everything = logs_of(self.spec.name, replica=self.id)
+            raise EngineError(f"{error}; {everything} has all that it said") from error
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -243,6 +251,12 @@ class Replica:
         self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
+        with Answering(RequestRecord(client_id(request["request_id"]))):
+            return await self._answer_or_say_why(request, answer)
+
+    async def _answer_or_say_why(
+        self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
         start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
         if request.get("revision", self.revision) != self.revision:
             # It was sent when this replica had other weights: whoever sent it knows of the change soon.
@@ -261,12 +275,15 @@ class Replica:
         except QueueFullError:
             error = queue_full(self.spec.name)
         except AnswerError as failed:
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], failed)
+            logger.error("an answer cannot go on: %s", failed)
             error = answer_failed(str(failed), own_fault=failed.own_fault)
         except EngineError as broken:
             self._check_engine()
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], broken)
+            logger.error("the engine broke under a request: %s", broken)
             return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+        except Exception:
+            logger.exception("a mistake of Shoal's or the engine's")
+            raise
         return {"start": start, **error.as_item()}
 
     async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:

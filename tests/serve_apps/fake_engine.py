@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -135,7 +136,8 @@ class FakeEngine:
 
 
 def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) -> None:
-    """A rank beside rank 0 that does nothing until its process is ended."""
+    """A rank beside rank 0 that says so, and does nothing until its process is ended."""
+    print(f"rank {rank} follows", file=sys.stderr, flush=True)
     while True:
         time.sleep(3600)
 
