@@ -276,7 +276,7 @@ def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
 def _failed(item: _Launched, what: str) -> ShoalError:
     lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
     tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
-    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; the last lines of its log:\n{tail}")
+    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
 
 
 def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:

@@ -28,7 +28,7 @@ from serve_apps.gateway.document import (
 from serve_apps.gateway.operations import add_operations
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
-from serve_apps.http.accounts import RequestAccounts
+from serve_apps.http.accounts import RequestAccounts, gateway_failed
 from serve_apps.http.leniency import Lenient
 from serve_apps.http.record import CLIENT_CLOSED, current_record
 from serve_apps.openai.answers import (
@@ -42,7 +42,7 @@ from serve_apps.openai.answers import (
     ModelList,
     TokenizeAnswer,
 )
-from serve_apps.openai.errors import ApiError, internal, unknown_model
+from serve_apps.openai.errors import ApiError, unknown_model
 from serve_apps.openai.format import ChatFormat, CompletionFormat
 from serve_apps.openai.schema import ChatRequest, CompletionRequest
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
@@ -198,7 +198,7 @@ def build_api(service: GatewayService) -> FastAPI:
     @api.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         # The traceback is logged where the request ends; the client learns no internals.
-        return refused(internal("The gateway failed; see its log."))
+        return refused(gateway_failed())
 
     return api
 

@@ -10,16 +10,24 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.wording import logs_of
 from serve_apps.http.log import requests_logger
-from serve_apps.http.record import CLIENT_CLOSED, Answering, RequestRecord, request_id
+from serve_apps.http.record import CLIENT_CLOSED, Answering, RequestRecord, current_record, request_id
 from serve_apps.http.refusal import REFUSAL
-from serve_apps.openai.errors import ApiError
+from serve_apps.openai.errors import ApiError, internal
+from serve_apps.spec import GATEWAY
 
 logger = logging.getLogger(__name__)
 
 _DOCUMENT = "/openapi.json"
 _PROBES = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
 """What other programs ask every few seconds; their successes are logged for debugging only."""
+
+
+def gateway_failed() -> ApiError:
+    """What a client is told of a mistake of the gateway's own; the traceback is logged."""
+    request_id = current_record().request_id
+    return internal(f"The gateway failed; {logs_of(GATEWAY, request=request_id)} says why.")
 
 
 class InFlight:

@@ -14,8 +14,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serve_apps.http.accounts import gateway_failed
 from serve_apps.http.record import CLIENT_CLOSED, current_record
-from serve_apps.openai.errors import ApiError, internal
+from serve_apps.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ class EventStream(Response):
 
     async def _make(self) -> ApiError | None:
         # The client must learn that its answer is not whole, whatever ends this.
-        failed: ApiError | None = internal("The gateway failed; see its log.")
+        failed: ApiError | None = gateway_failed()
         try:
             try:
                 async for part in self._parts:

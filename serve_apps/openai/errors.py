@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.wording import logs_of
 from serve_apps.openai.answers import ErrorAnswer
 
 
@@ -143,11 +144,11 @@ def gateway_unreachable(node: str, endpoint: str) -> ApiError:
     )
 
 
-def engines_broke() -> ApiError:
+def engines_broke(app: str, request_id: str) -> ApiError:
     """More than one engine broke under the request: sent again, it would break the next one."""
     return bad_request(
         "Two engines broke while they answered this request, so it is not sent to another one. Do not send it"
-        " again as it is; the logs of the replicas say what broke.",
+        f" again as it is; {logs_of(app, request=request_id)} says what broke.",
         code="engines_broke",
     )
 
