@@ -189,7 +189,6 @@ class AppLogs:
         """The lines of one output of a process, from its start."""
         from ray.util.state import get_log
         from ray.util.state.exception import RayStateApiException
-        from requests import RequestException
 
         asked = {
             "actor_id": source.actor_id,
@@ -200,7 +199,7 @@ class AppLogs:
         }
         try:
             yield from _lines(get_log(address=self._url, **asked))
-        except (RayStateApiException, RequestException, ConnectionError, RuntimeError) as error:
+        except (RayStateApiException, OSError, RuntimeError) as error:
             file = self._local_file(source, suffix)
             if file is None:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -218,7 +217,6 @@ class AppLogs:
     def _actors(self) -> Sequence[Any]:
         from ray.util.state import list_actors
         from ray.util.state.exception import RayStateApiException
-        from requests import RequestException
 
         try:
             return list_actors(
@@ -228,7 +226,7 @@ class AppLogs:
                 detail=True,
                 raise_on_missing_output=False,
             )
-        except (RayStateApiException, RequestException, ConnectionError, RuntimeError) as error:
+        except (RayStateApiException, OSError, RuntimeError) as error:
             raise ShoalError(f"Ray does not say which processes there are or were: {error}") from error
 
 

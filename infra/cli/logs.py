@@ -13,7 +13,7 @@ from infra.cli.common import FileOption, load, say
 
 if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
-    from infra.app_logs import Wanted
+    from infra.app_logs import AppLogs, Wanted
     from infra.log_lines import LogLine, Origin
 
 
@@ -60,16 +60,16 @@ def logs(
     if of_app and of_job:
         raise RequestError("--app and --job exclude each other")
     job = None if of_app or replica or request else _job(loaded, name)
-    wanted = Wanted(name, replica, request, tail)
-    app_is_there = not of_job and _is_app(loaded, name)
-    if job is not None and app_is_there:
+    app_logs = None if of_job else _app_logs(loaded)
+    apps = None if app_logs is None else app_logs.apps()
+    if job is not None and apps is not None and name in apps:
         raise RequestError(f"{name} is an app and the name of a job; say which with --app or --job")
     if job is not None:
         _print_job(loaded, job, follow, tail, as_json)
-    elif app_is_there:
-        _print_app(loaded, wanted, follow, as_json)
+    elif app_logs is not None and apps is not None and name in apps:
+        _print_app(app_logs, Wanted(name, replica, request, tail), follow, as_json)
     else:
-        raise _nothing(loaded, name, only_apps=of_app or bool(replica or request), only_jobs=of_job)
+        raise _nothing(loaded, name, apps, only_apps=of_app or bool(replica or request), only_jobs=of_job)
 
 
 def _job(loaded: LoadedConfig, name: str) -> str | None:
@@ -84,42 +84,35 @@ def _job(loaded: LoadedConfig, name: str) -> str | None:
         return None
 
 
-def _is_app(loaded: LoadedConfig, name: str) -> bool:
-    """Whether there are, or were, processes of an app of this name; a cluster that is down has none."""
-    from cluster.connection import read_record
+def _app_logs(loaded: LoadedConfig) -> AppLogs | None:
+    """The logs of the cluster's apps; None where it is not up."""
+    from cluster.connection import head_is_silent, read_record
     from infra.app_logs import AppLogs
 
     record = read_record(loaded.config.cluster.name)
-    return record is not None and name in AppLogs(record).apps()
+    return AppLogs(record) if record is not None and head_is_silent(record) is None else None
 
 
-def _nothing(loaded: LoadedConfig, name: str, *, only_apps: bool, only_jobs: bool) -> Exception:
+def _nothing(
+    loaded: LoadedConfig, name: str, apps: list[str] | None, *, only_apps: bool, only_jobs: bool
+) -> Exception:
     """Nothing has this name: what there is."""
-    from cluster.connection import read_record
     from cluster.errors import RequestError
-    from infra.app_logs import AppLogs
     from infra.cli.train import storage_of
     from train_jobs.listing import job_ids
 
-    record = read_record(loaded.config.cluster.name)
-    apps = AppLogs(record).apps() if record is not None else []
     jobs = job_ids(storage_of(loaded))[-10:]
     what = "no app" if only_apps else "no job" if only_jobs else "neither an app nor a job"
     there = []
     if not only_jobs:
         apps_there = f"the apps are {', '.join(apps)}" if apps else "nothing has been served"
-        there.append(apps_there if record is not None else f"cluster {loaded.config.cluster.name} is not up")
+        there.append(apps_there if apps is not None else f"cluster {loaded.config.cluster.name} is not up")
     if not only_apps:
         there.append(f"the last jobs are {', '.join(jobs)}" if jobs else "there are no jobs yet")
     return RequestError(f"there is {what} {name!r}; {'; '.join(there)}")
 
 
-def _print_app(loaded: LoadedConfig, wanted: Wanted, follow: bool, as_json: bool) -> None:
-    from cluster.connection import require_record
-    from infra.app_logs import AppLogs
-
-    source = AppLogs(require_record(loaded.config.cluster.name))
-
+def _print_app(source: AppLogs, wanted: Wanted, follow: bool, as_json: bool) -> None:
     def emit(origin: Origin, line: LogLine) -> None:
         if as_json:
             request_id = line.request_id or wanted.request
