@@ -18,7 +18,7 @@ from serve_apps.gateway.replica_requests import replica_requests
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
-from serve_apps.http.event_stream import SILENCE, EventStream, sse_event, unless_gone, wait_unless_gone
+from serve_apps.http.event_stream import SILENCE, EventStream, ended, sse_event, unless_gone, wait_unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
 from serve_apps.openai.errors import ApiError, body_too_large
@@ -115,7 +115,7 @@ class Call:
                 # An error that comes before anything is sent has a status; who waits longer than proxies do
                 # is sent comments, and then the error is an event.
                 first = asyncio.ensure_future(anext(events))
-                stack.push_async_callback(_end, first)
+                stack.push_async_callback(ended, first)
                 keepalive_s = self._service.options.keepalive_s
                 await wait_unless_gone(self._http.receive, first, keepalive_s or None)
                 if first.done():
@@ -199,8 +199,3 @@ class Call:
         if choices.model_version is None:
             return {}
         return {"x-shoal-replica": ",".join(choices.replicas), "x-shoal-model-version": choices.model_version}
-
-
-async def _end(task: asyncio.Future[ChoiceEvent]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -183,8 +183,16 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
         await wait_unless_gone(receive, task)
         return task.result()
     finally:
+        await ended(task)
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """End a task, if it has not ended."""
+    if not task.done():
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+    elif not task.cancelled():
+        task.exception()  # nobody need have looked at it
 
 
 async def wait_unless_gone(
@@ -206,8 +214,7 @@ async def wait_unless_gone(
         if gone.done() and not task.done():
             raise ClientDisconnect
     finally:
-        gone.cancel()
-        await asyncio.gather(gone, return_exceptions=True)
+        await ended(gone)
 
 
 def sse_event(document: Mapping[str, Any]) -> bytes:
