@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import time
 from pathlib import Path
 
@@ -57,6 +58,12 @@ def test_two_ranks_of_vllm_answer_like_generate(tmp_path: Path) -> None:
         refused = httpx.post(f"{url}/embeddings", json={"model": "chat", "input": "a"}, timeout=30)
         assert refused.status_code == 400
         assert "engine: torch" in refused.json()["error"]["message"]
+        logs = cluster.shoal("logs", "chat")
+        assert logs.returncode == 0, logs.stderr
+        for process in ("EngineCore", "Worker"):
+            assert re.search(rf"^\[\w+\] .*{process}", logs.stdout, re.MULTILINE), (
+                "what vLLM's own processes said"
+            )
         end = time.monotonic() + 20
         expected_lines = (
             'shoal_engine_generated_tokens_total{app="chat"} 32.0',
