@@ -210,7 +210,7 @@ class AppLogs:
 
     def _local_file(self, source: AppProcess, suffix: str) -> Path | None:
         """The file on this machine, for a process of a node of this machine that is gone."""
-        pattern = f"t/**/logs/worker-*-*-{source.pid}.{suffix}"
+        pattern = f"**/logs/worker-*-*-{source.pid}.{suffix}"
         files = [file for file in self._directory.glob(pattern) if _is_of(file, source)]
         return max(files, key=lambda file: file.stat().st_mtime, default=None)
 

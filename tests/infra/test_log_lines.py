@@ -150,7 +150,7 @@ def test_where_a_node_is_gone_the_file_on_this_machine_is_read(
     monkeypatch.setattr(ray.util.state, "get_log", gone)
     logs = AppLogs.__new__(AppLogs)
     logs._url, logs._directory = "http://nowhere", tmp_path
-    folder = tmp_path / "t" / "node" / "session_1" / "logs"
+    folder = tmp_path / "n1" / "session_1" / "logs"
     folder.mkdir(parents=True)
     (folder / "worker-aa-01-77.err").write_text(
         ":job_id:01\n:actor_name:ServeReplica:chat:1:replica\nlast words\n"

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
-from tests.clusters import LiveCluster, caller_environment, shoal_command
-from tests.serve_apps.drills import FAKE, Stage, staged, until
+from tests.clusters import LiveCluster, caller_environment, shoal_command, started
+from tests.serve_apps.drills import FAKE, THREE_WORKERS, Stage, staged, until
 from tests.serve_apps.notes import notes_of
 
 pytestmark = pytest.mark.slow
@@ -167,3 +168,18 @@ def on_and_on(cluster: LiveCluster, stage: Stage) -> None:
             errors = each.stderr.read()
             assert "Traceback" not in errors
             assert "Exception" not in errors
+
+
+def test_logs_of_a_replica_whose_node_is_gone(tmp_path: Path) -> None:
+    with (
+        started(tmp_path / "cluster", *THREE_WORKERS) as cluster,
+        staged(cluster, FAKE, tmp_path / "model", tensor=2) as stage,
+    ):
+        victim = ask(stage, "last-words", 3).headers["x-shoal-replica"].split(",")[0]
+        (notes,) = [notes for notes in notes_of(stage.model_path) if notes.replica == victim]
+        raylet = psutil.Process(notes.pid).parent()
+        assert raylet is not None
+        raylet.kill()
+        until(lambda: not psutil.pid_exists(notes.pid) and len(stage.replicas()) == 2, 2 * WITHIN_S)
+        found = documents(cluster, "--replica", victim, "--request", "last-words")
+        assert any("broken on request" in str(document["line"]) for document in found)
