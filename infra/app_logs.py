@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -130,7 +130,8 @@ class AppLogs:
             RequestError: the app has no replica of that id.
         """
         rows = self._actors()
-        found = sources_of(rows, wanted.app, wanted.replica)
+        # One that has no process yet, or never got one, has written nothing.
+        found = [source for source in sources_of(rows, wanted.app, wanted.replica) if source.pid]
         if not found and wanted.replica is not None:
             known = [s.origin.replica for s in sources_of(rows, wanted.app) if s.origin.kind == "replica"]
             there = f"; there are {', '.join(known)}" if known else ""
@@ -141,8 +142,13 @@ class AppLogs:
         """Emit what there is now, process by process."""
         for source in self.sources(wanted):
             for suffix in OUTPUTS:
-                for line in _chosen(self._raw(source, suffix, say), wanted)[0]:
-                    emit(source.origin, line)
+                try:
+                    raw = self._raw(source, suffix)
+                    lines = _wanted(raw, wanted) if wanted.tail is None else _last(raw, wanted)[0]
+                    for line in lines:
+                        emit(source.origin, line)
+                except ShoalError as error:
+                    say(str(error))
 
     def follow(self, wanted: Wanted, emit: Emit, say: Say) -> None:
         """Emit what there is, and then what comes, of processes that start meanwhile too; until interrupted.
@@ -151,15 +157,17 @@ class AppLogs:
         """
         lines: queue.SimpleQueue[tuple[Origin, LogLine]] = queue.SimpleQueue()
         known: set[str] = set()
-        tail: int | None = wanted.tail
+        dead: set[str] = set()
+        tail = wanted.tail
         away = False
         sources = self.sources(wanted)
         while True:
+            dead.update(source.actor_id for source in sources if not source.alive)
             for source in sources:
-                if source.actor_id not in known and source.pid:  # else it has no process yet
+                if source.actor_id not in known:
                     known.add(source.actor_id)
                     for suffix in OUTPUTS:
-                        feed = (source, suffix, replace(wanted, tail=tail), lines.put, say)
+                        feed = (source, suffix, replace(wanted, tail=tail), dead, lines.put, say)
                         threading.Thread(target=self._feed, args=feed, daemon=True).start()
             tail = None  # what starts from here on is new from its first line
             look_at = time.monotonic() + LOOK_EVERY_S
@@ -167,46 +175,62 @@ class AppLogs:
                 while (left := look_at - time.monotonic()) > 0:
                     emit(*lines.get(timeout=left))
             try:
-                sources, away = sources_of(self._actors(), wanted.app, wanted.replica), False
+                sources, away = self.sources(wanted), False
             except ShoalError as error:
                 if not away:
                     say(f"{error}; looking again")
                 away = True
 
-    def _feed(self, source: AppProcess, suffix: str, wanted: Wanted, put: Put, say: Say) -> None:
-        """Put the lines of one output, all or the last ones, and what comes for as long as it lives."""
-        past = 0
-        if wanted.tail is not None or not source.alive:
-            chosen, past = _chosen(self._raw(source, suffix, say), wanted)
-            for line in chosen:
-                put((source.origin, line))
-        if source.alive:
-            for text in islice(self._raw(source, suffix, say, follow=True), past, None):
-                if (new := LogLine.read(text)) is not None and wanted.has(new):
-                    put((source.origin, new))
+    def _feed(
+        self, source: AppProcess, suffix: str, wanted: Wanted, dead: Set[str], put: Put, say: Say
+    ) -> None:
+        """Put the lines of one output, all or the last ones, and what comes while its process lives."""
+        past, broken = 0, False
+        while True:
+            ends = source.actor_id in dead
+            try:
+                if wanted.tail is not None and not past:
+                    chosen, past = _last(self._raw(source, suffix), wanted)
+                    for line in chosen:
+                        put((source.origin, line))
+                for text in islice(self._raw(source, suffix, follow=not ends), past, None):
+                    past, broken = past + 1, False
+                    for line in _wanted(iter((text,)), wanted):
+                        put((source.origin, line))
+            except ShoalError as error:
+                if not broken:
+                    say(str(error))
+                broken = True
+            if ends:
+                return
+            time.sleep(LOOK_EVERY_S)  # Ray's answer broke off
 
-    def _raw(self, source: AppProcess, suffix: str, say: Say, *, follow: bool = False) -> Iterator[str]:
-        """The lines of one output of a process, from its start."""
+    def _raw(self, source: AppProcess, suffix: str, *, follow: bool = False) -> Iterator[str]:
+        """The lines of one output of a process, from its start.
+
+        Raises:
+            ShoalError: there are none, or no more, that can be read.
+        """
         from ray.util.state import get_log
         from ray.util.state.exception import RayStateApiException
 
-        asked = {
-            "actor_id": source.actor_id,
-            "suffix": suffix,
-            "tail": _ALL,
-            "encoding": None,
-            "follow": follow,
-        }
+        output: dict[str, Any] = {"actor_id": source.actor_id, "suffix": suffix}
+        read = False
         try:
-            yield from _lines(get_log(address=self._url, **asked))
+            parts = get_log(address=self._url, follow=follow, tail=_ALL, encoding=None, **output)
+            # A line that is being written when an answer breaks off is read again.
+            for line in _lines(parts, unended=not follow):
+                read = True
+                yield line
         except (RayStateApiException, OSError, RuntimeError) as error:
-            file = self._local_file(source, suffix)
+            file = None if read else self._local_file(source, suffix)
             if file is None:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                say(f"{source.origin.prefix} its {suffix} file cannot be read from its node: {reason}")
-                return
-            with file.open("rb") as parts:
-                yield from _lines(iter(lambda: parts.read(65536), b""))
+                raise ShoalError(
+                    f"{source.origin.prefix} its {suffix} file cannot be read from its node: {reason}"
+                ) from error
+            with file.open("rb") as opened:
+                yield from _lines(iter(lambda: opened.read(65536), b""))
 
     def _local_file(self, source: AppProcess, suffix: str) -> Path | None:
         """The file on this machine, for a process of a node of this machine that is gone."""
@@ -230,25 +254,33 @@ class AppLogs:
             raise ShoalError(f"Ray does not say which processes there are or were: {error}") from error
 
 
-def _chosen(raw: Iterator[str], wanted: Wanted) -> tuple[deque[LogLine], int]:
-    """The wanted ones of all lines that there are, and how many there are."""
-    kept: deque[LogLine] = deque(maxlen=wanted.tail)
-    number = 0
+def _wanted(raw: Iterable[str], wanted: Wanted) -> Iterator[LogLine]:
     for text in raw:
-        number += 1
         line = LogLine.read(text)
         if line is not None and wanted.has(line):
-            kept.append(line)
-    return kept, number
+            yield line
 
 
-def _lines(parts: Iterator[Any]) -> Iterator[str]:
-    """Whole lines of bytes that come in any pieces; at the end also one that has no end yet."""
+def _last(raw: Iterable[str], wanted: Wanted) -> tuple[deque[LogLine], int]:
+    """The last of the lines that are wanted, and how many lines there are at all."""
+    number = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal number
+        for text in raw:
+            number += 1
+            yield text
+
+    return deque(_wanted(counted(), wanted), maxlen=wanted.tail), number
+
+
+def _lines(parts: Iterator[Any], *, unended: bool = True) -> Iterator[str]:
+    """Whole lines of bytes that come in any pieces; at the end also one that has no end yet (`unended`)."""
     rest = b""
     for part in parts:
         *whole, rest = (rest + part).split(b"\n")
         yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
-    if rest:
+    if rest and unended:
         yield rest.decode(errors="replace")
 
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray.util.state
+from ray.util.state.exception import RayStateApiException
 
-from infra.app_logs import AppProcess, Wanted, _chosen, _lines, sources_of
+from cluster.errors import ShoalError
+from infra import app_logs
+from infra.app_logs import AppLogs, AppProcess, Wanted, _last, _lines, sources_of
 from infra.log_lines import LogLine, Origin
 from serve_apps.http.record import RequestRecord, client_id
 from serve_apps.replica.rank_group import RANK
@@ -130,19 +136,16 @@ def test_the_last_lines_are_the_last_that_are_wanted() -> None:
     raw = [
         json.dumps({**SAID, "request_id": f"r-{number % 2}", "message": str(number)}) for number in range(10)
     ]
-    chosen, number = _chosen(iter(raw), Wanted("chat", request="r-1", tail=2))
+    chosen, number = _last(iter(raw), Wanted("chat", request="r-1", tail=2))
     assert [line.document["message"] for line in chosen if line.document] == ["7", "9"]
     assert number == 10
-    assert not _chosen(iter(raw), Wanted("chat", tail=0))[0]
+    assert not _last(iter(raw), Wanted("chat", tail=0))[0]
 
 
 def test_where_a_node_is_gone_the_file_on_this_machine_is_read(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import ray.util.state
-    from ray.util.state.exception import RayStateApiException
-
-    from infra.app_logs import AppLogs
 
     def gone(**asked: Any) -> Any:
         raise RayStateApiException("the node is dead\nand more")
@@ -159,8 +162,33 @@ def test_where_a_node_is_gone_the_file_on_this_machine_is_read(
         ":actor_name:ServeReplica:code:1:replica\nof another process\n"
     )
     process = AppProcess(Origin("replica", "old"), "chat:1", "id", "n", 77, alive=False)
+    assert list(logs._raw(process, "err"))[-1] == "last words"
+    with pytest.raises(
+        ShoalError, match=r"^\[old\] its out file cannot be read from its node: the node is dead$"
+    ):
+        list(logs._raw(process, "out"))
+
+
+def test_following_goes_on_where_an_answer_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_logs, "LOOK_EVERY_S", 0.0)
+    answers = [["one\n", "tw"], [OSError("reset")], ["one\ntwo\n"], ["one\ntwo\nthree\n"]]
+    monkeypatch.setattr(ray.util.state, "get_log", lambda **asked: pieces(answers.pop(0)))
+    dead: set[str] = set()
+
+    def pieces(parts: list[Any]) -> Iterator[bytes]:
+        for part in parts:
+            if isinstance(part, OSError):
+                raise part
+            yield part.encode()
+        if not answers:
+            dead.add("id")
+            answers.append(["one\ntwo\nthree\nlast\n"])
+
+    logs = AppLogs.__new__(AppLogs)
+    logs._url, logs._directory = "http://nowhere", Path("/nowhere")
+    process = AppProcess(Origin("replica", "r"), "chat:1", "id", "n", 77, alive=True)
+    lines: list[str] = []
     said: list[str] = []
-    assert list(logs._raw(process, "err", said.append))[-1] == "last words"
-    assert said == []
-    assert list(logs._raw(process, "out", said.append)) == []
-    assert said == ["[old] its out file cannot be read from its node: the node is dead"]
+    logs._feed(process, "err", Wanted("chat"), dead, lambda pair: lines.append(pair[1].text), said.append)
+    assert lines == ["one", "two", "three", "last"]
+    assert len(said) == 1
