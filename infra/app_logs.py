@@ -23,8 +23,7 @@ from cluster.errors import RequestError, ShoalError
 from cluster.state_directory import state_directory
 from infra.log_lines import LogLine, Origin
 from serve_apps.controller.ray_private import replica_named
-from serve_apps.replica.rank_group import RANK, SERVE_NAMESPACE
-from serve_apps.spec import GATEWAY
+from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE
 
 OUTPUTS = ("out", "err")
 LOOK_EVERY_S = 2.0

@@ -18,15 +18,9 @@ from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.table import find_engine
 from serve_apps.http.log import log_as_json
-from serve_apps.spec import AppSpec
+from serve_apps.spec import RANK, SERVE_NAMESPACE, AppSpec
 
 logger = logging.getLogger(__name__)
-
-
-RANK = "SHOAL_RANK::"
-"""How the names of a replica's ranks' actors begin: then APPLICATION#REPLICA#RANK."""
-SERVE_NAMESPACE = "serve"
-"""Ray's namespace of Serve's actors."""
 
 
 class _Rank:

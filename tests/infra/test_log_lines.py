@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from infra import app_logs
 from infra.app_logs import AppLogs, AppProcess, Wanted, _last, _lines, sources_of
 from infra.log_lines import LogLine, Origin
 from serve_apps.http.record import RequestRecord, client_id
-from serve_apps.replica.rank_group import RANK
+from serve_apps.spec import RANK
 
 ENDED = {
     "time": "2026-01-02T03:04:05.678Z",
@@ -107,7 +109,6 @@ ROWS = [
     row("SERVE_REPLICA::chat:1#replica#old", "DEAD"),
     row(f"{RANK}chat:1#old#1", "DEAD"),
     row(f"{RANK}chat:1#new#1"),
-    row("SERVE_REPLICA::gateway:1#replica#odd"),
     row("SERVE_REPLICA::chat-2:1#replica#other"),
 ]
 
@@ -116,9 +117,7 @@ def test_the_processes_of_an_app_are_found_by_their_names() -> None:
     prefixes = [source.origin.prefix for source in sources_of(ROWS, "chat")]
     assert prefixes == ["[old]", "[old rank 1]", "[new]", "[new rank 1]", "[gateway]"]
     assert [s.origin.prefix for s in sources_of(ROWS, "chat", "old")] == ["[old]", "[old rank 1]"]
-    assert [s.origin.prefix for s in sources_of(ROWS, "gateway")] == ["[odd]", "[gateway]"], (
-        "an app of that name"
-    )
+    assert [s.origin.prefix for s in sources_of(ROWS, "gateway")] == ["[gateway]"]
     assert sources_of(ROWS, "nothing") == sources_of(ROWS, "") == []
     assert [s.alive for s in sources_of(ROWS, "chat")] == [False, False, True, True, True]
 
@@ -192,3 +191,9 @@ def test_following_goes_on_where_an_answer_broke_off(monkeypatch: pytest.MonkeyP
     logs._feed(process, "err", Wanted("chat"), dead, lambda pair: lines.append(pair[1].text), said.append)
     assert lines == ["one", "two", "three", "last"]
     assert len(said) == 1
+
+
+def test_ray_is_not_imported_before_it_can_know_the_cluster() -> None:
+    """It reads how to authenticate when it is imported."""
+    program = "import infra.app_logs, infra.cli.logs, sys; assert 'ray' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
