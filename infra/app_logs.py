@@ -114,7 +114,7 @@ class AppLogs:
 
     def __init__(self, record: ClusterRecord) -> None:
         os.environ.update(environment(record))  # Ray reads the token's place from the environment only
-        self._url = record.dashboard_url
+        self._url, self._address = record.dashboard_url, record.gcs_address
         self._directory = state_directory(record.name)
 
     def apps(self) -> list[str]:
@@ -216,12 +216,12 @@ class AppLogs:
         output: dict[str, Any] = {"actor_id": source.actor_id, "suffix": suffix}
         read = False
         try:
-            parts = get_log(address=self._url, follow=follow, tail=_ALL, encoding=None, **output)
+            parts = get_log(address=self._address, follow=follow, tail=_ALL, encoding=None, **output)
             # A line that is being written when an answer breaks off is read again.
             for line in _lines(parts, unended=not follow):
                 read = True
                 yield line
-        except (RayStateApiException, OSError, RuntimeError) as error:
+        except (RayStateApiException, OSError, RuntimeError, ValueError) as error:
             file = None if read else self._local_file(source, suffix)
             if file is None:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -151,7 +151,7 @@ def test_where_a_node_is_gone_the_file_on_this_machine_is_read(
 
     monkeypatch.setattr(ray.util.state, "get_log", gone)
     logs = AppLogs.__new__(AppLogs)
-    logs._url, logs._directory = "http://nowhere", tmp_path
+    logs._address, logs._directory = "nowhere", tmp_path
     folder = tmp_path / "n1" / "session_1" / "logs"
     folder.mkdir(parents=True)
     (folder / "worker-aa-01-77.err").write_text(
@@ -184,7 +184,7 @@ def test_following_goes_on_where_an_answer_broke_off(monkeypatch: pytest.MonkeyP
             answers.append(["one\ntwo\nthree\nlast\n"])
 
     logs = AppLogs.__new__(AppLogs)
-    logs._url, logs._directory = "http://nowhere", Path("/nowhere")
+    logs._address, logs._directory = "nowhere", Path("/nowhere")
     process = AppProcess(Origin("replica", "r"), "chat:1", "id", "n", 77, alive=True)
     lines: list[str] = []
     said: list[str] = []

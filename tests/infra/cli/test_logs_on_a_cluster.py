@@ -156,11 +156,11 @@ def on_and_on(cluster: LiveCluster, stage: Stage) -> None:
             ask(stage, f"later-{number}", 9)
             time.sleep(0.5)
         assert "later-" in comes(lines, "later-")
-        victim = stage.replicas()[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        until(lambda: len(stage.replicas()) == 2 and stage.replicas()[0].pid != victim.pid, WITHIN_S)
-        newest = {notes.replica for notes in stage.replicas()}
-        comes(lines, rf"\[({'|'.join(newest)}) rank 1\] .*follows")
+        before = {notes.replica for notes in notes_of(stage.model_path)}
+        os.kill(stage.replicas()[0].pid, signal.SIGKILL)
+        until(lambda: len({notes.replica for notes in stage.replicas()} - before) == 1, WITHIN_S)
+        (newest,) = {notes.replica for notes in stage.replicas()} - before
+        comes(lines, rf"^\[{newest} rank 1\] .*follows")
         for each in (process, other):
             each.send_signal(signal.SIGINT)
             assert each.wait(15) == 0
