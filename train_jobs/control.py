@@ -127,7 +127,7 @@ class JobControl:
             write()
         except StorageError as error:  # the next one writes all of it
             if not self._trouble:
-                print(f"the logs cannot be written for now: {error}", flush=True)
+                print(f"metrics.jsonl and events.jsonl cannot be written for now: {error}", flush=True)
             self._trouble = True
             return False
         self._trouble = False

@@ -292,7 +292,7 @@ def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
 def _failed(item: _Launched, what: str) -> ShoalError:
     lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
     tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
-    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; the last lines of its log:\n{tail}")
+    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
 
 
 def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:
@@ -331,6 +331,8 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                     "unknown_fields": cluster.gateway.unknown_fields,
                     "cors": cluster.gateway.cors,
                     "token_ports": cluster.gateway.token_ports,
+                    "metrics_from": cluster.gateway.metrics_from,
+                    "keepalive_s": cluster.gateway.keepalive_s,
                 },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,

@@ -164,7 +164,8 @@ class AppController:
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the
-        Serve that it is of), and `apps` if it is new."""
+        Serve that it is of), and `apps` if it is new; and what the engines say of themselves: `engines`, by
+        app and replica."""
         self._ensure_running()
         now = time.monotonic()
         if self._gateways.report(gateway, report, now):
@@ -179,6 +180,7 @@ class AppController:
         answer: dict[str, Any] = {"number": self._number, "poll_s": poll_s, "serve": self._keeper.id}
         if report["seen"] != self._number:
             answer["apps"] = self._table
+        answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:

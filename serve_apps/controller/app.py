@@ -38,7 +38,7 @@ class ReplicaReport:
 
     heard: float
     facts: Mapping[str, Any]
-    """revision, busy, context_length, prepared, refused, refusal, running, waiting, cache_use; started_at and
+    """revision, busy, context_length, prepared, refused, refusal; engine (its `Statistics`); started_at and
     ready_at: when its process took it on and when its engine could answer, ISO 8601 in UTC."""
 
 
@@ -129,6 +129,16 @@ class App:
             del said[replica]
         return [report.facts for report in said.values()]
 
+    def engines(self, now: float) -> dict[str, dict[str, Any]]:
+        """By replica: what its engine says of itself, and since when it is ready."""
+        names = {revision.application for revision in self.record.revisions}
+        return {
+            replica: {"ready_at": report.facts["ready_at"], **report.facts["engine"]}
+            for name in names
+            for replica, report in self.replicas.get(name, {}).items()
+            if now - report.heard <= REPORT_SILENT_S
+        }
+
     def loaded_by(self, application: str) -> Revision | None:
         """The revision whose weights the replicas of a Serve application are to have."""
         revisions = [r for r in self.record.revisions if r.application == application]
@@ -184,13 +194,13 @@ class App:
         reports = [facts for name in names for facts in self.reports(name, now)]
         held_back = gateways.waiting(self.record.name, now)
         in_flight = sum(gateways.in_flight(name, now) for name in names)
-        running = sum(facts["running"] for facts in reports)
+        running = sum(facts["engine"]["running"] for facts in reports)
         # One that came and was answered between two looks is in flight at neither, and somebody was there.
         seldom = min(1, gateways.take_asked(self.record.name))
         return Load(
             ongoing=float(max(in_flight + held_back, seldom)),
             waiting=float(max(0, in_flight - running) + held_back),
-            cache_use=sum(facts["cache_use"] for facts in reports) / max(1, len(reports)),
+            cache_use=sum(facts["engine"]["cache_use"] for facts in reports) / max(1, len(reports)),
             first_token_s=self.first_tokens.percentile95(now),
             replicas=sum(served[name].ready for name in names if name in served),
         )

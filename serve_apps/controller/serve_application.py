@@ -62,7 +62,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         ),
         "request_router_config": RequestRouterConfig(
             request_router_class=ROUTER,
-            request_router_kwargs={"policy": spec.config.routing},
+            request_router_kwargs={"policy": spec.config.routing, "app": spec.name},
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),

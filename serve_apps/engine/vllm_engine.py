@@ -99,7 +99,12 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._look_after())
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
         # vLLM hangs on some of what these refuse: a bias for a token that there is not, say.
@@ -119,7 +124,9 @@ class VllmEngine:
         params = vllm_params(sampling)
         text, first = "", True
         async with self._place(request_id) as queue:
-            prompt = {"prompt_token_ids": list(prompt_ids)}
+            prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+            if cache_salt:
+                prompt["cache_salt"] = cache_salt
             # Where the answer begins with reasoning, vLLM's own parser says where that ends.
             ended = None if structure is None else sampling.reasoning is None
             outputs = self._vllm.generate(

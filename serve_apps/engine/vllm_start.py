@@ -103,7 +103,7 @@ def _explain(error: Exception, family: ProcessFamily) -> str:
             why.rstrip(".")
             + "; in the config: kv_cache.memory_gib, and limits.context_length for max_model_len"
         )
-    return f"{why.rstrip('.')}; its log says more"
+    return why.rstrip(".")
 
 
 def _arguments(config: EngineConfig) -> dict[str, Any]:

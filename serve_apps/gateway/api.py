@@ -21,30 +21,27 @@ from serve_apps.gateway.document import (
     ANY_ROUTE,
     MODEL_POST,
     body_of,
-    metrics_page,
     openapi_document,
     refusals,
     streamed_too,
 )
 from serve_apps.gateway.embedding_call import EmbeddingCall
+from serve_apps.gateway.operations import add_operations
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
-from serve_apps.http.accounts import RequestAccounts
+from serve_apps.http.accounts import RequestAccounts, gateway_failed
 from serve_apps.http.leniency import Lenient
 from serve_apps.http.record import CLIENT_CLOSED, current_record
 from serve_apps.openai.answers import (
-    AppAnswer,
     ChatAnswer,
     ChatChunk,
     CompletionAnswer,
     CompletionChunk,
     DetokenizeAnswer,
     EmbeddingAnswer,
-    HealthAnswer,
     ModelCard,
     ModelList,
     PoolingAnswer,
-    ReadyAnswer,
     RerankAnswer,
     ScoreAnswer,
     TokenizeAnswer,
@@ -52,7 +49,7 @@ from serve_apps.openai.answers import (
 )
 from serve_apps.openai.chat_format import ChatFormat
 from serve_apps.openai.chat_schema import ChatRequest
-from serve_apps.openai.errors import ApiError, internal, unknown_model
+from serve_apps.openai.errors import ApiError, unknown_model
 from serve_apps.openai.format import CompletionFormat
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.text_schema import (
@@ -90,7 +87,7 @@ class _Api(FastAPI):
                 allow_headers=["*"],
                 expose_headers=_SHOWN_TO_PAGES,
             )
-        return RequestAccounts(app, self.service.metrics.count)
+        return RequestAccounts(app, self.service.metrics.count, self.service.load)
 
     def _methods(self, scope: Scope) -> set[str]:
         methods: set[str] = set()
@@ -120,7 +117,6 @@ def build_api(service: GatewayService) -> FastAPI:
         redirect_slashes=False,
     )
     api.service = service
-    any_route = refusals(ANY_ROUTE)
 
     def post(
         path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None, *also: str
@@ -139,48 +135,7 @@ def build_api(service: GatewayService) -> FastAPI:
 
         return everywhere
 
-    @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
-    async def health() -> HealthAnswer:
-        """The gateway lives."""
-        return {"status": "ok"}
-
-    @api.get("/ready", response_model=ReadyAnswer, responses=any_route, tags=["operations"])
-    async def ready() -> Response:
-        """200 when every app could answer now, else 503."""
-        waiting = service.table.not_ready() if service.table is not None else []
-        if service.table is not None and not waiting:
-            answer: ReadyAnswer = {"status": "ready", "apps": service.table.names}
-            return JSONResponse(answer)
-        what = f"Not ready: {', '.join(waiting)}." if waiting else "The apps are not known yet."
-        error = ApiError(503, what, kind="server_error", code="not_ready")
-        current_record().error = error.code
-        return JSONResponse({**error.body(), "waiting_for": waiting}, 503, {"Retry-After": "1"})
-
-    @api.get(
-        "/metrics",
-        response_class=Response,
-        responses={**any_route, **metrics_page()},
-        tags=["operations"],
-    )
-    async def metrics(request: Request) -> Response:
-        """Counters for Prometheus."""
-        page, form = service.metrics.page(request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": form})
-
-    @api.get(
-        "/apps",
-        response_model=dict[str, AppAnswer],
-        responses=refusals((401, *ANY_ROUTE)),
-        tags=["operations"],
-    )
-    async def apps(request: Request) -> dict[str, AppAnswer]:
-        """What each app was deployed with, and whether it is ready; looked up at this moment."""
-        service.access.admin(credential(request.headers))
-        table = await service.refresh()
-        return {
-            app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
-            for app, versions in table.versions.items()
-        }
+    add_operations(api, service)
 
     def known_caller(request: Request) -> Caller:
         caller = service.access.caller(credential(request.headers))
@@ -208,7 +163,8 @@ def build_api(service: GatewayService) -> FastAPI:
         version = service.table.find(model) if service.table else None
         if version is None or not caller.sees(model):
             names = service.table.names if service.table else []
-            raise unknown_model(model, [name for name in names if caller.sees(name)])
+            shown = [name for name in names if caller.sees(name)]
+            raise unknown_model(model, shown, some_hidden=not caller.sees(model))
         return JSONResponse(_card(version))
 
     @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
@@ -291,7 +247,7 @@ def build_api(service: GatewayService) -> FastAPI:
     @api.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         # The traceback is logged where the request ends; the client learns no internals.
-        return refused(internal("The gateway failed; see its log."))
+        return refused(gateway_failed())
 
     return api
 

@@ -13,6 +13,7 @@ from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_faile
 from serve_apps.gateway.broken_engines import Suspect
 from serve_apps.gateway.shared_prompts import tokenized_once
 from serve_apps.gateway.traffic import Traffic
+from serve_apps.http.record import client_id
 from serve_apps.openai.errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai.format import ChoiceEvent
 from serve_apps.tokens.inbox import Item, merge
@@ -201,7 +202,7 @@ class Choices:
         else:
             self._traffic.broke(version, broken, self._suspect)
             if self._suspect.guilty:
-                raise engines_broke()
+                raise engines_broke(self._app, client_id(request["request_id"]))
         elsewhere = failed and not self._moved and (self._restartable or not self._seen)
         if elsewhere and self._traffic.other(self._app, version):
             raise _VersionFailedError(version.revision)

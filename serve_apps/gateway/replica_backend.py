@@ -12,8 +12,10 @@ import ray
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
+from cluster.wording import logs_of
 from serve_apps.gateway.backend import ReplicaLostError
-from serve_apps.openai.errors import ApiError, unavailable
+from serve_apps.http.record import client_id
+from serve_apps.openai.errors import internal, unavailable
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.serve_private import find_serve
 from serve_apps.tokens.inbox import Inbox, Item
@@ -160,9 +162,8 @@ class ReplicaBackend:
         except ray.exceptions.RayTaskError as error:
             done = True
             logger.exception("a replica of %s failed", application)
-            raise ApiError(
-                500, "The replica failed; see its log.", kind="server_error", code="internal_error"
-            ) from error
+            app, client = application.rpartition(":")[0], client_id(request["request_id"])
+            raise internal(f"The replica failed; {logs_of(app, request=client)} says why.") from error
         finally:
             if not done:
                 response.cancel()

@@ -67,9 +67,13 @@ class TableFollower:
             traffic.told()
             self._pause_s = answer["poll_s"]
             if "apps" in answer:
-                self._service.table = AppTable.from_json(answer["number"], answer["apps"])
-            if self._service.table is not None:
+                table = AppTable.from_json(answer["number"], answer["apps"])
+                await self._backend.connect(table.applications, answer["serve"])
+                self._service.table = table
+            elif self._service.table is not None:
                 await self._backend.connect(self._service.table.applications, answer["serve"])
+            if "engines" in answer:
+                self._service.metrics.engines.take_over(answer["engines"], time.monotonic())
             if self._service.table is None:
                 # A controller that comes back has not heard of everybody yet.
                 raise unavailable("The list of models is not known yet; try again in a moment.")

@@ -213,7 +213,7 @@ class TextCall:
             if broken is not None:
                 traffic.broke(version, broken, suspect)
                 if suspect.guilty:
-                    raise engines_broke()
+                    raise engines_broke(version.spec.name, self._record.request_id)
             elif runs:
                 traffic.refused(version, failed=error.status >= 500)
             if not (error.retry_elsewhere and retries_left):

@@ -311,7 +311,16 @@ class ReadyAnswer(TypedDict):
     """Every app could answer now."""
 
     status: Literal["ready"]
-    apps: list[str]
+    apps: NotRequired[list[str]]
+    """Those that the caller may ask; not to a caller without a key, where the gateway has keys."""
+
+
+class VersionAnswer(TypedDict):
+    version: str
+
+
+class LoadAnswer(TypedDict):
+    server_load: int
 
 
 class AppAnswer(TypedDict):

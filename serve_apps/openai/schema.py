@@ -182,6 +182,9 @@ class Request(StrictModel):
     """Extension: go on after the end of sequence, up to max_tokens (for measuring)."""
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     """Extension: lower goes first, as in vLLM."""
+    cache_salt: str | None = Field(default=None, min_length=1)
+    """Extension: of the prefix cache, only what requests with the same salt have left there is used, as in
+    vLLM. Tenants are kept apart anyway."""
 
     @property
     def choices_each(self) -> int:

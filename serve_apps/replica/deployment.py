@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
+from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
@@ -27,6 +28,8 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
+from serve_apps.http.log import log_as_json
+from serve_apps.http.record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import (
     ApiError,
@@ -72,6 +75,7 @@ class Replica:
         import ray
         from ray import serve
 
+        log_as_json()
         self._started_at, self._ready_at = _now(), ""
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
@@ -91,7 +95,7 @@ class Replica:
         """The calls that serve a gateway's requests, and its endpoint."""
         self._node = ray.util.get_node_ip_address()
         self._sender = TokenSender(self._gateway_lost)
-        self._group = RankGroup(self.spec)
+        self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
         self._ready_at = _now()
         self._watching = asyncio.create_task(self._watch())
@@ -124,7 +128,11 @@ class Replica:
         config = replace(config, reasoning=engines_reasoning(self._prompts, self.spec.config))
         self._engine = entry.load_engine()(config, host, port)
         self._embedding_sizes = EmbeddingSizes.of(model_path)
-        await self._engine.start()
+        try:
+            await self._engine.start()
+        except EngineError as error:
+            everything = logs_of(self.spec.name, replica=self.id)
+            raise EngineError(f"{error}; {everything} has all that it said") from error
         self._chat = chat_of(self._engine, self._prompts, self.spec.config)
 
     def _lost(self, why: str) -> None:
@@ -155,16 +163,13 @@ class Replica:
 
     def _facts(self) -> dict[str, Any]:
         """What the controller is told."""
-        statistics = self._engine.statistics()
         return {
             "revision": self.revision,
             "context_length": self._engine.context_length,
             "prepared": self._prepared,
             "refused": self._refused,
             "refusal": self._refusal,
-            "running": statistics.running,
-            "waiting": statistics.waiting,
-            "cache_use": statistics.cache_use,
+            "engine": asdict(self._engine.statistics()),
             "started_at": self._started_at,
             "ready_at": self._ready_at,
         }
@@ -214,8 +219,8 @@ class Replica:
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages` with their `template`;
                 `max_tokens` (None: as many as the app allows and the context has room for); `sampling` (the
-                other SamplingParams); what `Request.prompt_options` says; of a conversation `reading`, see
-                `ChatRequest.reading`.
+                other SamplingParams); `priority` and `cache_salt` where there are any; what
+                `Request.prompt_options` says; of a conversation `reading`, see `ChatRequest.reading`.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
@@ -237,7 +242,11 @@ class Replica:
             sampling = self._sampling({**request, "sampling": asked}, len(prompt_ids))
             maker = ItemMaker(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
             deltas = self._engine.generate(
-                request["request_id"], prompt_ids, sampling, request.get("priority", 0)
+                request["request_id"],
+                prompt_ids,
+                sampling,
+                request.get("priority", 0),
+                request.get("cache_salt", ""),
             )
             gained = items(deltas, maker, reader)
             if address is None:
@@ -254,6 +263,12 @@ class Replica:
         self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
+        with Answering(RequestRecord(client_id(request["request_id"]))):
+            return await self._answer_or_say_why(request, answer)
+
+    async def _answer_or_say_why(
+        self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
         start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
         if request.get("revision", self.revision) != self.revision:
             # It was sent when this replica had other weights: whoever sent it knows of the change soon.
@@ -272,12 +287,15 @@ class Replica:
         except QueueFullError:
             error = queue_full(self.spec.name)
         except AnswerError as failed:
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], failed)
+            logger.error("an answer cannot go on: %s", failed)
             error = answer_failed(str(failed), own_fault=failed.own_fault)
         except EngineError as broken:
             self._check_engine()
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], broken)
+            logger.error("the engine broke under a request: %s", broken)
             return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+        except Exception:
+            logger.exception("a mistake of Shoal's or the engine's")
+            raise
         return {"start": start, **error.as_item()}
 
     async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:

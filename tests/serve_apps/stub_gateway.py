@@ -166,7 +166,8 @@ class StubGateway:
         spec = AppSpec("chat", config, model_path="/nowhere", model_version="tiny@3")
         version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
         self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
-        self.service = GatewayService(self.backend, self._look_up, Access(keys), options)
+        access = Access(keys, metrics_from=options.metrics_from if options else ())
+        self.service = GatewayService(self.backend, self._look_up, access, options)
         self.service.table = self.table
         self.api: FastAPI = build_api(self.service)
 

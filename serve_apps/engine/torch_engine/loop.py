@@ -137,6 +137,7 @@ class EngineLoop:
         sampling: SamplingParams,
         priority: int,
         structure: Structure | LateStructure | None,
+        cache_salt: str = "",
     ) -> None:
         """Take a request; raises what `Scheduler.add` and `spellings` raise."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
@@ -148,7 +149,9 @@ class EngineLoop:
             request.scores = PromptScores(prompt_ids, sampling.prompt_logprobs)
         scored = request.scores is not None
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
-        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority, scored)
+        sequence = TokenSequence(
+            request_id, prompt_ids, sampling.max_tokens, stops, priority, scored, cache_salt
+        )
         with self._changed:
             self._scheduler.add(sequence)
             self._requests[request_id] = request

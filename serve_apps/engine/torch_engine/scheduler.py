@@ -13,7 +13,7 @@ from bisect import insort
 from dataclasses import dataclass
 
 from serve_apps.engine.protocol import FinishReason, QueueFullError
-from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests
+from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests, start_of
 from serve_apps.engine.torch_engine.pace import Allowance, StepCosts
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Row, Step, Want
@@ -89,7 +89,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self._by_id[sequence.request_id] = sequence
-        self._digests[sequence.request_id] = Digests(self.pool.block_size)
+        self._digests[sequence.request_id] = Digests(self.pool.block_size, start_of(sequence.cache_salt))
         insort(self._waiting, sequence, key=_turn)
 
     def schedule(self) -> StepPlan | None:

@@ -530,6 +530,11 @@ def test_the_order_of_the_checks_never_matters_for_the_order_of_the_mistakes(tmp
         ("token_ports", "many", "A-B"),
         ("cors", "[https://page.example/path]", "an origin"),
         ("cors", "[page.example]", "an origin"),
+        ("metrics_from", "[10.0.0.1/8]", "10.0.0.0/8"),
+        ("metrics_from", "[prometheus]", "an IP address"),
+        ("keepalive_s", "-1", "0"),
+        ("keepalive_s", "0.01", "at least 0.1"),
+        ("keepalive_s", "soon", "number"),
         ("unknown_fields", "drop", "ignore"),
     ],
 )
