@@ -70,6 +70,8 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    stop_string: str | None = None
+    """Of `SamplingParams.stop`, the one that ended the text."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,9 @@ def delta_of(output: Any, sampling: SamplingParams) -> Delta:
             _logprob(token_id, entry, sampling.logprobs)
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
-    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason)
+    # Of an answer that a token ends, it is the token's id.
+    stop_string = gained.stop_reason if isinstance(gained.stop_reason, str) else None
+    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, stop_string)
 
 
 def check_whole(text: str, output: Any) -> None:

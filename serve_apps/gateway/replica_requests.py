@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.openai.chat_schema import ChatRequest
-from serve_apps.openai.schema import CompletionRequest, Request
+from serve_apps.openai.schema import Request
 
 
 def replica_requests(request: Request, request_id: str, most_tokens: int | None) -> list[dict[str, Any]]:
@@ -14,16 +13,9 @@ def replica_requests(request: Request, request_id: str, most_tokens: int | None)
     Args:
         most_tokens: of each answer; None: as many as there is room for.
     """
-    prompts: list[dict[str, Any]]
-    if isinstance(request, ChatRequest):
-        messages = [message.for_template() for message in request.messages]
-        prompts = [{"messages": messages, "template": request.template(), "reading": request.reading()}]
-    else:
-        assert isinstance(request, CompletionRequest)
-        prompts = [{"prompt": prompt} for prompt in request.prompt]
     sampling = request.sampling()
     requests: list[dict[str, Any]] = []
-    for prompt in prompts:
+    for prompt in request.prompts():
         for number in range(request.choices_each):
             seed = None if request.seed is None else (request.seed + number + 2**63) % 2**64 - 2**63
             requests.append(

@@ -145,6 +145,10 @@ class Request(StrictModel):
         """How many alternatives to report with each token; None reports no log-probabilities."""
         raise NotImplementedError
 
+    def prompts(self) -> list[dict[str, Any]]:
+        """What a replica is asked to go on with, for each prompt; see `Replica.generate`."""
+        raise NotImplementedError
+
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams, without max_tokens and without what was not asked for."""
         seldom = {
@@ -190,3 +194,6 @@ class CompletionRequest(Request):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"prompt": prompt} for prompt in self.prompt]

@@ -19,6 +19,8 @@ class Told:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
+    text_after_calls: int = 0
+    """Characters at the end of the text that came after the answer's first call had begun."""
 
 
 class AnswerParser:
@@ -93,6 +95,7 @@ class AnswerParser:
                 said = words.rstrip() if self._calls is not None else words
                 self._blanks = words[len(said) :]
                 told.text += said
+                told.text_after_calls += len(said) if self.num_calls else 0
             elif isinstance(part, Reasoning):
                 told.reasoning += "" if self._hide_reasoning else part.text
             elif isinstance(part, CallBegins):

@@ -42,8 +42,12 @@ def _read(parser: AnswerParser, delta: Delta, item: dict[str, Any]) -> None:
         item["reasoning"] = told.reasoning
     if told.calls:
         item["calls"] = told.calls
+    if told.text_after_calls:
+        item["text_after_calls"] = told.text_after_calls
     if thought and delta.token_ids:
         item["reasoning_tokens"] = len(delta.token_ids)
+    elif parser.num_calls and delta.token_ids:
+        item["call_tokens"] = len(delta.token_ids)
     if parser.complete or (parser.num_calls and delta.finish_reason == "stop"):
         # Nothing more is told of an answer that is complete: its engine need not go on with it.
         item["finish_reason"] = "tool_calls"
@@ -62,4 +66,6 @@ def _item(delta: Delta, piece: Piece) -> dict[str, Any]:
         ]
     if delta.finish_reason is not None:
         item["finish_reason"] = delta.finish_reason
+    if delta.stop_string is not None:
+        item["stop_string"] = delta.stop_string
     return item

@@ -8,8 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Item = Mapping[str, Any]
-"""What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text), `reasoning_tokens` and
-`calls` (see `CallPiece`); the first has `start`, the last `finish_reason`. See `Replica.generate`."""
+"""What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text) and `calls` (see
+`CallPiece`); how many of the tokens are `reasoning_tokens`, and `call_tokens`, which come from the first call on;
+`text_after_calls`, the number of characters at the end of the text that came after it. The first has `start`,
+the last `finish_reason`, and `stop_string` where one ended the text. See `Replica.generate`."""
+_COUNTS = ("reasoning_tokens", "call_tokens", "text_after_calls")
 
 
 def merge(items: Sequence[Item]) -> Item:
@@ -25,9 +28,10 @@ def merge(items: Sequence[Item]) -> Item:
             merged[name] = [entry for item in items for entry in item.get(name, ())]
     if any("reasoning" in item for item in items):
         merged["reasoning"] = "".join(item.get("reasoning", "") for item in items)
-    if any("reasoning_tokens" in item for item in items):
-        merged["reasoning_tokens"] = sum(item.get("reasoning_tokens", 0) for item in items)
-    for name, item in (("start", items[0]), ("finish_reason", items[-1])):
+    for name in _COUNTS:
+        if any(name in item for item in items):
+            merged[name] = sum(item.get(name, 0) for item in items)
+    for name, item in (("start", items[0]), ("finish_reason", items[-1]), ("stop_string", items[-1])):
         if name in item:
             merged[name] = item[name]
     return merged
