@@ -45,10 +45,9 @@ from serve_apps.openai.answers import (
     ReadyAnswer,
     TokenizeAnswer,
 )
-from serve_apps.openai.chat_format import ChatFormat
+from serve_apps.openai.asked import read_chat, read_completion
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError, internal, unknown_model
-from serve_apps.openai.format import CompletionFormat
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 
@@ -195,12 +194,12 @@ def build_api(service: GatewayService) -> FastAPI:
     @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        return await Call(service, request, CompletionRequest, CompletionFormat).answer()
+        return await Call(service, request, read_completion).answer()
 
     @post("/v1/chat/completions", ChatRequest, ChatAnswer, ChatChunk)
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await Call(service, request, ChatRequest, ChatFormat).answer()
+        return await Call(service, request, read_chat).answer()
 
     @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
     async def embeddings(request: Request) -> Response:

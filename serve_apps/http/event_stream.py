@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -84,15 +84,25 @@ class EventStream(Response):
 
     What the request held is freed when its last event is made, or the client has gone; a client that reads
     slowly holds nobody up.
+
+    Args:
+        failure: the event that tells of an error, which is the last one then.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncIterator[bytes], headers: dict[str, str], held: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        headers: dict[str, str],
+        held: AsyncExitStack,
+        failure: Callable[[ApiError], bytes],
+    ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._parts = parts
         self._held = held
+        self._failure = failure
         self._unsent = Unsent()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -134,7 +144,7 @@ class EventStream(Response):
                 logger.exception("a stream failed")
             await self._held.aclose()
         finally:
-            self._unsent.end(b"" if failed is None else sse_event(failed.body()))
+            self._unsent.end(b"" if failed is None else self._failure(failed))
         return failed
 
 
@@ -162,6 +172,7 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-def sse_event(document: Mapping[str, Any]) -> bytes:
+def sse_event(document: Mapping[str, Any], name: str | None = None) -> bytes:
     """A document as one server-sent event."""
-    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()

@@ -17,11 +17,11 @@ from serve_apps.openai.answers import (
     TopLogprob,
     Usage,
 )
-from serve_apps.openai.format import ChoiceEvent, CompletionFormat, Gathered, Heading, Logprob, number
+from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, Logprob, OpenAIFormat, number
 from serve_apps.parsing.answer_parser import CallPiece
 
 
-class ChatFormat:
+class ChatFormat(OpenAIFormat):
     """Answers of /v1/chat/completions."""
 
     def __init__(self, heading: Heading) -> None:
@@ -59,9 +59,9 @@ class ChatFormat:
             choices.append(_delta(index, {}, finish_reason=item["finish_reason"]))
         return [self._chunk([choice]) for choice in choices]
 
-    def last_chunk(self, used: Usage) -> ChatChunk:
-        """The part of a stream that says what it took."""
-        return {**self._chunk([]), "usage": used}
+    def ending(self, used: Usage) -> list[ChatChunk]:
+        """The part of a stream that says what it took, where that was asked for."""
+        return [{**self._chunk([]), "usage": used}] if self._heading.with_usage else []
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         heading = self._heading
@@ -140,6 +140,3 @@ def _delta(
 
 def _token(token: str, piece: bytes, value: float) -> TopLogprob:
     return {"token": token, "logprob": number(value), "bytes": list(piece)}
-
-
-Format = CompletionFormat | ChatFormat

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 from serve_apps.openai.answers import (
     CompletionAnswer,
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
+    ErrorAnswer,
     Usage,
 )
+from serve_apps.openai.errors import ApiError
 from serve_apps.parsing.answer_parser import CallPiece
 from serve_apps.tokens.inbox import Item
 
@@ -43,18 +46,40 @@ class Gathered:
         self.logprobs: list[list[Logprob]] = [[] for _ in range(num_choices)]
         self.tokens = [0] * num_choices
         self.finish_reason: list[str | None] = [None] * num_choices
+        self._stop_string: list[str | None] = [None] * num_choices
+        self._call_tokens = [0] * num_choices
+        self._text_after_calls = [0] * num_choices
 
     def add(self, event: ChoiceEvent) -> None:
         index, item = event.index, event.item
         if event.restarted:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
             self.reasoning[index], self.reasoning_tokens[index], self.calls[index] = "", 0, []
+            self._call_tokens[index], self._text_after_calls[index] = 0, 0
         self.text[index] += item["text"]
         self.reasoning[index] += item.get("reasoning", "")
         self.calls[index].extend(item.get("calls", ()))
         self.logprobs[index].extend(item.get("logprobs", ()))
         self.count(event)
+        self._call_tokens[index] += item.get("call_tokens", 0)
+        self._text_after_calls[index] += item.get("text_after_calls", 0)
         self.finish_reason[index] = item.get("finish_reason")
+        self._stop_string[index] = item.get("stop_string")
+
+    def event(self, index: int) -> ChoiceEvent:
+        """A whole choice, as if all of it had come at once."""
+        item = {
+            "text": self.text[index],
+            "reasoning": self.reasoning[index],
+            "reasoning_tokens": self.reasoning_tokens[index],
+            "calls": self.calls[index],
+            "logprobs": self.logprobs[index],
+            "call_tokens": self._call_tokens[index],
+            "text_after_calls": self._text_after_calls[index],
+            "finish_reason": self.finish_reason[index],
+            "stop_string": self._stop_string[index],
+        }
+        return ChoiceEvent(index, item)
 
     def count(self, event: ChoiceEvent) -> None:
         """Count an event's tokens, without keeping what it says."""
@@ -75,6 +100,17 @@ def usage(prompt_tokens: Iterable[int], gathered: Gathered) -> Usage:
     return used
 
 
+def cached_tokens(used: Usage) -> int:
+    """Of the prompt's tokens, those that were in the KV cache already, where that is known."""
+    details: Mapping[str, int] = used.get("prompt_tokens_details") or {}  # type: ignore[assignment]
+    return details.get("cached_tokens", 0)
+
+
+def reasoning_tokens(used: Usage) -> int:
+    """Of the answer's tokens, those of the reasoning."""
+    return used["completion_tokens_details"]["reasoning_tokens"] if "completion_tokens_details" in used else 0
+
+
 @dataclass(frozen=True)
 class Heading:
     """What all parts of an answer begin with, and what it was asked to carry."""
@@ -90,7 +126,47 @@ class Heading:
     """Whether a stream ends with the tokens that it took."""
 
 
-class CompletionFormat:
+class Format(Protocol):
+    """Makes the answer to one request, whole or as a stream: the words of one API."""
+
+    NAMED_EVENTS: ClassVar[bool]
+    """Whether the events of a stream are named by their `type`; else its last one is [DONE]."""
+
+    def answer(self, gathered: Gathered, used: Usage) -> Mapping[str, object]:
+        """The whole answer."""
+
+    def opening(self, used: Usage) -> Sequence[Mapping[str, object]]:
+        """With what a stream begins.
+
+        Args:
+            used: what is known by then: the prompt's tokens.
+        """
+
+    def chunks(self, event: ChoiceEvent) -> Sequence[Mapping[str, object]]:
+        """The parts of a stream that tell of one event."""
+
+    def ending(self, used: Usage) -> Sequence[Mapping[str, object]]:
+        """With what a stream ends whose choices are complete."""
+
+    def failure(self, error: ApiError) -> Mapping[str, object]:
+        """The last part of a stream that breaks off."""
+
+
+class OpenAIFormat:
+    """What the streams of OpenAI's older endpoints share."""
+
+    NAMED_EVENTS: ClassVar[bool] = False
+
+    def opening(self, used: Usage) -> list[Mapping[str, object]]:
+        """See Format."""
+        return []
+
+    def failure(self, error: ApiError) -> ErrorAnswer:
+        """See Format."""
+        return error.body()
+
+
+class CompletionFormat(OpenAIFormat):
     """Answers of /v1/completions."""
 
     def __init__(self, heading: Heading) -> None:
@@ -120,9 +196,9 @@ class CompletionFormat:
         choice = self._choice(event.index, item["text"], item.get("logprobs", ()), item.get("finish_reason"))
         return [self._chunk([choice])]
 
-    def last_chunk(self, used: Usage) -> CompletionChunk:
-        """The part of a stream that says what it took."""
-        return {**self._chunk([]), "usage": used}
+    def ending(self, used: Usage) -> list[CompletionChunk]:
+        """The part of a stream that says what it took, where that was asked for."""
+        return [{**self._chunk([]), "usage": used}] if self._heading.with_usage else []
 
     def _chunk(self, choices: list[CompletionChoice]) -> CompletionChunk:
         heading = self._heading

@@ -9,9 +9,9 @@ from typing import Any
 
 Item = Mapping[str, Any]
 """What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text) and `calls` (see
-`CallPiece`); how many of the tokens are `reasoning_tokens`, and `call_tokens`, which come from the first call on;
-`text_after_calls`, the number of characters at the end of the text that came after it. The first has `start`,
-the last `finish_reason`, and `stop_string` where one ended the text. See `Replica.generate`."""
+`CallPiece`); how many of the tokens are `reasoning_tokens`, and `call_tokens`, which come from the first call
+on; `text_after_calls`, the number of characters at the end of the text that came after it. The first has
+`start`, the last `finish_reason`, and `stop_string` where one ended the text. See `Replica.generate`."""
 _COUNTS = ("reasoning_tokens", "call_tokens", "text_after_calls")
 
 
