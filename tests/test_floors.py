@@ -16,7 +16,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"spec", "models"},
         {"engine", "tokens", "routing", "parsing"},
         {"openai"},
-        {"http", "replica"},
+        {"http", "replica", "anthropic"},
         {"controller"},
         {"gateway"},
         {"status", "commands"},

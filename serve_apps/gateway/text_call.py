@@ -6,7 +6,7 @@ import asyncio
 import base64
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -23,6 +23,7 @@ from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import DetokenizeAnswer, EmbeddingAnswer, TokenizeAnswer
+from serve_apps.openai.chat_schema import Conversation
 from serve_apps.openai.errors import (
     ApiError,
     bad_request,
@@ -35,6 +36,12 @@ from serve_apps.openai.parse import parse_fields
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
 
 Result = Mapping[str, Any]
+Asking = TypeVar("Asking", bound=TextRequest | Conversation)
+Fields = TypeVar("Fields", bound=TextRequest)
+
+
+def _fields(kind: type[Fields]) -> Callable[[Any, bool], Fields]:
+    return lambda document, ignore: parse_fields(kind, document, ignore_unknown=ignore)
 
 
 class TextCall:
@@ -47,7 +54,7 @@ class TextCall:
 
     async def embeddings(self) -> Response:
         """Answer /v1/embeddings."""
-        request, version = await self._read(EmbeddingRequest)
+        request, version = await self._read(_fields(EmbeddingRequest))
 
         for prompt in request.input:
             if not isinstance(prompt, str) and len(prompt) > version.context_length:
@@ -80,7 +87,7 @@ class TextCall:
 
     async def tokenize(self) -> Response:
         """Answer /tokenize, as vLLM does."""
-        request, version = await self._read(TokenizeRequest)
+        request, version = await self._read(_fields(TokenizeRequest))
         if request.messages is None and request.prompt is None:
             raise bad_request("'prompt' or 'messages' is required.", code="missing_required_parameter")
 
@@ -102,7 +109,7 @@ class TextCall:
 
     async def detokenize(self) -> Response:
         """Answer /detokenize, as vLLM does."""
-        request, version = await self._read(DetokenizeRequest)
+        request, version = await self._read(_fields(DetokenizeRequest))
         (result,) = results = await self._ask(
             version, "detokenize", 1, lambda: [{"tokens": list(request.tokens)}]
         )
@@ -110,7 +117,19 @@ class TextCall:
         answer: DetokenizeAnswer = {"prompt": result["prompt"]}
         return JSONResponse(answer, headers=_headers(results))
 
-    async def _read(self, kind: type[TextRequest]) -> tuple[Any, AppVersion]:
+    async def count(self, read: Callable[[Any, bool], Conversation], form: Callable[[int], Any]) -> Response:
+        """Answer with the number of a conversation's tokens.
+
+        Args:
+            read: what the body asks, in the words of the API that the route is of.
+            form: makes the answer.
+        """
+        request, version = await self._read(read)
+        (result,) = results = await self._ask(version, "tokenize", 1, request.prompts)
+        self._record.tokenized = len(result["tokens"])
+        return JSONResponse(form(len(result["tokens"])), headers=_headers(results))
+
+    async def _read(self, read: Callable[[Any, bool], Asking]) -> tuple[Asking, AppVersion]:
         access, record = self._service.access, self._record
         self._caller = access.caller(credential(self._http.headers))
         record.tenant, record.stream = self._caller.tenant, False
@@ -120,9 +139,7 @@ class TextCall:
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             body = await read_body(self._http, limit)
             ignore = self._service.options.ignore_unknown
-            request = await in_thread_if_large(
-                body, lambda: parse_fields(kind, read_json(body), ignore_unknown=ignore)
-            )
+            request = await in_thread_if_large(body, lambda: read(read_json(body), ignore))
             version = await self._service.find(request.model, self._caller)
             record.app = request.model
             limits = version.spec.config.limits

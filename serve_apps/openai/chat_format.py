@@ -11,6 +11,7 @@ from serve_apps.openai.answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     ToolCall,
@@ -100,13 +101,15 @@ class ChatFormat(OpenAIFormat):
     def _logprobs(self, logprobs: Sequence[Logprob]) -> ChatLogprobs | None:
         if not self._heading.with_logprobs:
             return None
-        return {
-            "content": [
-                {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
-                for token, piece, value, top in logprobs
-            ],
-            "refusal": None,
-        }
+        return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def token_logprobs(logprobs: Sequence[Logprob]) -> list[ChatLogprob]:
+    """Tokens, each with its alternatives."""
+    return [
+        {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
+        for token, piece, value, top in logprobs
+    ]
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:

@@ -47,6 +47,7 @@ class Gathered:
         self.tokens = [0] * num_choices
         self.finish_reason: list[str | None] = [None] * num_choices
         self._stop_string: list[str | None] = [None] * num_choices
+        self._lead_tokens = [0] * num_choices
         self._call_tokens = [0] * num_choices
         self._text_after_calls = [0] * num_choices
 
@@ -55,12 +56,14 @@ class Gathered:
         if event.restarted:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
             self.reasoning[index], self.reasoning_tokens[index], self.calls[index] = "", 0, []
-            self._call_tokens[index], self._text_after_calls[index] = 0, 0
+            self._lead_tokens[index], self._call_tokens[index] = 0, 0
+            self._text_after_calls[index] = 0
         self.text[index] += item["text"]
         self.reasoning[index] += item.get("reasoning", "")
         self.calls[index].extend(item.get("calls", ()))
         self.logprobs[index].extend(item.get("logprobs", ()))
         self.count(event)
+        self._lead_tokens[index] += item.get("lead_tokens", 0)
         self._call_tokens[index] += item.get("call_tokens", 0)
         self._text_after_calls[index] += item.get("text_after_calls", 0)
         self.finish_reason[index] = item.get("finish_reason")
@@ -71,9 +74,9 @@ class Gathered:
         item = {
             "text": self.text[index],
             "reasoning": self.reasoning[index],
-            "reasoning_tokens": self.reasoning_tokens[index],
             "calls": self.calls[index],
             "logprobs": self.logprobs[index],
+            "lead_tokens": self._lead_tokens[index],
             "call_tokens": self._call_tokens[index],
             "text_after_calls": self._text_after_calls[index],
             "finish_reason": self.finish_reason[index],

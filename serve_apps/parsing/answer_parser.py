@@ -66,6 +66,11 @@ class AnswerParser:
         """The answer has not begun: what comes now is reasoning."""
         return self._reasoning is not None and self._reasoning.thinks
 
+    @property
+    def answers(self) -> bool:
+        """The answer has begun: nothing that comes now is reasoning, or may become it."""
+        return self._reasoning is None or self._reasoning.over
+
     def finish(self, told: Told) -> None:
         """Add what was held back, once no more text will come."""
         if not self.complete:

@@ -31,8 +31,13 @@ class Thinking:
 
     @property
     def thinks(self) -> bool:
-        """The answer has not begun."""
+        """What comes now is reasoning."""
         return self._state == "reasoning" or (self._state == "start" and self._open)
+
+    @property
+    def over(self) -> bool:
+        """The answer has begun."""
+        return self._state == "answer"
 
     def feed(self, text: str) -> Sequence[Part]:
         """See Parser."""

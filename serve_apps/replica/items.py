@@ -46,7 +46,9 @@ def _read(parser: AnswerParser, delta: Delta, item: dict[str, Any]) -> None:
         item["text_after_calls"] = told.text_after_calls
     if thought and delta.token_ids:
         item["reasoning_tokens"] = len(delta.token_ids)
-    elif parser.num_calls and delta.token_ids:
+    if thought or not parser.answers:
+        item["lead_tokens"] = len(delta.token_ids)
+    elif parser.num_calls:
         item["call_tokens"] = len(delta.token_ids)
     if parser.complete or (parser.num_calls and delta.finish_reason == "stop"):
         # Nothing more is told of an answer that is complete: its engine need not go on with it.
