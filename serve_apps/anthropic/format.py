@@ -151,7 +151,8 @@ def _input(arguments: str) -> dict[str, Any]:
     """The arguments of a call as an object; of what is no whole JSON what can be read."""
     try:
         found = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial=True)
-    except ValueError:
+        json.dumps(found, allow_nan=False)  # it may be a number beyond all bounds, or nested too deeply
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

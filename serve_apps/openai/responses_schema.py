@@ -18,6 +18,8 @@ from serve_apps.openai.tools import Choice
 from serve_apps.openai.turns import opened
 
 LOGPROBS = "message.output_text.logprobs"
+MOST_LEVELS = 128
+"""Levels of a schema that an answer repeats."""
 KEEPS_NONE = "it keeps no answers: send the whole conversation as 'input'"
 
 
@@ -162,6 +164,7 @@ def parse_response(document: Any, *, ignore_unknown: bool) -> tuple[ResponsesReq
         ApiError: 400, naming the first field that is wrong and what it may be.
     """
     request = parse_fields(ResponsesRequest, document, ignore_unknown=ignore_unknown)
+    form = request.text.format if request.text else None
     translation = request.translation()
     check_others(
         request.offered.others,
@@ -170,8 +173,26 @@ def parse_response(document: Any, *, ignore_unknown: bool) -> tuple[ResponsesReq
         instead="leave it out, or offer a function of your own",
     )
     check_tools(translation)
-    form = request.text.format if request.text else None
+    _check_depth("tools", list(request.offered.given))
+    _check_depth("text", form.json_schema if form else None)
     if form is not None and form.type == "json_schema" and form.json_schema is None:
         path = "text.format.schema"
         raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
     return request, translation
+
+
+def _check_depth(field: str, value: Any) -> None:
+    """Refuse what is nested so deeply that an answer could not repeat it."""
+    level = [value]
+    for _ in range(MOST_LEVELS):
+        level = [
+            inside
+            for one in level
+            if isinstance(one, dict | list)
+            for inside in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return
+    raise bad_request(
+        f"'{field}' is nested more than {MOST_LEVELS} levels deep.", param=field, code="invalid_value"
+    )

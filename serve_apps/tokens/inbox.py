@@ -9,10 +9,10 @@ from typing import Any
 
 Item = Mapping[str, Any]
 """What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text) and `calls` (see
-`CallPiece`); how many of the tokens are `reasoning_tokens`, how many at their beginning are `lead_tokens`, before
-the answer, and at their end `call_tokens`, from the first call on; how many characters at the end of the text
-are `text_after_calls`. The first has `start`, the last `finish_reason`, and `stop_string` where one ended the
-text. See `Replica.generate`."""
+`CallPiece`). Numbers: `reasoning_tokens`; `lead_tokens`, at the beginning, before the answer; `call_tokens`,
+at the end, from the first call on; `text_after_calls`, characters at the end of the text that came after it.
+The first has `start`, the last `finish_reason`, and `stop_string` where one ended the text. See
+`Replica.generate`."""
 _COUNTS = ("reasoning_tokens", "lead_tokens", "call_tokens", "text_after_calls")
 
 

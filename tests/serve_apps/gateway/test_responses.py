@@ -1,4 +1,4 @@
-"""/v1/responses as OpenAI's own client reads it: each event has its form, and streamed and whole are the same."""
+"""/v1/responses as OpenAI's own client reads it: events have their forms; streamed and whole are the same."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京 ☀�
 NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 AGENT = '<tool_call>\n{"name": "agents__get_time", "arguments": {}}\n</tool_call>'
 EVENT = TypeAdapter(ResponseStreamEvent)
+JSON = {"content-type": "application/json"}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 
 
@@ -299,7 +300,9 @@ def test_what_is_asked_reaches_the_replica() -> None:
 
 
 CODEX = {
-    "input": [{"type": "message", "id": "msg_1", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}],
+    "input": [
+        {"type": "message", "id": "m_1", "role": "user", "content": [{"type": "input_text", "text": "hi"}]}
+    ],
     "tools": [*TOOLS, SPACE, {"type": "web_search", "external_web_access": False}],
     "tool_choice": "auto",
     "parallel_tool_calls": True,
@@ -309,7 +312,7 @@ CODEX = {
     "include": ["reasoning.encrypted_content"],
     "prompt_cache_key": "1",
     "client_metadata": {"session_id": "1"},
-}  # fmt: skip
+}
 """As codex 0.169 asks without any settings but the address and the model."""
 
 
@@ -382,6 +385,18 @@ def test_what_a_replica_refuses_is_named_as_the_client_does() -> None:
     backend = WritingBackend(HERMES)
     backend.fails = ApiError(400, "No.", param="messages")
     assert post(gateway_of(backend), {"input": "hi"})["error"]["param"] == "input"
+
+
+def test_an_answer_repeats_what_can_be_repeated_only() -> None:
+    async def send(schema: str) -> Any:
+        body = '{"model":"chat","input":"hi","tools":[{"type":"function","name":"f","parameters":%s}]}'
+        async with gateway_of(WritingBackend(HERMES)).client() as http:
+            return await http.post("/v1/responses", content=body % schema, headers=JSON)
+
+    for depth, status in ((50, 200), (200, 400), (970, 400)):
+        assert asyncio.run(send('{"a":' * depth + "{}" + "}" * depth)).status_code == status
+    answer = asyncio.run(send('{"maximum": 1e999}'))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_json")
 
 
 def test_a_stream_that_breaks_off_says_so_with_what_was_there() -> None:
