@@ -39,7 +39,9 @@ def turns_of(value: Any) -> list[Turn]:
 def _add(turns: Turns, number: int, item: Any) -> None:
     if not isinstance(item, dict):
         raise ValueError(f"item {number} must be an object")
-    kind = item.get("type") or ("message" if "role" in item else None)
+    kind = item.get("type")
+    if kind is None or kind == "":
+        kind = "message" if "role" in item else None
     add = _KINDS.get(kind) if isinstance(kind, str) else None
     if add is None:
         raise ValueError(
