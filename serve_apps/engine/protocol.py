@@ -116,6 +116,8 @@ class Delta:
     """Of the prompt's tokens but for the first, where they were asked for; the first delta has them all."""
     cached_tokens: int | None = None
     """The first delta says how many of the prompt's tokens were in the KV cache already."""
+    stop_string: str | None = None
+    """Of `SamplingParams.stop`, the one that ended the text."""
 
 
 @dataclass(frozen=True)

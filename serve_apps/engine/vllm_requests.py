@@ -94,6 +94,9 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
             _logprob(token_id, entry, sampling.logprobs)
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
+    # Of an answer that a token ends, it is the token's id.
+    if isinstance(gained.stop_reason, str):
+        known["stop_string"] = gained.stop_reason
     return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, **known)
 
 
