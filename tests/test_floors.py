@@ -14,7 +14,7 @@ FLOORS = {"cluster": 0, "train_jobs": 1, "serve_apps": 1, "infra": 2}
 ROOMS: dict[str, list[set[str]]] = {
     "serve_apps": [
         {"spec", "models"},
-        {"engine", "tokens", "routing"},
+        {"engine", "tokens", "routing", "parsing"},
         {"openai"},
         {"http", "replica"},
         {"controller"},

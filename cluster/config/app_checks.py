@@ -30,6 +30,10 @@ from cluster.wording import counted
 TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
 """Keys of `engine_kwargs` that engine: torch knows."""
 
+TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder")
+REASONING_PARSERS = ("deepseek_r1", "qwen3")
+"""Those of engine: torch; vLLM knows its own."""
+
 _NAME = re.compile(NAME_PATTERN)
 _PUBLISHED: KeyPath = ("train_jobs", ANY, "publish")
 
@@ -57,6 +61,13 @@ def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) ->
         if unknown := sorted(app.engine_kwargs.keys() - TORCH_KWARGS):
             message = f"engine: torch takes {listed(TORCH_KWARGS)}, was `{unknown[0]}`"
             report(f"engine_kwargs.{unknown[0]}", app.engine_kwargs[unknown[0]], message, "engine")
+        for key, known in (("tools", TOOL_PARSERS), ("reasoning", REASONING_PARSERS)):
+            name = getattr(app, key)
+            if name is not None and name not in (*known, "none"):
+                guess = nearest(name, known)
+                hint = f"; did you mean `{guess}`?" if guess is not None else ""
+                message = f"engine: torch knows {listed(known)} and none, was `{name}`{hint}"
+                report(key, name, message, "engine")
     elif config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
         # The nodes of an embedded cluster run in this very environment.
         message = (

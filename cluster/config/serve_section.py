@@ -99,6 +99,12 @@ class ServeAppConfig(Section):
     """NAME@VERSION, NAME@latest or NAME@ALIAS of the registry, or a Hugging Face directory (./… or /…)."""
     engine: Literal["torch", "vllm"] = "torch"
     """What runs the model: Shoal's engine over transformers' models, or vLLM (pip install 'shoal[vllm]')."""
+    tools: str | None = None
+    """How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_coder (with engine:
+    vllm any of vLLM's tool parsers), or none. Default: by its chat template, where that is plain."""
+    reasoning: str | None = None
+    """How the model writes its reasoning: deepseek_r1, qwen3 (with engine: vllm any of vLLM's reasoning
+    parsers), or none. Default: by its chat template."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the engine that no other key here gives: of vLLM's AsyncEngineArgs (vllm);
     step_timeout_s, start_timeout_s, heartbeat_s (torch)."""

@@ -12,9 +12,10 @@ from cluster.config.serve_section import LimitsConfig
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.engine.protocol import SamplingParams
+from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError, bad_request
 from serve_apps.openai.parse import parse
-from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.openai.schema import CompletionRequest, Request
 from serve_apps.replica.fit import fit, most_tokens
 
 RESULTS = pa.schema(

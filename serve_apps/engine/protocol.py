@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -10,6 +11,8 @@ REPETITION_PENALTIES = 0.01, 100.0
 """The least and the most; much beyond them logits are no numbers any more."""
 
 FinishReason = Literal["stop", "length", "abort"]
+StructureKind = Literal["json_schema", "regex", "choice", "grammar"]
+"""Fields of SamplingParams that say what form an answer has."""
 
 
 @dataclass(frozen=True)
@@ -17,6 +20,7 @@ class SamplingParams:
     """How the next token is chosen and when a request ends; the names and meanings of OpenAI and vLLM."""
 
     max_tokens: int = 16
+    """Most tokens of the answer; 0, with `prompt_logprobs` alone, reads the prompt and answers nothing."""
     temperature: float = 1.0
     """0 is greedy."""
     top_p: float = 1.0
@@ -35,9 +39,25 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
     """(token id, what is added to its logit)"""
     json_schema: str | None = None
-    """A JSON schema (as JSON) that the answer keeps to, unless max_tokens ends it first."""
+    """A JSON schema (as JSON) that the answer keeps to, unless max_tokens ends it first. At most one of this
+    field and the next three is given."""
+    regex: str | None = None
+    """A regular expression that the whole answer matches."""
+    choice: tuple[str, ...] = ()
+    """Texts of which the answer is one."""
+    grammar: str | None = None
+    """A grammar, in the language of Lark or of GBNF, that the answer keeps to."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens that may come; none named: any."""
+    bad_words: tuple[str, ...] = ()
+    """Words that the answer does not hold, as far as they are spelt with the tokens that the tokenizer uses
+    for them, with a blank before them and without."""
     stop: tuple[str, ...] = ()
     """The text ends before the first of these; they are not part of the answer."""
+    include_stop: bool = False
+    """The text has the stop string, or the text of the token, that ended it."""
+    skip_special_tokens: bool = True
+    """Special tokens are no part of the text."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the answer as an end of sequence does."""
     min_tokens: int = 0
@@ -45,17 +65,32 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """How many alternatives to report with each token (0: only the token's own); None reports nothing."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of the prompt's tokens, all but the first."""
+
+    @property
+    def structure(self) -> tuple[StructureKind, str] | None:
+        """The field that says what form the answer has, and its value as text (that of `choice` as JSON)."""
+        if self.json_schema is not None:
+            return "json_schema", self.json_schema
+        if self.regex is not None:
+            return "regex", self.regex
+        if self.choice:
+            return "choice", json.dumps(self.choice)
+        return None if self.grammar is None else ("grammar", self.grammar)
 
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """One generated token with its natural-log probability and the likeliest alternatives."""
+    """One token with its natural-log probability and the likeliest alternatives."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob) of the likeliest tokens, best first; where any are asked for, this one is among
     them, last if it is none of the likeliest."""
+    rank: int = 0
+    """Its place among all tokens, 1 for the likeliest; known of a prompt's tokens."""
 
     def __post_init__(self) -> None:
         if self.top and all(token_id != self.token_id for token_id, _ in self.top):
@@ -70,6 +105,10 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of the prompt's tokens but for the first, where they were asked for; the first delta has them all."""
+    cached_tokens: int | None = None
+    """The first delta says how many of the prompt's tokens were in the KV cache already."""
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,15 @@ from math import inf
 from typing import Any
 
 from serve_apps.engine.protocol import REPETITION_PENALTIES, PromptError, SamplingParams
+from serve_apps.engine.structure_compiler import NAMES
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "max_tokens": (lambda value: value >= 1, "at least 1"),
     "temperature": (lambda value: 0 <= value < inf, "0 or more"),
     "top_p": (lambda value: 0 < value <= 1, "above 0 and at most 1"),
     "top_k": (lambda value: value >= 0, "0 (every token) or more"),
     "min_p": (lambda value: 0 <= value <= 1, "between 0 and 1"),
     "logprobs": (lambda value: value is None or value >= 0, "0 or more"),
+    "prompt_logprobs": (lambda value: value is None or value >= 0, "0 or more"),
     "repetition_penalty": (
         lambda value: REPETITION_PENALTIES[0] <= value <= REPETITION_PENALTIES[1],
         "between {} and {:g}".format(*REPETITION_PENALTIES),
@@ -32,8 +33,15 @@ def check_sampling(sampling: SamplingParams, vocab_size: int) -> None:
         value = getattr(sampling, name)
         if not holds(value):
             raise PromptError(f"{name} is {value}; it must be {rule}", name)
+    least = 1 if sampling.prompt_logprobs is None else 0
+    if sampling.max_tokens < least:
+        raise PromptError(f"max_tokens is {sampling.max_tokens}; it must be at least {least}", "max_tokens")
+    forms = [name for name in NAMES if getattr(sampling, name) not in (None, ())]
+    if len(forms) > 1:
+        raise PromptError(f"an answer has one structure, not two ({' and '.join(forms)})", forms[1])
     biased = [token for token, _ in sampling.logit_bias]
-    for name, tokens in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
+    named = ("stop_token_ids", "allowed_token_ids")
+    for name, tokens in (("logit_bias", biased), *((name, getattr(sampling, name)) for name in named)):
         unknown = next((token for token in tokens if not 0 <= token < vocab_size), None)
         if unknown is not None:
             raise PromptError(f"there is no token id {unknown}; this model's are 0 to {vocab_size - 1}", name)

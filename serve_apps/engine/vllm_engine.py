@@ -8,13 +8,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
-from serve_apps.engine.json_schema import COMPILERS, compiled
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -29,8 +28,10 @@ from serve_apps.engine.protocol import (
     WeightsError,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
+from serve_apps.engine.structure_compiler import NAMES
+from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
 from serve_apps.engine.vllm_log import root_cause
-from serve_apps.engine.vllm_requests import check_whole, delta_of, vllm_params
+from serve_apps.engine.vllm_requests import delta_of, end_of, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
 from serve_apps.engine.vllm_statistics import VllmStatistics
 from serve_apps.engine.weight_files import check_same_shapes
@@ -42,6 +43,8 @@ _LOAD_TIMEOUT_S = 600.0
 _LOOK_EVERY_S = 1.0
 _LEARN_EVERY_S = 30.0
 _ABORT_TIMEOUT_S = 5.0
+
+Result = TypeVar("Result")
 
 _Queue = asyncio.Queue["Any | Exception | None"]
 """vLLM's outputs of one request; None ends them."""
@@ -107,13 +110,14 @@ class VllmEngine:
             context_length=self.context_length,
             vocab_size=self._vocab_size,
         )
-        if sampling.json_schema is not None:
-            # vLLM leaves a request alone for ever whose schema it cannot compile.
-            loop = asyncio.get_running_loop()
-            kept = await loop.run_in_executor(self._compilers, compiled, sampling.json_schema)
-            sampling = replace(sampling, json_schema=kept.schema)
+        structure: CompiledStructure | None = None
+        if sampling.structure is not None:
+            # vLLM leaves a request alone for ever whose structure it cannot compile.
+            structure = await self._in_compiler(compiled, *sampling.structure)
+            if sampling.json_schema is not None:
+                sampling = replace(sampling, json_schema=structure.text)
         params = vllm_params(sampling)
-        text = ""
+        text, first = "", True
         async with self._place(request_id) as queue:
             prompt = {"prompt_token_ids": list(prompt_ids)}
             outputs = self._vllm.generate(prompt, params, request_id, priority=priority)
@@ -122,15 +126,35 @@ class VllmEngine:
                 while (output := await queue.get()) is not None:
                     if isinstance(output, Exception):
                         raise output
-                    delta = delta_of(output, sampling)
-                    if sampling.json_schema is not None:
+                    delta = delta_of(output, sampling, first=first)
+                    first = False
+                    if structure is not None:
                         text += delta.text
-                        check_whole(text, output)
+                        if (end := end_of(output)) is not None:
+                            await self._check_whole(sampling, structure, text, end)
                     yield delta
             finally:
                 # vLLM aborts a request whose reader is cancelled.
                 reader.cancel()
                 await asyncio.wait([reader])
+
+    async def _in_compiler(self, function: Callable[..., Result], *arguments: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._compilers, function, *arguments)
+
+    async def _check_whole(
+        self, sampling: SamplingParams, structure: CompiledStructure, text: str, end: int
+    ) -> None:
+        """Check an answer that ends by itself: a grammar that has given up lets nothing but the end come.
+
+        Raises:
+            AnswerError: it is not what its structure asks for.
+        """
+        if sampling.include_stop and not sampling.skip_special_tokens:
+            text = text.removesuffix(str(self._vllm.get_tokenizer().decode([end])))
+        if not await self._in_compiler(is_whole, structure, text):
+            assert sampling.structure is not None
+            name = NAMES[sampling.structure[0]]
+            raise AnswerError(f"the answer cannot be held to its {name} any further", own_fault=True)
 
     async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
         """Refused: a model that vLLM generates with gives no hidden states."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from serve_apps.engine.protocol import AnswerError, Delta, PromptError, SamplingParams, TokenLogprob
+
+_STRUCTURES = {"json_schema": "json"}
+"""Kinds of structures that vLLM knows by another name."""
 
 
 def vllm_params(sampling: SamplingParams) -> Any:
@@ -18,11 +20,14 @@ def vllm_params(sampling: SamplingParams) -> Any:
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     structure = None
-    if sampling.json_schema is not None:
-        structure = StructuredOutputsParams(json=sampling.json_schema, disable_any_whitespace=True)
+    if (form := sampling.structure) is not None:
+        kind, text = form
+        value = list(sampling.choice) if kind == "choice" else text
+        structure = StructuredOutputsParams(**{_STRUCTURES.get(kind, kind): value})
     try:
         return VllmParams(
-            max_tokens=sampling.max_tokens,
+            # It has no request that generates nothing.
+            max_tokens=max(1, sampling.max_tokens),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -37,6 +42,11 @@ def vllm_params(sampling: SamplingParams) -> Any:
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             logprobs=sampling.logprobs,
+            prompt_logprobs=sampling.prompt_logprobs,
+            include_stop_str_in_output=sampling.include_stop,
+            skip_special_tokens=sampling.skip_special_tokens,
+            bad_words=list(sampling.bad_words),
+            allowed_token_ids=list(sampling.allowed_token_ids) or None,
             structured_outputs=structure,
             output_kind=RequestOutputKind.DELTA,
         )
@@ -44,36 +54,51 @@ def vllm_params(sampling: SamplingParams) -> Any:
         raise PromptError(str(error)) from error
 
 
-def delta_of(output: Any, sampling: SamplingParams) -> Delta:
-    """One of vLLM's outputs as a delta."""
+def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
+    """One of vLLM's outputs as a delta.
+
+    Raises:
+        AnswerError: vLLM has chosen a token that the request does not allow, since none was left.
+    """
     gained = output.outputs[0]
+    known: dict[str, Any] = {}
+    if first:
+        scores = output.prompt_logprobs or [None]
+        known["prompt_logprobs"] = tuple(
+            _prompt_logprob(token_id, entry, sampling.prompt_logprobs or 0)
+            for token_id, entry in zip(output.prompt_token_ids[1:], scores[1:], strict=False)
+        )
+        known["cached_tokens"] = output.num_cached_tokens
+    if sampling.max_tokens == 0:
+        reason = gained.finish_reason
+        return Delta(finish_reason="length" if reason == "stop" else reason, **known)
+    if sampling.allowed_token_ids and not set(gained.token_ids) <= set(sampling.allowed_token_ids):
+        raise AnswerError("none of the allowed tokens may come next", own_fault=True)
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None and gained.logprobs:
         logprobs = tuple(
             _logprob(token_id, entry, sampling.logprobs)
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
-    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason)
+    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, **known)
 
 
-def check_whole(text: str, output: Any) -> None:
-    """Check an answer that is to keep to a JSON schema, all its text so far, where it ends by itself.
-
-    Raises:
-        AnswerError: it is no JSON: its grammar has given up, and lets nothing but the end come then.
-    """
+def end_of(output: Any) -> int | None:
+    """The token that ends an answer here; None where none does, but a stop string, its length or nothing."""
     gained = output.outputs[0]
-    if gained.finish_reason != "stop" or isinstance(gained.stop_reason, str):
-        return
-    try:
-        json.loads(text)
-    except ValueError as error:
-        raise AnswerError(
-            "the answer cannot be held to its JSON schema any further", own_fault=True
-        ) from error
+    ends = gained.finish_reason == "stop" and not isinstance(gained.stop_reason, str)
+    return gained.token_ids[-1] if ends else None
 
 
 def _logprob(token_id: int, entry: Any, num_top: int) -> TokenLogprob:
+    return TokenLogprob(token_id, entry[token_id].logprob, _top(entry, num_top))
+
+
+def _prompt_logprob(token_id: int, entry: Any, num_top: int) -> TokenLogprob:
+    own = entry[token_id]
+    return TokenLogprob(token_id, own.logprob, _top(entry, num_top), own.rank)
+
+
+def _top(entry: Any, num_top: int) -> tuple[tuple[int, float], ...]:
     ranked = sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
-    top = tuple((other, one.logprob) for other, one in ranked)
-    return TokenLogprob(token_id, entry[token_id].logprob, top)
+    return tuple((other, one.logprob) for other, one in ranked)

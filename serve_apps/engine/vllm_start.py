@@ -120,5 +120,7 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "enable_prefix_caching": config.prefix_caching,
         "scheduling_policy": "priority",
+        # The library that has compiled a structure already when a request comes here.
+        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
     }
     return {name: value for name, value in arguments.items() if value is not None}

@@ -45,9 +45,11 @@ from serve_apps.openai.answers import (
     ReadyAnswer,
     TokenizeAnswer,
 )
+from serve_apps.openai.chat_format import ChatFormat
+from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError, internal, unknown_model
-from serve_apps.openai.format import ChatFormat, CompletionFormat
-from serve_apps.openai.schema import ChatRequest, CompletionRequest
+from serve_apps.openai.format import CompletionFormat
+from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])

@@ -20,8 +20,9 @@ from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import EventStream, sse_event, unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
+from serve_apps.openai.chat_format import Format
 from serve_apps.openai.errors import ApiError, body_too_large
-from serve_apps.openai.format import ChoiceEvent, Format, Gathered, Heading, usage
+from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, usage
 from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
@@ -158,7 +159,7 @@ class Call:
         def parts(event: ChoiceEvent) -> bytes:
             self._seen()
             # Of what is sent on, only the number is kept.
-            self._gathered.tokens[event.index] += len(event.item["token_ids"])
+            self._gathered.count(event)
             return b"".join(sse_event(chunk) for chunk in self._format.chunks(event))
 
         yield parts(first)
@@ -175,7 +176,7 @@ class Call:
         # The choices of one prompt read it once; they stand side by side in the order of the prompts.
         choices = self._choices
         prompts = (n for i, n in choices.prompt_tokens.items() if i % self._choices_each == 0)
-        return usage(prompts, sum(self._gathered.tokens))
+        return usage(prompts, self._gathered)
 
     def _headers(self) -> dict[str, str]:
         choices = self._choices

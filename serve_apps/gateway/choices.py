@@ -21,6 +21,9 @@ RETRIES = 3
 """Times a request is sent again after its replica was lost."""
 
 
+_SHOWN = ("logprobs", "reasoning", "calls", "finish_reason")
+
+
 class _VersionFailedError(Exception):
     """A version could not answer, and another may, now or soon."""
 
@@ -217,4 +220,4 @@ class Choices:
 
 def _shows(item: Item) -> bool:
     """Whether a client learns anything from it: a token may be half a character, or have no text at all."""
-    return bool(item["text"] or item.get("logprobs") or item.get("finish_reason"))
+    return bool(item["text"] or any(item.get(name) for name in _SHOWN))

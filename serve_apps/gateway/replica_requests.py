@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.openai.chat_schema import ChatRequest
+from serve_apps.openai.schema import CompletionRequest, Request
 
 
 def replica_requests(request: Request, request_id: str, most_tokens: int | None) -> list[dict[str, Any]]:
@@ -16,7 +17,7 @@ def replica_requests(request: Request, request_id: str, most_tokens: int | None)
     prompts: list[dict[str, Any]]
     if isinstance(request, ChatRequest):
         messages = [message.for_template() for message in request.messages]
-        prompts = [{"messages": messages, **({"tools": request.tools} if request.tools else {})}]
+        prompts = [{"messages": messages, "template": request.template(), "reading": request.reading()}]
     else:
         assert isinstance(request, CompletionRequest)
         prompts = [{"prompt": prompt} for prompt in request.prompt]

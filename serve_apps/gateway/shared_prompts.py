@@ -38,14 +38,14 @@ async def tokenized_once(
         if len(numbers) > 1 and _characters(first) >= LONG_CHARACTERS:
             tokens = await _tokens(backend, version, first)
             for number in numbers if tokens is not None else ():
-                kept = {k: v for k, v in requests[number].items() if k not in ("messages", "tools")}
+                kept = {k: v for k, v in requests[number].items() if k not in ("messages", "template")}
                 made[number] = {**kept, "prompt": tokens}
     return made
 
 
 async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, Any]) -> list[int] | None:
     """The tokens of a request's prompt; None where its replica failed, which the answers may survive."""
-    asked = {name: request[name] for name in ("prompt", "messages", "tools") if name in request}
+    asked = {name: request[name] for name in ("prompt", "messages", "template") if name in request}
     named = {"request_id": f"{request['request_id']}-tokens", "revision": version.revision, **asked}
     try:
         result = await backend.ask(version.application, "tokenize", named)

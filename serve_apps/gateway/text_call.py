@@ -88,7 +88,7 @@ class TextCall:
             if request.messages is None:
                 return [{"prompt": request.prompt}]
             messages = [message.for_template() for message in request.messages]
-            return [{"messages": messages, "tools": request.tools}]
+            return [{"messages": messages, "template": {"tools": request.tools} if request.tools else {}}]
 
         (result,) = results = await self._ask(version, "tokenize", 1, asks)
         tokens = result["tokens"]

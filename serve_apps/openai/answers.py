@@ -24,10 +24,15 @@ class ErrorAnswer(TypedDict):
     error: ErrorDetail
 
 
+class CompletionTokens(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    completion_tokens_details: NotRequired[CompletionTokens]
 
 
 class CompletionLogprobs(TypedDict):
@@ -81,10 +86,24 @@ class ChatLogprobs(TypedDict):
     refusal: None
 
 
+class CalledFunction(TypedDict):
+    name: str
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class ChatMessage(TypedDict):
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None
+    reasoning_content: NotRequired[str]
+    tool_calls: NotRequired[list[ToolCall]]
 
 
 class ChatChoice(TypedDict):
@@ -105,10 +124,21 @@ class ChatAnswer(TypedDict):
     usage: Usage | None
 
 
+class CallDelta(TypedDict):
+    """What one call gained; the first piece has its id, its type and its function's name."""
+
+    index: int
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+    function: dict[str, str]
+
+
 class ChatDelta(TypedDict, total=False):
     role: Literal["assistant"]
     content: str
     refusal: None
+    reasoning_content: str
+    tool_calls: list[CallDelta]
 
 
 class ChatChunkChoice(TypedDict):

@@ -7,19 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from serve_apps.openai.answers import (
-    ChatAnswer,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatDelta,
-    ChatLogprobs,
     CompletionAnswer,
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
-    TopLogprob,
     Usage,
 )
+from serve_apps.parsing.answer_parser import CallPiece
 from serve_apps.tokens.inbox import Item
 
 Logprob = tuple[str, bytes, float, Sequence[tuple[str, bytes, int, float]]]
@@ -43,6 +37,9 @@ class Gathered:
 
     def __init__(self, num_choices: int) -> None:
         self.text = [""] * num_choices
+        self.reasoning = [""] * num_choices
+        self.reasoning_tokens = [0] * num_choices
+        self.calls: list[list[CallPiece]] = [[] for _ in range(num_choices)]
         self.logprobs: list[list[Logprob]] = [[] for _ in range(num_choices)]
         self.tokens = [0] * num_choices
         self.finish_reason: list[str | None] = [None] * num_choices
@@ -51,19 +48,31 @@ class Gathered:
         index, item = event.index, event.item
         if event.restarted:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
+            self.reasoning[index], self.reasoning_tokens[index], self.calls[index] = "", 0, []
         self.text[index] += item["text"]
+        self.reasoning[index] += item.get("reasoning", "")
+        self.calls[index].extend(item.get("calls", ()))
         self.logprobs[index].extend(item.get("logprobs", ()))
-        self.tokens[index] += len(item["token_ids"])
+        self.count(event)
         self.finish_reason[index] = item.get("finish_reason")
 
+    def count(self, event: ChoiceEvent) -> None:
+        """Count an event's tokens, without keeping what it says."""
+        self.tokens[event.index] += len(event.item["token_ids"])
+        self.reasoning_tokens[event.index] += event.item.get("reasoning_tokens", 0)
 
-def usage(prompt_tokens: Iterable[int], completion_tokens: int) -> Usage:
-    prompt = sum(prompt_tokens)
-    return {
+
+def usage(prompt_tokens: Iterable[int], gathered: Gathered) -> Usage:
+    """What an answer took."""
+    prompt, completion = sum(prompt_tokens), sum(gathered.tokens)
+    used: Usage = {
         "prompt_tokens": prompt,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt + completion_tokens,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
     }
+    if any(gathered.reasoning_tokens):
+        used["completion_tokens_details"] = {"reasoning_tokens": sum(gathered.reasoning_tokens)}
+    return used
 
 
 @dataclass(frozen=True)
@@ -145,94 +154,14 @@ class CompletionFormat:
             self._offset[index] += len(self._decoders[index].decode(piece))
         return {
             "tokens": [_name(token, piece) for token, piece, _, _ in logprobs],
-            "token_logprobs": [_number(value) for _, _, value, _ in logprobs],
+            "token_logprobs": [number(value) for _, _, value, _ in logprobs],
             "top_logprobs": [_by_name(entry) for entry in logprobs],
             "text_offset": offsets,
         }
 
 
-class ChatFormat:
-    """Answers of /v1/chat/completions."""
-
-    def __init__(self, heading: Heading) -> None:
-        self._heading = heading
-        self._id = f"chatcmpl-{heading.id}"
-        self._opened: set[int] = set()
-
-    def answer(self, gathered: Gathered, used: Usage) -> ChatAnswer:
-        """The whole answer."""
-        heading = self._heading
-        return {
-            "id": self._id,
-            "object": "chat.completion",
-            "created": heading.created,
-            "model": heading.model,
-            "choices": [self._choice(index, gathered) for index in range(heading.num_choices)],
-            "usage": used,
-        }
-
-    def chunks(self, event: ChoiceEvent) -> list[ChatChunk]:
-        """The parts of a stream that tell of one event; the first of a choice says whose turn it is."""
-        item, index = event.item, event.index
-        choices: list[ChatChunkChoice] = []
-        if index not in self._opened:
-            self._opened.add(index)
-            choices.append(_delta(index, {"role": "assistant", "content": "", "refusal": None}))
-        if item["text"] or item.get("logprobs"):
-            logprobs = self._logprobs(item.get("logprobs", ()))
-            choices.append(_delta(index, {"content": item["text"]}, logprobs))
-        if item.get("finish_reason") is not None:
-            choices.append(_delta(index, {}, finish_reason=item["finish_reason"]))
-        return [self._chunk([choice]) for choice in choices]
-
-    def last_chunk(self, used: Usage) -> ChatChunk:
-        """The part of a stream that says what it took."""
-        return {**self._chunk([]), "usage": used}
-
-    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        heading = self._heading
-        chunk: ChatChunk = {
-            "id": self._id,
-            "object": "chat.completion.chunk",
-            "created": heading.created,
-            "model": heading.model,
-            "choices": choices,
-        }
-        if heading.with_usage:
-            chunk["usage"] = None
-        return chunk
-
-    def _choice(self, index: int, gathered: Gathered) -> ChatChoice:
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": gathered.text[index], "refusal": None},
-            "logprobs": self._logprobs(gathered.logprobs[index]),
-            "finish_reason": gathered.finish_reason[index],
-        }
-
-    def _logprobs(self, logprobs: Sequence[Logprob]) -> ChatLogprobs | None:
-        if not self._heading.with_logprobs:
-            return None
-        return {
-            "content": [
-                {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
-                for token, piece, value, top in logprobs
-            ],
-            "refusal": None,
-        }
-
-
-def _delta(
-    index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
-) -> ChatChunkChoice:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-
-
-def _token(token: str, piece: bytes, value: float) -> TopLogprob:
-    return {"token": token, "logprob": _number(value), "bytes": list(piece)}
-
-
-def _number(logprob: float) -> float:
+def number(logprob: float) -> float:
+    """A log-probability as JSON has it."""
     return max(logprob, LEAST_LOGPROB)
 
 
@@ -249,9 +178,6 @@ def _by_name(entry: Logprob) -> dict[str, float]:
     found: dict[str, float] = {}
     for other, its_piece, token_id, logprob in top:
         name = _name(other, its_piece)
-        found[f"token_id:{token_id}" if name in found else name] = _number(logprob)
-    found.setdefault(_name(token, piece), _number(value))
+        found[f"token_id:{token_id}" if name in found else name] = number(logprob)
+    found.setdefault(_name(token, piece), number(value))
     return found
-
-
-Format = CompletionFormat | ChatFormat

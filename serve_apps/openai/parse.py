@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from serve_apps.openai.chat_schema import OWN_ARGUMENTS, ChatRequest
 from serve_apps.openai.errors import ApiError, bad_request, shortened
 from serve_apps.openai.fields import UNKNOWN_FIELD
-from serve_apps.openai.schema import ChatRequest, Request
+from serve_apps.openai.schema import Request
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -52,6 +54,8 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_messages(request)
+        _check_tools(request)
+        _check_template(request)
     form = request.response_format
     if (
         form is not None
@@ -105,6 +109,39 @@ def _check_messages(request: ChatRequest) -> None:
                 param=f"messages.{number}.content",
                 code="missing_required_parameter",
             )
+
+
+def _check_tools(request: ChatRequest) -> None:
+    choice, tools = request.choice, request.tools or []
+    if choice.forced and not tools:
+        what = "'tool_choice' asks for a call, but there are no 'tools'."
+        raise bad_request(what, param="tool_choice", code="invalid_value")
+    names = Counter(tool["function"]["name"] for tool in tools)
+    if unknown := next((name for name in choice.names if name not in names), None):
+        raise bad_request(
+            f"'tool_choice' names the function '{shortened(unknown)}', which is none of 'tools'.",
+            param="tool_choice",
+            code="invalid_value",
+        )
+    twice, times = names.most_common(1)[0] if names else ("", 1)
+    if times > 1:
+        what = f"{times} of 'tools' are named '{shortened(twice)}'."
+        raise bad_request(what, param="tools", code="invalid_value")
+
+
+def _check_template(request: ChatRequest) -> None:
+    if request.continue_final_message and request.add_generation_prompt:
+        raise bad_request(
+            "'continue_final_message' leaves the last message open, and 'add_generation_prompt' begins"
+            " another; ask for one of them.",
+            param="continue_final_message",
+        )
+    if own := next((name for name in request.chat_template_kwargs or () if name in OWN_ARGUMENTS), None):
+        raise bad_request(
+            f"'chat_template_kwargs' must not hold '{own}'.",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
 
 
 def _sentence(error: ValidationError) -> ApiError:

@@ -16,13 +16,11 @@ from serve_apps.engine.protocol import REPETITION_PENALTIES
 from serve_apps.openai.fields import (
     MAX_BIASES,
     MAX_LOGPROBS,
-    Content,
     LogitBias,
     Prompt,
     Stop,
     StrictModel,
     TokenId,
-    ToolCalls,
 )
 
 
@@ -192,68 +190,3 @@ class CompletionRequest(Request):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
-
-
-class Message(StrictModel):
-    """One turn of a conversation. What is not known of it is for the model's chat template."""
-
-    model_config = ConfigDict(
-        extra="allow",
-        json_schema_extra={
-            "anyOf": [
-                {"required": ["content"]},
-                {"required": ["tool_calls"], "properties": {"tool_calls": {"type": "array"}}},
-            ]
-        },
-    )
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = ""
-    name: str | None = None
-    refusal: str | None = None
-    tool_calls: ToolCalls = None
-    """Calls that the assistant made."""
-    tool_call_id: str | None = None
-    """The call that a tool's message answers."""
-
-    def for_template(self) -> dict[str, Any]:
-        """The turn as chat templates take it: what is null or empty was not said, but for the text."""
-        said = {name: value for name, value in self if value is not None and value != [] and value != {}}
-        return {**said, "content": self.content}
-
-
-class ChatRequest(Request):
-    """The body of POST /v1/chat/completions."""
-
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Request.NEUTRAL,
-        "tool_choice": ("none", "auto"),
-        "parallel_tool_calls": (True, False),
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "echo": (False,),
-        "add_special_tokens": (False,),
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-        "include_reasoning": (True,),
-    }
-
-    messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
-    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
-    """Handed to the model's chat template; calls in the answer are text."""
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
-
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def most_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
+from serve_apps.openai.chat_schema import Message
 from serve_apps.openai.fields import Prompt, StrictModel, TokenId
-from serve_apps.openai.schema import Message
+from serve_apps.openai.tools import Tools
 
 
 class TextRequest(StrictModel):
@@ -40,7 +41,7 @@ class TokenizeRequest(TextRequest):
 
     prompt: str | None = None
     messages: tuple[Message, ...] | None = Field(default=None, min_length=1, strict=False, fail_fast=True)
-    tools: list[dict[str, Any]] | None = Field(default=None, fail_fast=True)
+    tools: Tools = None
 
 
 class DetokenizeRequest(TextRequest):

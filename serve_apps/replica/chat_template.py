@@ -30,21 +30,41 @@ class ChatTemplate:
         """Whether the text has the special tokens already; our own template leaves them to the tokenizer."""
         return self._templates is not None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> str:
+    @property
+    def text(self) -> str:
+        """What the template says, of several that for tools."""
+        templates = self._templates or DEFAULT
+        return (
+            templates
+            if isinstance(templates, str)
+            else templates.get(_FOR_TOOLS, "".join(templates.values()))
+        )
+
+    def render(self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> str:
         """The text of a conversation, up to where the model's answer begins.
+
+        Args:
+            asked: what the request says of it, see `ChatRequest.template`.
 
         Raises:
             ApiError: 400, the template refuses them, or fails over them; with what it said.
         """
+        tools, goes_on = asked.get("tools"), asked.get("continue_final_message", False)
         template = self._choose(tools)
+        if (
+            "developer" not in template
+        ):  # OpenAI's newer word; a template that does not know it drops the turn
+            messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
         try:
             return str(
                 self._tokenizer.apply_chat_template(
                     list(messages),
                     tools=tools,
                     chat_template=template,
-                    add_generation_prompt=True,
+                    add_generation_prompt=not (goes_on or asked.get("no_generation_prompt", False)),
+                    continue_final_message=goes_on,
                     tokenize=False,
+                    **asked.get("arguments", {}),
                 )
             )
         except Exception as error:

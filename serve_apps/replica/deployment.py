@@ -18,7 +18,6 @@ from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
     AnswerError,
-    Delta,
     EngineError,
     PromptError,
     QueueFullError,
@@ -39,8 +38,10 @@ from serve_apps.openai.errors import (
 )
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.fit import fit
+from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
+from serve_apps.replica.reading import AnswerReading
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -119,8 +120,14 @@ class Replica:
         if not entry.has_own_ranks:
             self._group.start(config, host, port, self._lost)
         self._engine = entry.load_engine()(config, host, port)
-        self._prompts = await asyncio.to_thread(Prompts, model_path)
+        self._read_with(await asyncio.to_thread(Prompts, model_path))
         await self._engine.start()
+
+    def _read_with(self, prompts: Prompts) -> None:
+        """Take over a tokenizer, and how the answers of its model are read."""
+        config = self.spec.config
+        self._prompts = prompts
+        self._reading = AnswerReading(prompts.template.text, config.tools, config.reasoning)
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -184,7 +191,8 @@ class Replica:
             if order.get("or_end"):
                 self._lost("it cannot go back to the weights that it is to have")
             return
-        self.spec, self.revision, self._prompts = spec, number, prompts
+        self.spec, self.revision = spec, number
+        self._read_with(prompts)
         self._refused = self._refusal = None
 
     def statistics(self) -> dict[str, Any]:
@@ -205,13 +213,14 @@ class Replica:
         """Run one request of a gateway; the call lasts as long as the request.
 
         Args:
-            request: `request_id`; `prompt` (text or token ids) or `messages`; `max_tokens` (None: as many as
-                the app allows and the context has room for); `sampling` (the other SamplingParams).
+            request: `request_id`; `prompt` (text or token ids) or `messages` with their `template`;
+                `max_tokens` (None: as many as the app allows and the context has room for); `sampling` (the
+                other SamplingParams); of a conversation `reading`, see `ChatRequest.reading`.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
         Returns:
-            Where it is not `streamed` the whole answer: the fields of Delta, and `start`: {replica,
+            Where it is not `streamed` the whole answer: an Item, and `start`: {replica,
             model_version, prompt_tokens}. Else only how it ended; what it gains goes to the address as it
             comes, the first item with `start`, the last with `finish_reason`. A request that cannot be run
             returns `start` and `error`, see ApiError.as_item; so does one whose engine breaks, with
@@ -224,15 +233,19 @@ class Replica:
             prompt_ids = await self._encode(request)
             start["prompt_tokens"] = len(prompt_ids)
             sampling = self._sampling(request, len(prompt_ids))
+            parser = None
+            if "reading" in request:
+                parser = self._reading.parser(request["reading"], self._prompts.end_of(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
+            gained = items(deltas, self._prompts.piece, parser)
             if address is None:
-                return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
+                return dict(merge([item async for item in gained]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([_item(delta, self._prompts.piece) async for delta in deltas]))
-                await self._stream(request["request_id"], start, deltas, address["endpoint"])
+                    return dict(merge([item async for item in gained]))
+                await self._stream(request["request_id"], start, gained, address["endpoint"])
                 return {}
 
         return await self._answer(request, answer)
@@ -294,12 +307,12 @@ class Replica:
         return await self._answer(request, prompt)
 
     async def _stream(
-        self, key: str, start: Mapping[str, Any], deltas: AsyncIterator[Delta], endpoint: str
+        self, key: str, start: Mapping[str, Any], gained: AsyncIterator[dict[str, Any]], endpoint: str
     ) -> None:
         first: Mapping[str, Any] = {"start": start}
-        async with aclosing(deltas):  # type: ignore[type-var]
-            async for delta in deltas:
-                self._sender.send(endpoint, key, {**first, **_item(delta, self._prompts.piece)})
+        async with aclosing(gained):  # type: ignore[type-var]
+            async for item in gained:
+                self._sender.send(endpoint, key, {**first, **item})
                 first = {}
 
     @contextlib.contextmanager
@@ -358,20 +371,3 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     if field == "prompt":
         return "messages" if "messages" in request else "prompt"
     return {"json_schema": "response_format"}.get(field, field)
-
-
-def _item(delta: Delta, piece: Callable[[int], tuple[str, bytes]]) -> dict[str, Any]:
-    """What a gateway learns of a delta; `piece` is the text and the bytes of a token id."""
-    item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
-    if delta.logprobs:
-        item["logprobs"] = [
-            (
-                *piece(entry.token_id),
-                entry.logprob,
-                [(*piece(token_id), token_id, logprob) for token_id, logprob in entry.top],
-            )
-            for entry in delta.logprobs
-        ]
-    if delta.finish_reason is not None:
-        item["finish_reason"] = delta.finish_reason
-    return item

@@ -9,6 +9,9 @@ from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.openai.errors import ApiError, bad_request
 from serve_apps.replica.chat_template import ChatTemplate
 
+_END = 8
+"""Tokens that are enough to see whether a prompt leaves the model's reasoning open."""
+
 
 class Prompts:
     """The tokenizer of a served model, as requests need it.
@@ -21,13 +24,14 @@ class Prompts:
         from transformers import AutoTokenizer
 
         self.tokenizer: Any = AutoTokenizer.from_pretrained(directory)
-        self._template = ChatTemplate(self.tokenizer)
+        self.template = ChatTemplate(self.tokenizer)
         self._num_tokens = len(self.tokenizer)
         self.piece = TokenPieces(self.tokenizer).of
         """The text and the bytes of a token id."""
 
     def encode(self, request: Mapping[str, Any]) -> list[int]:
-        """Token ids of a request's `messages`, or of its `prompt` (text, or ids already).
+        """Token ids of a request's `messages` (by its `template`, see `ChatRequest.template`), or of its
+        `prompt` (text, or ids already).
 
         Raises:
             ApiError: 400, the prompt is empty, holds ids that the model does not know, or is nothing that the
@@ -35,8 +39,8 @@ class Prompts:
         """
         if "messages" in request:
             param = "messages"
-            text = self._template.render(request["messages"], request.get("tools"))
-            ids = self._ids(text, param, special_tokens=not self._template.writes_special_tokens)
+            text = self.template.render(request["messages"], request.get("template") or {})
+            ids = self._ids(text, param, special_tokens=not self.template.writes_special_tokens)
         elif isinstance(request["prompt"], str):
             param = "prompt"
             ids = self._ids(request["prompt"], param)
@@ -49,6 +53,10 @@ class Prompts:
         if not ids:
             raise bad_request("The prompt is empty; give at least one token.", param=param)
         return ids
+
+    def end_of(self, prompt_ids: Sequence[int]) -> str:
+        """The text of a prompt's last tokens, special tokens included."""
+        return str(self.tokenizer.decode(prompt_ids[-_END:]))
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of token ids, special tokens included.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Item = Mapping[str, Any]
-"""What an answer gains: `text`, `token_ids`, maybe `logprobs`; the first has `start`, the last
-`finish_reason`. See `Replica.generate`."""
+"""What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text), `reasoning_tokens` and
+`calls` (see `CallPiece`); the first has `start`, the last `finish_reason`. See `Replica.generate`."""
 
 
 def merge(items: Sequence[Item]) -> Item:
@@ -20,8 +20,13 @@ def merge(items: Sequence[Item]) -> Item:
         "text": "".join(item["text"] for item in items),
         "token_ids": [token for item in items for token in item["token_ids"]],
     }
-    if any("logprobs" in item for item in items):
-        merged["logprobs"] = [entry for item in items for entry in item.get("logprobs", ())]
+    for name in ("logprobs", "calls"):
+        if any(name in item for item in items):
+            merged[name] = [entry for item in items for entry in item.get(name, ())]
+    if any("reasoning" in item for item in items):
+        merged["reasoning"] = "".join(item.get("reasoning", "") for item in items)
+    if any("reasoning_tokens" in item for item in items):
+        merged["reasoning_tokens"] = sum(item.get("reasoning_tokens", 0) for item in items)
     for name, item in (("start", items[0]), ("finish_reason", items[-1])):
         if name in item:
             merged[name] = item[name]

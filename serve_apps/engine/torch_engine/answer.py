@@ -13,10 +13,9 @@ class Answer:
     """Turns the tokens of one request into deltas.
 
     Args:
-        decode: from token ids to text, special tokens left out.
+        decode: from token ids to text.
         prompt_ids: the tokens before the answer.
         sampling: what the request asked for.
-        eos_ids: tokens that end the answer and are not part of its text.
         piece: the bytes of a token id.
     """
 
@@ -25,16 +24,16 @@ class Answer:
         decode: Callable[[Sequence[int]], str],
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
-        eos_ids: frozenset[int],
         piece: Callable[[int], bytes],
     ) -> None:
         self._detokenizer = Detokenizer(decode, prompt_ids, piece)
-        self._matcher = StopMatcher(sampling.stop)
-        self._eos_ids = eos_ids
+        self._matcher = StopMatcher(sampling.stop, keep=sampling.include_stop)
+        self._include_stop = sampling.include_stop
 
     def add(self, token_id: int, finish_reason: FinishReason | None, logprobs: Logprobs | None) -> Delta:
         """The delta of one token; `finish_reason` becomes "stop" when a stop string is complete."""
-        text = "" if token_id in self._eos_ids else self._detokenizer.add(token_id)
+        hidden = finish_reason == "stop" and not self._include_stop
+        text = "" if hidden else self._detokenizer.add(token_id)
         text = self._matcher.add(text)
         if finish_reason is not None and not self._matcher.matched:
             text += self._matcher.add(self._detokenizer.finish())

@@ -27,7 +27,7 @@ class Detokenizer:
     the new text; the method of Hugging Face's text-generation-inference.
 
     Args:
-        decode: from token ids to text, special tokens left out.
+        decode: from token ids to text.
         prompt_ids: the tokens before the answer.
         piece: the bytes of a token id.
     """
@@ -89,9 +89,13 @@ class StopMatcher:
 
     Where several match, the one that is complete first ends the text, so that the result does not depend on
     how the text was cut into pieces.
+
+    Args:
+        keep: what matches is part of the text.
     """
 
-    def __init__(self, stop: Sequence[str]) -> None:
+    def __init__(self, stop: Sequence[str], *, keep: bool = False) -> None:
+        self._keep = keep
         self._stop = tuple(string for string in stop if string)
         self._held = ""
         self.matched = False
@@ -106,7 +110,8 @@ class StopMatcher:
         if ends:
             self.matched = True
             self._held = ""
-            return text[: min(ends)[1]]
+            end, at = min(ends)
+            return text[: end if self._keep else at]
         keep = max(self._overlap(text, string) for string in self._stop)
         certain = len(text) - keep
         self._held = text[certain:]

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
-from serve_apps.engine.json_schema import COMPILERS
 from serve_apps.engine.memory_check import check_node, memory_of
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -20,6 +19,7 @@ from serve_apps.engine.protocol import (
     Statistics,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
+from serve_apps.engine.structures import COMPILERS
 from serve_apps.engine.torch_engine.loop import EngineLoop, Gain
 from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
@@ -98,10 +98,10 @@ class TorchEngine:
         steps = self._running()
         with self._queue(request_id) as queue:
             structure = None
-            if sampling.json_schema is not None:
-                # A large schema, or the first one, takes its time.
+            if sampling.structure is not None:
+                # A large one, or the first, takes its time.
                 loop = asyncio.get_running_loop()
-                structure = await loop.run_in_executor(self._compilers, steps.structure, sampling.json_schema)
+                structure = await loop.run_in_executor(self._compilers, steps.structure, *sampling.structure)
             steps.add(request_id, tuple(prompt_ids), sampling, priority, structure)
             while True:
                 delta = await self._next(queue)

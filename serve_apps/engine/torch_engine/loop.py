@@ -7,11 +7,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from serve_apps.engine.bad_words import spellings
 from serve_apps.engine.memory_check import check_second_copy
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -20,6 +21,7 @@ from serve_apps.engine.protocol import (
     EngineError,
     SamplingParams,
     Statistics,
+    StructureKind,
     WeightsError,
 )
 from serve_apps.engine.token_pieces import TokenPieces
@@ -27,6 +29,7 @@ from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.prompt_scores import PromptScores, ScoredToken, note_scores
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
@@ -48,6 +51,8 @@ class _Running:
 
     sampler: Sampler
     answer: Answer | None = None
+    scores: PromptScores | None = None
+    """Of the prompt's tokens, until they are handed out."""
     hidden: torch.Tensor | float = 0.0
 
 
@@ -125,20 +130,25 @@ class EngineLoop:
         priority: int,
         structure: Structure | None,
     ) -> None:
-        """Take a request; raises what `Scheduler.add` raises."""
+        """Take a request; raises what `Scheduler.add` and `spellings` raise."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
-        sampler = Sampler(sampling, prompt_ids, end_ids, structure)
-        request = _Running(sampler, Answer(self._decode, prompt_ids, sampling, end_ids, self._piece))
+        bad_words = spellings(sampling.bad_words, self._tokenizer, self._facts.vocab_size)
+        sampler = Sampler(sampling, prompt_ids, end_ids, bad_words, structure)
+        answer = Answer(self._decoder(sampling), prompt_ids, sampling, self._piece)
+        request = _Running(sampler, answer)
+        if sampling.prompt_logprobs is not None:
+            request.scores = PromptScores(prompt_ids, sampling.prompt_logprobs)
+        scored = request.scores is not None
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
-        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority)
+        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority, scored)
         with self._changed:
             self._scheduler.add(sequence)
             self._requests[request_id] = request
             self._changed.notify()
 
-    def structure(self, json_schema: str) -> Structure:
-        """What keeps an answer to a schema, see `Structures.make`."""
-        return self._structures.make(json_schema)
+    def structure(self, kind: StructureKind, text: str) -> Structure:
+        """What keeps an answer to a structure, see `Structures.make`."""
+        return self._structures.make(kind, text)
 
     def embed(self, request_id: str, prompt_ids: Sequence[int]) -> None:
         """Take a request for the mean of its prompt's last hidden states."""
@@ -191,7 +201,6 @@ class EngineLoop:
     def _describe(self, runner: Runner) -> None:
         """Know the model's own words: what ends an answer, and how tokens are written."""
         self._eos_ids = eos_ids(runner.model, self._tokenizer)
-        self._decode = _decoder(self._tokenizer)
         pieces = TokenPieces(self._tokenizer)
         self._piece = lambda token_id: pieces.of(token_id)[1]
         self._structures = Structures(self._tokenizer, self._facts.vocab_size, self._eos_ids)
@@ -238,9 +247,14 @@ class EngineLoop:
     def _step(self, runner: Runner, plan: StepPlan) -> None:
         if self._ranks is not None:
             self._ranks.send(Kind.STEP, plan.step)
-        outputs = runner.run(plan.step)
         with self._changed:
             requests = [self._requests.get(sequence.request_id) for sequence in plan.sequences]
+
+        def note(places: Sequence[ScoredToken], logits: torch.Tensor) -> None:
+            takers = [requests[place.row] for place in places]
+            note_scores(logits, places, [None if taker is None else taker.scores for taker in takers])
+
+        outputs = runner.run(plan.step, note)
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
         sampled: list[int | None] = [None] * len(requests)
@@ -286,20 +300,33 @@ class EngineLoop:
     ) -> Gain:
         if len(sequence.output_ids) < 2:
             self._num_prompt += len(sequence.prompt_ids)
-        if request.answer is None or token_id is None:
+        if request.answer is None:
             del self._requests[sequence.request_id]
             assert isinstance(request.hidden, torch.Tensor)
             mean = request.hidden / len(sequence.prompt_ids)
             if not bool(mean.isfinite().all()):
                 raise AnswerError("the model's hidden states are not finite", own_fault=False)
             return mean.tolist()
-        self._num_generated += 1
-        request.sampler.take(token_id)
-        delta = request.answer.add(token_id, sequence.finish_reason, logprobs.get(request))
+        if token_id is None:
+            delta = Delta(finish_reason=sequence.finish_reason)
+        else:
+            self._num_generated += 1
+            request.sampler.take(token_id)
+            delta = request.answer.add(token_id, sequence.finish_reason, logprobs.get(request))
+        if len(sequence.output_ids) < 2:
+            scores = () if request.scores is None else request.scores.take()
+            delta = replace(delta, prompt_logprobs=scores, cached_tokens=sequence.cached)
         if delta.finish_reason is not None:
             self._scheduler.finish(sequence.request_id, delta.finish_reason)
             del self._requests[sequence.request_id]
         return delta
+
+    def _decoder(self, sampling: SamplingParams) -> Callable[[Sequence[int]], str]:
+        """From token ids to text, as directly as the tokenizer allows."""
+        skip = sampling.skip_special_tokens
+        fast = getattr(self._tokenizer, "backend_tokenizer", None)
+        decode = self._tokenizer.decode if fast is None else fast.decode
+        return lambda ids: str(decode(ids, skip_special_tokens=skip))
 
 
 _ABANDONED = Sampler(SamplingParams(temperature=0.0))
@@ -334,11 +361,3 @@ def _note_hidden(outputs: Outputs, plan: StepPlan, requests: Sequence[_Running |
             # A prompt that gave up its place is read again from its beginning.
             before = 0.0 if plan.step.rows[number].start == 0 else request.hidden
             request.hidden = hidden.cpu() + before
-
-
-def _decoder(tokenizer: Any) -> Callable[[Sequence[int]], str]:
-    """From token ids to text, without the special tokens, as directly as the tokenizer allows."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if fast is not None:
-        return lambda ids: fast.decode(ids, skip_special_tokens=True)
-    return lambda ids: tokenizer.decode(ids, skip_special_tokens=True)

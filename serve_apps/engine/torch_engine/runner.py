@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch
 from serve_apps.engine.memory_check import check_device, memory_of
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.attention import Batch, Chunk
+from serve_apps.engine.torch_engine.head import Head
 from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
 from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.prompt_scores import ScoredToken
 from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.step import Row, Step, Want
 from serve_apps.engine.torch_engine.sweep import make_sweep
@@ -22,6 +25,10 @@ DEFAULT_CACHE_BYTES = 4 * 1024**3
 """Most memory that the KV cache of a rank takes on a CPU when the config does not say."""
 GPU_SHARE = 0.9
 """Part of a GPU's free memory that it takes there."""
+
+
+NoteScores = Callable[[Sequence[ScoredToken], torch.Tensor], None]
+"""Takes some tokens of prompts, and the logits of those that follow them, [tokens, vocabulary]."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +78,7 @@ class Runner:
     def use(self, model: Any) -> None:
         """Run this model from the next step on."""
         model.get_output_embeddings().register_forward_pre_hook(self._before_head)
+        self._head = Head(model, self.facts.vocab_size)
         self._batch.bind(model)
         self.model = model
 
@@ -118,8 +126,12 @@ class Runner:
     def cache_bytes(self) -> int:
         return 0 if self._batch.cache is None else self._batch.cache.memory_bytes
 
-    def run(self, step: Step) -> Outputs:
-        """One forward pass."""
+    def run(self, step: Step, note: NoteScores | None = None) -> Outputs:
+        """One forward pass.
+
+        Args:
+            note: called with the scored tokens of the rows, piece by piece.
+        """
         for row in step.rows:
             table = self._tables[row.slot]
             del table[row.keep :]
@@ -140,7 +152,22 @@ class Runner:
         # One row of logits is always computed: a model's head need not take none.
         picked = [place[index] - 1 for index in wanted] or [0]
         logits = self._forward(ids, positions, picked)
+        self._score(
+            step, {index: place[index] - len(row.tokens) for index, row in enumerate(step.rows)}, note
+        )
         return Outputs(logits[: len(wanted)], self._hidden)
+
+    def _score(self, step: Step, starts: dict[int, int], note: NoteScores | None) -> None:
+        """Compute the logits of all scored tokens; `starts` says where each row begins in the flat batch."""
+        places: list[ScoredToken] = []
+        positions: list[int] = []
+        for number, row in enumerate(step.rows):
+            places += [ScoredToken(number, row.start + offset) for offset in range(row.scored)]
+            positions += range(starts[number], starts[number] + row.scored)
+        for part, logits in self._head.pieces(places, positions):
+            if note is not None:
+                note(part, logits)
+        self._head.forget()
 
     def _open(self, rows: list[Row]) -> list[int]:
         """Say what the attention of the next pass works on; where each row ends in the flat batch."""
@@ -186,6 +213,8 @@ class Runner:
         return output.logits[0]
 
     def _before_head(self, module: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> Any:
+        if self._head.reading:
+            return inputs
         # Logits are computed only where they are wanted; this is also where the last hidden states pass by.
         hidden = inputs[0][0]
         self._hidden = {index: hidden[tokens].float().sum(dim=0) for index, tokens in self._sums}

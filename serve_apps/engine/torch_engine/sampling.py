@@ -32,10 +32,14 @@ class Sampler:
     prompt_ids: Sequence[int] = ()
     end_ids: frozenset[int] = frozenset()
     """Tokens that end the answer."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """The tokens of words that may not come; the last of one is forbidden after all others."""
     structure: Structure | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
     chosen: Counter[int] = field(default_factory=Counter)
     """The answer's tokens, each with how often it came."""
+    said: list[int] = field(default_factory=list)
+    """The answer's tokens in their order, where it has bad words."""
 
     def __post_init__(self) -> None:
         if self.params.seed is None:
@@ -58,6 +62,8 @@ class Sampler:
         params = self.params
         return bool(
             self.structure is not None
+            or params.allowed_token_ids
+            or self.bad_words
             or params.logit_bias
             or params.presence_penalty
             or params.frequency_penalty
@@ -68,6 +74,8 @@ class Sampler:
     def take(self, token_id: int) -> None:
         """Note a token of the answer."""
         self.chosen[token_id] += 1
+        if self.bad_words:
+            self.said.append(token_id)
         if self.structure is not None:
             self.structure.take(token_id)
 
@@ -76,6 +84,13 @@ class Sampler:
         params = self.params
         if self.structure is not None:
             self.structure.mask(logits)
+        if params.allowed_token_ids:
+            allowed = list(params.allowed_token_ids)
+            kept = logits[allowed]
+            logits.fill_(float("-inf"))
+            logits[allowed] = kept
+        if self.bad_words:
+            self._forbid_bad_words(logits)
         if params.logit_bias:
             ids, biases = zip(*params.logit_bias, strict=True)
             logits[list(ids)] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
@@ -89,6 +104,12 @@ class Sampler:
         if self.chosen and (params.frequency_penalty or params.presence_penalty):
             counts = torch.tensor(list(self.chosen.values()), dtype=logits.dtype, device=logits.device)
             logits[list(self.chosen)] -= params.frequency_penalty * counts + params.presence_penalty
+
+    def _forbid_bad_words(self, logits: torch.Tensor) -> None:
+        for word in self.bad_words:
+            before = len(word) - 1
+            if not before or self.said[-before:] == word[:-1]:
+                logits[word[-1]] = float("-inf")
 
     def _forbid_the_end(self, logits: torch.Tensor) -> None:
         ends = list(self.end_ids)
@@ -143,8 +164,8 @@ def _without_token(logits: torch.Tensor) -> AnswerError:
     if not bool(logits.max().isfinite()):
         return AnswerError("the model's logits are not finite", own_fault=False)
     return AnswerError(
-        "what the request asks for (a structure, biases, penalties, a least number of tokens) leaves no token"
-        " that may come next",
+        "what the request asks for (a structure, allowed tokens, bad words, biases, penalties, a least number"
+        " of tokens) leaves no token that may come next",
         own_fault=True,
     )
 

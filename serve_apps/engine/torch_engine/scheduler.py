@@ -107,7 +107,7 @@ class Scheduler:
     def postprocess(self, plan: StepPlan, sampled: list[int | None]) -> list[TokenSequence]:
         """Note what a step has computed; `sampled` has a token for each row that wanted logits.
 
-        Returns the sequences that took a token, and those whose prompt was read for its hidden states; a
+        Returns the sequences that took a token, and those whose prompt was all that was to be read; a
         sequence that ended meanwhile takes nothing.
         """
         gained = []
@@ -122,7 +122,7 @@ class Scheduler:
                     self._leave(sequence)
             elif sequence.max_tokens == 0 and sequence.computed == sequence.num_tokens:
                 gained.append(sequence)
-                sequence.finish_reason = "stop"
+                sequence.finish_reason = "length" if sequence.scored else "stop"
                 self._leave(sequence)
         return gained
 
@@ -198,7 +198,7 @@ class Scheduler:
 
     def _find(self, sequence: TokenSequence) -> list[int]:
         """The blocks that hold the beginning of a sequence already; its last token is always computed."""
-        if sequence.max_tokens == 0:
+        if sequence.max_tokens == 0 or sequence.scoring:
             return []  # every token's hidden state is wanted
         digests = self._digests[sequence.request_id]
         return self.pool.find(digests.upto(sequence.token_ids, sequence.num_tokens - 1))
@@ -208,6 +208,8 @@ class Scheduler:
         sequence.blocks = [*found, *(self.pool.allocate() for _ in range(needed))]
         sequence.computed = len(found) * self.pool.block_size
         self.found_tokens += sequence.computed
+        if sequence.cached is None:
+            sequence.cached = sequence.computed
         sequence.slot = self._slots.pop()
         self._told[sequence] = 0
         insort(self._running, sequence, key=_turn)
@@ -249,11 +251,14 @@ class Scheduler:
         self._told[sequence] = len(sequence.blocks)
         end = sequence.computed + count
         if sequence.max_tokens == 0:
-            want = Want.HIDDEN
+            want = Want.NOTHING if sequence.scored else Want.HIDDEN
         else:
             want = Want.LOGITS if end == sequence.num_tokens else Want.NOTHING
+        # After the last token of a prompt comes the answer.
+        scored = min(count, len(sequence.prompt_ids) - 1 - sequence.computed) if sequence.scoring else 0
         tokens = tuple(sequence.token_ids[sequence.computed : end])
-        return Row(sequence.slot, sequence.computed, tokens, keep, tuple(sequence.blocks[keep:]), want)
+        blocks = tuple(sequence.blocks[keep:])
+        return Row(sequence.slot, sequence.computed, tokens, keep, blocks, want, scored)
 
 
 def _missing(sequence: TokenSequence) -> int:

@@ -20,16 +20,20 @@ class TokenSequence:
     request_id: str
     prompt_ids: Tokens[int]
     max_tokens: int
-    """Tokens to generate; 0 asks for the hidden states of the prompt instead."""
+    """Tokens to generate; 0 has the prompt read only, for its hidden states unless it is `scored`."""
     eos_ids: frozenset[int] = frozenset()
     """The tokens that end it; empty when it goes on regardless."""
     priority: int = 0
     """Lower goes first, as in vLLM."""
+    scored: bool = False
+    """Whether the log-probabilities of the prompt's own tokens are wanted."""
     output_ids: list[int] = field(default_factory=list)
     arrival: int = 0
     slot: int | None = None
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    cached: int | None = None
+    """Tokens of the prompt that were in the cache when it ran for the first time."""
     finish_reason: FinishReason | None = None
 
     def __post_init__(self) -> None:
@@ -43,6 +47,11 @@ class TokenSequence:
     @property
     def ended(self) -> bool:
         return self.finish_reason is not None
+
+    @property
+    def scoring(self) -> bool:
+        """Whether tokens of its prompt may still lack their log-probabilities."""
+        return self.scored and not self.output_ids
 
     @property
     def decoding(self) -> bool:

@@ -43,6 +43,8 @@ class Row:
     keep: int
     blocks: tuple[int, ...]
     want: Want = Want.LOGITS
+    scored: int = 0
+    """Of so many of its tokens, the first ones, the logits of the next are wanted: it is the prompt's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Step:
 
 
 _HEADER = 3
-_ROW = 6
+_ROW = 7
 
 
 def frame_size(max_batch: int) -> int:
@@ -71,7 +73,7 @@ def encode(kind: Kind, step: Step | None = None, text: str = "") -> list[int]:
         return [_HEADER + len(content), kind, len(content), *content]
     message = [0, kind, len(step.rows)]
     for row in step.rows:
-        message += (row.slot, row.start, len(row.tokens), row.keep, len(row.blocks), row.want)
+        message += (row.slot, row.start, len(row.tokens), row.keep, len(row.blocks), row.want, row.scored)
     for row in step.rows:
         message += row.tokens
         message += row.blocks
@@ -87,10 +89,10 @@ def decode(message: Ints[int]) -> tuple[Kind, Step | None, str]:
     at = _HEADER + _ROW * count
     rows = []
     for head in range(_HEADER, at, _ROW):
-        slot, start, num_tokens, keep, num_blocks, want = message[head : head + _ROW]
+        slot, start, num_tokens, keep, num_blocks, want, scored = message[head : head + _ROW]
         end = at + num_tokens
         blocks = tuple(message[end : end + num_blocks])
-        rows.append(Row(slot, start, tuple(message[at:end]), keep, blocks, Want(want)))
+        rows.append(Row(slot, start, tuple(message[at:end]), keep, blocks, Want(want), scored))
         at = end + num_blocks
     if at != total:
         raise ValueError(f"the message says it is {total} integers long, but holds {at}")

@@ -1,4 +1,4 @@
-"""Answers that keep to a JSON schema: which tokens may come next (llguidance)."""
+"""Answers that keep to a structure: which tokens may come next (llguidance)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from serve_apps.engine.json_schema import compiled
-from serve_apps.engine.protocol import AnswerError, PromptError, UnsupportedError
+from serve_apps.engine.protocol import AnswerError, PromptError, StructureKind, UnsupportedError
+from serve_apps.engine.structures import NAMES, compiled
 from serve_apps.engine.token_pieces import vocabulary_of
 
 
@@ -40,21 +40,21 @@ class Structures:
                 f"the model's tokenizer does not allow structured answers: {error}"
             ) from error
 
-    def make(self, json_schema: str) -> Structure:
+    def make(self, kind: StructureKind, text: str) -> Structure:
         """The structure of one answer.
 
         Raises:
-            PromptError: the schema is none, or holds what cannot be kept to.
+            PromptError: the text is none of this kind, or holds what cannot be kept to.
             UnsupportedError: the model cannot give structured answers.
         """
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._vocabulary, compiled(json_schema).grammar, log_level=0)
+        matcher = LLMatcher(self._vocabulary, compiled(kind, text).grammar, log_level=0)
         if matcher.is_error():
             raise PromptError(
-                f"the JSON schema cannot be kept to: {matcher.get_error().splitlines()[0]}", "json_schema"
+                f"the {NAMES[kind]} cannot be kept to: {matcher.get_error().splitlines()[0]}", kind
             )
-        return Structure(matcher, self._vocabulary.vocab_size)
+        return Structure(matcher, self._vocabulary.vocab_size, NAMES[kind])
 
 
 class Structure:
@@ -62,11 +62,13 @@ class Structure:
 
     Args:
         vocab_size: of the tokenizer, which may be longer than the model's logits.
+        name: what a user calls it.
     """
 
-    def __init__(self, matcher: Any, vocab_size: int) -> None:
+    def __init__(self, matcher: Any, vocab_size: int, name: str) -> None:
         from llguidance import numpy
 
+        self._name = name
         self._matcher = matcher
         self._bits = numpy.allocate_token_bitmask(1, vocab_size)
 
@@ -79,25 +81,25 @@ class Structure:
         import numpy as np
         from llguidance.numpy import fill_next_token_bitmask
 
-        with _panics_reported():
+        with _panics_reported(self._name):
             fill_next_token_bitmask(self._matcher, self._bits, 0)
         if self._matcher.is_error():
             # It lets nothing but the end come then, and the answer would look as if it were complete.
             why = self._matcher.get_error().splitlines()[0]
             raise AnswerError(
-                f"the answer cannot be held to its JSON schema any further: {why}", own_fault=True
+                f"the answer cannot be held to its {self._name} any further: {why}", own_fault=True
             )
         allowed = np.unpackbits(self._bits[0].view(np.uint8), bitorder="little")[: len(logits)]
         logits.masked_fill_(torch.from_numpy(allowed == 0).to(logits.device), float("-inf"))
 
     def take(self, token_id: int) -> None:
         """Note the token that came."""
-        with _panics_reported():
+        with _panics_reported(self._name):
             self._matcher.consume_token(token_id)
 
 
 @contextmanager
-def _panics_reported() -> Iterator[None]:
+def _panics_reported(name: str) -> Iterator[None]:
     """A mistake in the library ends the answer, not the thread of all answers.
 
     Raises:
@@ -109,4 +111,4 @@ def _panics_reported() -> Iterator[None]:
         # What Rust code panics with is no Exception, and no module has its class.
         if type(error).__name__ != "PanicException":
             raise
-        raise AnswerError(f"the answer cannot be held to its JSON schema: {error}", own_fault=True) from error
+        raise AnswerError(f"the answer cannot be held to its {name}: {error}", own_fault=True) from error

@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from serve_apps.engine import json_schema
+from serve_apps.engine import structures
 from serve_apps.engine.protocol import AnswerError, PromptError, SamplingParams
 from tests.serve_apps.engine.conftest import Asker, Reference
 
@@ -166,7 +166,7 @@ def test_what_cannot_be_asked_is_refused(options: dict[str, Any], says: str, ask
 def test_a_schema_that_would_be_compiled_for_minutes_is_refused(
     asker: Asker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_schema, "COMPILE_S", 1.0)
+    monkeypatch.setattr(structures, "COMPILE_S", 1.0)
     patterns = [{"type": "string", "pattern": f".*{number}.*"} for number in range(60)]
     began = time.monotonic()
     with pytest.raises(PromptError, match="not compiled after 1 s"):
@@ -180,7 +180,7 @@ def test_a_schema_that_a_busy_machine_did_not_compile_is_tried_again(
 ) -> None:
     params = greedy(json_schema='{"enum": ["busy"]}')
     with monkeypatch.context() as busy:
-        busy.setattr(json_schema, "COMPILE_S", 0.001)
+        busy.setattr(structures, "COMPILE_S", 0.001)
         with pytest.raises(PromptError, match="not compiled"):
             asker.run(asker.answer(PROMPT, params))
     assert asker.run(asker.answer(PROMPT, params)).text == '"busy"'

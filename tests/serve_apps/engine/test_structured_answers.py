@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from serve_apps.engine.protocol import AnswerError, PromptError, SamplingParams
-from serve_apps.engine.schema_compiler import without_format
+from serve_apps.engine.structure_compiler import without_format
 from serve_apps.engine.torch_engine.structure import Structures
 from tests.serve_apps.engine.conftest import Asker
 from tests.serve_apps.tiny_model import make_tokenizer
@@ -105,7 +105,7 @@ def test_a_tokenizer_may_be_longer_or_shorter_than_the_models_vocabulary(tmp_pat
     make_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     size = len(tokenizer) + extra
-    structure = Structures(tokenizer, size, frozenset({0})).make('{"enum": [true]}')
+    structure = Structures(tokenizer, size, frozenset({0})).make("json_schema", '{"enum": [true]}')
     text = ""
     for _ in range(4):
         logits = torch.zeros(size)

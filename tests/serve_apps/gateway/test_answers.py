@@ -282,7 +282,9 @@ def test_tools_and_their_calls_reach_the_chat_template() -> None:
 
     assert asyncio.run(send()) == 200
     (request,) = gateway.backend.requests
-    assert request["tools"] == tools
+    assert request["template"] == {"tools": tools}
+    functions = [{"name": "f", "parameters": {}}]
+    assert request["reading"] == {"functions": functions, "mode": "auto", "name": None, "parallel": True}
     # As templates want them: clients send arguments as text.
     told = {"id": "1", "type": "function", "function": {"name": "f", "arguments": {}}}
     assert request["messages"][1]["tool_calls"] == [told]

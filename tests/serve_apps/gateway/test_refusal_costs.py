@@ -16,7 +16,8 @@ import httpx
 import psutil
 import pytest
 
-from serve_apps.openai.schema import ChatRequest, CompletionRequest, Message, ResponseFormat
+from serve_apps.openai.chat_schema import ChatRequest, Message
+from serve_apps.openai.schema import CompletionRequest, ResponseFormat
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from tests.serve_apps.gateway_process import RunningGateway, running_gateway
 

@@ -139,8 +139,16 @@ def test_a_wrong_field_of_a_completion_is_named(
         ({"max_completion_tokens": -3}, "invalid_value", "max_completion_tokens"),
         ({"max_completion_tokens": 33}, "max_tokens_exceeded", "max_completion_tokens"),
         ({"messages": [{"role": "user"}]}, "missing_required_parameter", "messages.0.content"),
-        ({"tools": "none"}, "invalid_type", "tools"),
-        ({"tool_choice": "required"}, "unsupported_parameter", "tool_choice"),
+        ({"tools": "none"}, "invalid_value", "tools"),
+        ({"tools": [{"type": "web_search"}]}, "invalid_value", "tools"),
+        ({"tools": [{"type": "function", "function": {}}]}, "invalid_value", "tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": "none"}}]}, "invalid_value", "tools"),
+        ({"tools": [{"function": {"name": "f"}}] * 2}, "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "invalid_value", "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "invalid_value", "tool_choice"),
+        ({"tool_choice": "always"}, "invalid_value", "tool_choice"),
+        ({"chat_template_kwargs": {"messages": []}}, "invalid_value", "chat_template_kwargs"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, None, "continue_final_message"),
     ],
 )
 def test_a_wrong_field_of_a_chat_is_named(change: dict[str, Any], code: str | None, param: str) -> None:

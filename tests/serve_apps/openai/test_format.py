@@ -9,8 +9,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serve_apps.openai.chat_format import ChatFormat
 from serve_apps.openai.format import (
-    ChatFormat,
     ChoiceEvent,
     CompletionFormat,
     Gathered,
@@ -37,7 +37,7 @@ def completion(*items: dict[str, Any]) -> Any:
     gathered = Gathered(1)
     for one in items:
         gathered.add(ChoiceEvent(0, one))
-    answer = CompletionFormat(HEADING).answer(gathered, usage([1], 1))
+    answer = CompletionFormat(HEADING).answer(gathered, usage([1], gathered))
     return json.loads(json.dumps(answer, allow_nan=False))["choices"][0]["logprobs"]
 
 
@@ -77,6 +77,6 @@ def test_the_bytes_of_a_chats_tokens_are_its_text(text: str, data: st.DataObject
     pieces = [whole[start:end] for start, end in zip([0, *cuts], cuts, strict=False)]
     gathered = Gathered(1)
     gathered.add(ChoiceEvent(0, item(text, *(entry(piece) for piece in pieces))))
-    (choice,) = ChatFormat(HEADING).answer(gathered, usage([1], 1))["choices"]
+    (choice,) = ChatFormat(HEADING).answer(gathered, usage([1], gathered))["choices"]
     assert choice["logprobs"] is not None
     assert b"".join(bytes(token["bytes"]) for token in choice["logprobs"]["content"]) == whole

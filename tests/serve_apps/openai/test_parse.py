@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion
 
+from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse, parse_fields
-from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.openai.schema import CompletionRequest, Request
 from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 
 HELLO = {"role": "user", "content": "hello"}

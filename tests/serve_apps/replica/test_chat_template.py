@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse
-from serve_apps.openai.schema import ChatRequest
 from serve_apps.replica.prompts import Prompts
 from tests.serve_apps.tiny_model import make_tokenizer
 
@@ -30,13 +30,12 @@ def prompts(directory: Path, template: str | dict[str, str] | None) -> Prompts:
     return Prompts(str(directory))
 
 
-def text(reads: Prompts, *messages: dict[str, Any], tools: list[dict[str, Any]] | None = None) -> str:
-    request = parse(
-        ChatRequest, {"model": "chat", "messages": [{"role": "user", "content": "hi"}, *messages]}
-    )
+def text(reads: Prompts, *messages: dict[str, Any], **fields: Any) -> str:
+    said = [{"role": "user", "content": "hi"}, *messages]
+    request = parse(ChatRequest, {"model": "chat", "messages": said, **fields})
     assert isinstance(request, ChatRequest)
     turns = [message.for_template() for message in request.messages]
-    return reads.decode(reads.encode({"messages": turns, "tools": tools}))
+    return reads.decode(reads.encode({"messages": turns, "template": request.template()}))
 
 
 @pytest.mark.parametrize(
@@ -103,3 +102,60 @@ def test_templates_see_arguments_as_objects(tmp_path: Path, body: str, shown: st
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1, "b": "x"}'}}
     reads = prompts(tmp_path, CALLS.replace("{{ BODY }}", body))
     assert text(reads, {"role": "assistant", "content": None, "tool_calls": [call]}) == shown
+
+
+ASKED = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+ASKED += (
+    "{% if add_generation_prompt %}<assistant>{% if not enable_thinking | default(true) %}<quick>{% endif %}"
+)
+ASKED += "{{ reasoning_effort | default('') }}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({}, "<user>hi<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "<user>hi<assistant><quick>"),
+        ({"reasoning_effort": "low"}, "<user>hi<assistant>low"),
+        ({"reasoning_effort": "none"}, "<user>hi<assistant><quick>none"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "<user>hi<assistant>none",
+        ),
+    ],
+)
+def test_a_request_says_what_the_template_is_given(
+    tmp_path: Path, fields: dict[str, Any], shown: str
+) -> None:
+    assert text(prompts(tmp_path, ASKED), **fields) == shown
+
+
+def test_an_answer_may_go_on_with_the_last_message(tmp_path: Path) -> None:
+    closed = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>{% endfor %}"
+    begun = {"role": "assistant", "content": "The capital is"}
+    found = text(prompts(tmp_path, closed), begun, continue_final_message=True)
+    assert found == "<user>hi</s><assistant>The capital is"
+
+
+def test_tools_that_may_not_be_called_are_not_shown(tmp_path: Path) -> None:
+    shows = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+    reads = prompts(tmp_path, "." + shows)
+    two = [{"type": "function", "function": {"name": name}} for name in ("add", "take")]
+    assert text(reads, tools=two) == ".add take "
+    assert text(reads, tools=two, tool_choice="none") == "."
+    only = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [two[1]]}}
+    assert text(reads, tools=two, tool_choice=only) == ".take "
+
+
+def test_a_developers_turn_is_the_systems_where_the_template_knows_no_such_role(tmp_path: Path) -> None:
+    turn = {"role": "developer", "content": "Be brief."}
+    assert text(prompts(tmp_path / "new", ASKED), turn) == "<user>hi<system>Be brief.<assistant>"
+    knows = ASKED + "{# developer #}"
+    assert text(prompts(tmp_path / "old", knows), turn) == "<user>hi<developer>Be brief.<assistant>"
+
+
+def test_reasoning_of_earlier_turns_has_the_name_that_templates_read(tmp_path: Path) -> None:
+    reads = prompts(tmp_path, "{% for m in messages %}{{ m.reasoning_content }}{% endfor %}")
+    for name in ("reasoning", "reasoning_content"):
+        assert text(reads, {"role": "assistant", "content": "4", name: "2 + 2"}) == "2 + 2"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from cluster.config.serve_section import LimitsConfig
+from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse
-from serve_apps.openai.schema import ChatRequest, CompletionRequest, Request
+from serve_apps.openai.schema import CompletionRequest, Request
 from serve_apps.replica.fit import fit, most_tokens
 
 PROMPT = {"prompt": "x"}

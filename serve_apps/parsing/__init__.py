@@ -1,0 +1,1 @@
+"""What an answer's text holds besides words for the reader: the model's reasoning, and its calls of tools."""

@@ -1,0 +1,105 @@
+"""From an answer's text, as it comes, to what the reader is told: words, reasoning, calls of tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Parser, Part, Reasoning, Text
+from serve_apps.parsing.thinking import Thinking
+
+CallPiece = tuple[int, str | None, str | None, str]
+"""(number of the call in the answer, its id and its name where it begins here, a piece of its arguments)"""
+
+
+@dataclass
+class Told:
+    """What a piece of an answer's text tells."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[CallPiece] = field(default_factory=list)
+
+
+class AnswerParser:
+    """Reads one answer.
+
+    Args:
+        reasoning: reads the model's reasoning; what it takes for words goes on to `calls`.
+        calls: reads its calls.
+        new_id: makes the id of a call.
+        parallel: an answer may have several calls; else it is `complete` with its first.
+        hide_reasoning: the reasoning is read, and not told.
+    """
+
+    def __init__(
+        self,
+        reasoning: Thinking | None,
+        calls: Parser | None,
+        new_id: Callable[[], str],
+        *,
+        parallel: bool = True,
+        hide_reasoning: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._calls = calls
+        self._new_id = new_id
+        self._parallel = parallel
+        self._hide_reasoning = hide_reasoning
+        self._blanks = ""
+        """Held back: those before a call are not part of the words."""
+        self.num_calls = 0
+        self.complete = False
+        """Nothing that follows would be told."""
+
+    def feed(self, text: str) -> Told:
+        """What is certain now."""
+        told = Told()
+        if text and not self.complete:
+            self._tell(self._read(self._reasoning.feed(text) if self._reasoning else [Text(text)]), told)
+        return told
+
+    @property
+    def thinks(self) -> bool:
+        """The answer has not begun: what comes now is reasoning."""
+        return self._reasoning is not None and self._reasoning.thinks
+
+    def finish(self, told: Told) -> None:
+        """Add what was held back, once no more text will come."""
+        if not self.complete:
+            if self._reasoning is not None:
+                self._tell(self._read(self._reasoning.finish()), told)
+            if self._calls is not None:
+                self._tell(self._calls.finish(), told)
+        if not self.num_calls:
+            told.text += self._blanks
+        self._blanks = ""
+
+    def _read(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """The parts, with what is words to the first parser read by the second."""
+        if self._calls is None:
+            return parts
+        read: list[Part] = []
+        for part in parts:
+            read += self._calls.feed(part.text) if isinstance(part, Text) else [part]
+        return read
+
+    def _tell(self, parts: Sequence[Part], told: Told) -> None:
+        for part in parts:
+            if self.complete:
+                return
+            if isinstance(part, Text):
+                words = self._blanks + part.text
+                said = words.rstrip() if self._calls is not None else words
+                self._blanks = words[len(said) :]
+                told.text += said
+            elif isinstance(part, Reasoning):
+                told.reasoning += "" if self._hide_reasoning else part.text
+            elif isinstance(part, CallBegins):
+                self._blanks = ""
+                told.calls.append((self.num_calls, self._new_id(), part.name, ""))
+                self.num_calls += 1
+            elif isinstance(part, Arguments):
+                told.calls.append((self.num_calls - 1, None, None, part.text))
+            elif isinstance(part, CallEnds):
+                self.complete = not self._parallel
