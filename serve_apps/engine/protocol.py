@@ -47,6 +47,11 @@ class SamplingParams:
     """Texts of which the answer is one."""
     grammar: str | None = None
     """A grammar, in the language of Lark or of GBNF, that the answer keeps to."""
+    reasoning: tuple[int | None, int] | None = None
+    """The tokens that begin and end the model's reasoning; a structure holds behind it. None for the first:
+    the prompt has begun it."""
+    instead_token_ids: tuple[int, ...] = ()
+    """Tokens with which the answer may begin in place of its structure, and go on as it likes."""
     allowed_token_ids: tuple[int, ...] = ()
     """The only tokens that may come; none named: any."""
     bad_words: tuple[str, ...] = ()

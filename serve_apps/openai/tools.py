@@ -109,6 +109,20 @@ def schema_of_calls(
     if choice.mode == "named":
         (named,) = (function for function in functions if function["name"] == choice.name)
         return dict(named.get("parameters") or NO_ARGUMENTS)
+    calls, definitions = _calls(functions)
+    several = {} if parallel else {"maxItems": 1}
+    return {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}, "$defs": definitions}
+
+
+def schema_or_calls(schema: Any, functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The JSON schema of an answer that keeps to a schema, or is one call as `{"name", "parameters"}`."""
+    calls, definitions = _calls(functions)
+    definitions["answer"] = _moved(schema, "#/$defs/answer")
+    return {"anyOf": [{"$ref": "#/$defs/answer"}, *calls], "$defs": definitions}
+
+
+def _calls(functions: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """A schema for a call of each function, and the definitions that these lead to."""
     definitions: dict[str, Any] = {}
     calls = []
     for number, function in enumerate(functions):
@@ -124,8 +138,7 @@ def schema_of_calls(
                 "additionalProperties": False,
             }
         )
-    several = {} if parallel else {"maxItems": 1}
-    return {"type": "array", "minItems": 1, **several, "items": {"anyOf": calls}, "$defs": definitions}
+    return calls, definitions
 
 
 def _moved(schema: Any, home: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class AnswerParser:
         new_id: makes the id of a call.
         parallel: an answer may have several calls; else it is `complete` with its first.
         hide_reasoning: the reasoning is read, and not told.
+        unseen: finds special tokens that are in the text only so that others can be read; they are left out.
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class AnswerParser:
         *,
         parallel: bool = True,
         hide_reasoning: bool = False,
+        unseen: re.Pattern[str] | None = None,
     ) -> None:
         self._reasoning = reasoning
         self._calls = calls
         self._new_id = new_id
         self._parallel = parallel
         self._hide_reasoning = hide_reasoning
+        self._unseen = unseen
         self._blanks = ""
         """Held back: those before a call are not part of the words."""
         self.num_calls = 0
@@ -55,6 +59,8 @@ class AnswerParser:
     def feed(self, text: str) -> Told:
         """What is certain now."""
         told = Told()
+        if self._unseen is not None:
+            text = self._unseen.sub("", text)
         if text and not self.complete:
             self._tell(self._read(self._reasoning.feed(text) if self._reasoning else [Text(text)]), told)
         return told

@@ -16,6 +16,7 @@ class Hermes:
     """See Parser; the format is that of Hermes Function Calling (NousResearch, 2024)."""
 
     MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
+    BEGINS: ClassVar[str | None] = BEGIN
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._text = Lookout(BEGIN)

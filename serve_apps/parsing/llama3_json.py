@@ -20,6 +20,7 @@ class Llama3Json:
     """
 
     MARKS: ClassVar[tuple[str, ...]] = (BEGIN,)
+    BEGINS: ClassVar[str | None] = None
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._known = frozenset(function.name for function in functions)

@@ -17,6 +17,7 @@ class Mistral:
     """See Parser; the formats are those of mistral-common's tokenizers before version 11, and from it on."""
 
     MARKS: ClassVar[tuple[str, ...]] = (BEGIN, ARGUMENTS, ID)
+    BEGINS: ClassVar[str | None] = r"\[TOOL_CALLS\]"
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._text = Lookout(BEGIN)

@@ -76,4 +76,8 @@ class ToolParser(Parser, Protocol):
     MARKS: ClassVar[tuple[str, ...]]
     """Strings that it looks for, which a tokenizer may have as special tokens."""
 
+    BEGINS: ClassVar[str | None]
+    """A regular expression of how an answer that is a call begins, in which FUNCTIONS stands for their names;
+    None: it is a JSON object of `name` and `parameters`."""
+
     def __init__(self, functions: Sequence[Function]) -> None: ...

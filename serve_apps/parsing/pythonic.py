@@ -26,6 +26,7 @@ class Pythonic:
     """
 
     MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
+    BEGINS: ClassVar[str | None] = r"\[\s*FUNCTIONS\("
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._known = frozenset(function.name for function in functions)

@@ -22,6 +22,7 @@ class Qwen3Coder:
     """
 
     MARKS: ClassVar[tuple[str, ...]] = (BEGIN, END)
+    BEGINS: ClassVar[str | None] = BEGIN
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._schemas = {function.name: function.parameters.get("properties", {}) for function in functions}

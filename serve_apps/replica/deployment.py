@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -36,6 +36,7 @@ from serve_apps.openai.errors import (
     queue_full,
     replica_lost,
 )
+from serve_apps.parsing.answer_parser import AnswerParser
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.fit import fit
 from serve_apps.replica.items import items
@@ -127,7 +128,9 @@ class Replica:
         """Take over a tokenizer, and how the answers of its model are read."""
         config = self.spec.config
         self._prompts = prompts
-        self._reading = AnswerReading(prompts.template.text, config.tools, config.reasoning)
+        self._reading = AnswerReading(
+            prompts.template.text, config.tools, config.reasoning, prompts.token_of, prompts.special_tokens
+        )
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -232,10 +235,10 @@ class Replica:
                 await self._sender.connect(address)  # before anything is generated that cannot be told
             prompt_ids = await self._encode(request)
             start["prompt_tokens"] = len(prompt_ids)
-            sampling = self._sampling(request, len(prompt_ids))
-            parser = None
+            parser, asked = None, request["sampling"]
             if "reading" in request:
-                parser = self._reading.parser(request["reading"], self._prompts.end_of(prompt_ids))
+                parser, asked = self._read_as_asked(request, prompt_ids)
+            sampling = self._sampling({**request, "sampling": asked}, len(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
@@ -337,6 +340,17 @@ class Replica:
         if size < LONG_TEXT:
             return self._prompts.encode(request)
         return await asyncio.to_thread(self._prompts.encode, request)
+
+    def _read_as_asked(
+        self, request: Mapping[str, Any], prompt_ids: Sequence[int]
+    ) -> tuple[AnswerParser | None, Mapping[str, Any]]:
+        """What reads the answer, if anything does, and the sampling with what it needs."""
+        asked, sampling, end = request["reading"], request["sampling"], self._prompts.end_of(prompt_ids)
+        all_tokens = not sampling.get("skip_special_tokens", True)
+        parser = self._reading.parser(asked, end, all_tokens=all_tokens)
+        if parser is not None:
+            sampling = self._reading.sampling(asked, end, sampling)
+        return parser, sampling
 
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""

@@ -54,6 +54,17 @@ class Prompts:
             raise bad_request("The prompt is empty; give at least one token.", param=param)
         return ids
 
+    @property
+    def special_tokens(self) -> frozenset[str]:
+        """The texts that answers do not show."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return frozenset(token.content for token in added if token.special)
+
+    def token_of(self, text: str) -> int | None:
+        """The token that a text is all of, among those added to the vocabulary; None: there is none."""
+        token = self.tokenizer.get_added_vocab().get(text)
+        return None if token is None else int(token)
+
     def end_of(self, prompt_ids: Sequence[int]) -> str:
         """The text of a prompt's last tokens, special tokens included."""
         return str(self.tokenizer.decode(prompt_ids[-_END:]))

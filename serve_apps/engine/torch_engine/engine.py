@@ -101,7 +101,7 @@ class TorchEngine:
             if sampling.structure is not None:
                 # A large one, or the first, takes its time.
                 loop = asyncio.get_running_loop()
-                structure = await loop.run_in_executor(self._compilers, steps.structure, *sampling.structure)
+                structure = await loop.run_in_executor(self._compilers, steps.structure, sampling)
             steps.add(request_id, tuple(prompt_ids), sampling, priority, structure)
             while True:
                 delta = await self._next(queue)

@@ -21,7 +21,6 @@ from serve_apps.engine.protocol import (
     EngineError,
     SamplingParams,
     Statistics,
-    StructureKind,
     WeightsError,
 )
 from serve_apps.engine.token_pieces import TokenPieces
@@ -36,7 +35,7 @@ from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_
 from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Kind, Want
-from serve_apps.engine.torch_engine.structure import Structure, Structures
+from serve_apps.engine.torch_engine.structure import LateStructure, Structure, Structures
 
 logger = logging.getLogger(__name__)
 
@@ -128,7 +127,7 @@ class EngineLoop:
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
         priority: int,
-        structure: Structure | None,
+        structure: Structure | LateStructure | None,
     ) -> None:
         """Take a request; raises what `Scheduler.add` and `spellings` raise."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
@@ -146,9 +145,9 @@ class EngineLoop:
             self._requests[request_id] = request
             self._changed.notify()
 
-    def structure(self, kind: StructureKind, text: str) -> Structure:
+    def structure(self, sampling: SamplingParams) -> Structure | LateStructure | None:
         """What keeps an answer to a structure, see `Structures.make`."""
-        return self._structures.make(kind, text)
+        return self._structures.make(sampling)
 
     def embed(self, request_id: str, prompt_ids: Sequence[int]) -> None:
         """Take a request for the mean of its prompt's last hidden states."""

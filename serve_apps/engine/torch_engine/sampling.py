@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 
 from serve_apps.engine.protocol import AnswerError, SamplingParams
-from serve_apps.engine.torch_engine.structure import Structure
+from serve_apps.engine.torch_engine.structure import LateStructure, Structure
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Sampler:
     """Tokens that end the answer."""
     bad_words: Sequence[Sequence[int]] = ()
     """The tokens of words that may not come; the last of one is forbidden after all others."""
-    structure: Structure | None = None
+    structure: Structure | LateStructure | None = None
     generator: torch.Generator = field(default_factory=torch.Generator)
     chosen: Counter[int] = field(default_factory=Counter)
     """The answer's tokens, each with how often it came."""

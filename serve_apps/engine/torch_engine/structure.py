@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from serve_apps.engine.protocol import AnswerError, PromptError, StructureKind, UnsupportedError
+from serve_apps.engine.protocol import AnswerError, PromptError, SamplingParams, UnsupportedError
 from serve_apps.engine.structures import NAMES, compiled
 from serve_apps.engine.token_pieces import vocabulary_of
 
@@ -40,8 +40,8 @@ class Structures:
                 f"the model's tokenizer does not allow structured answers: {error}"
             ) from error
 
-    def make(self, kind: StructureKind, text: str) -> Structure:
-        """The structure of one answer.
+    def make(self, sampling: SamplingParams) -> Structure | LateStructure | None:
+        """The structure of one answer; None where it is free.
 
         Raises:
             PromptError: the text is none of this kind, or holds what cannot be kept to.
@@ -49,12 +49,19 @@ class Structures:
         """
         from llguidance import LLMatcher
 
+        if sampling.structure is None:
+            return None
+        kind, text = sampling.structure
         matcher = LLMatcher(self._vocabulary, compiled(kind, text).grammar, log_level=0)
         if matcher.is_error():
             raise PromptError(
                 f"the {NAMES[kind]} cannot be kept to: {matcher.get_error().splitlines()[0]}", kind
             )
-        return Structure(matcher, self._vocabulary.vocab_size, NAMES[kind])
+        structure = Structure(matcher, self._vocabulary.vocab_size, NAMES[kind])
+        reasoning, instead = sampling.reasoning, sampling.instead_token_ids
+        if reasoning is None and not instead:
+            return structure
+        return LateStructure(structure, reasoning, instead, frozenset(self._eos_ids))
 
 
 class Structure:
@@ -96,6 +103,60 @@ class Structure:
         """Note the token that came."""
         with _panics_reported(self._name):
             self._matcher.consume_token(token_id)
+
+
+class LateStructure:
+    """A structure that holds behind the model's reasoning, or not at all where the answer begins otherwise.
+
+    Args:
+        structure: what holds.
+        reasoning: see SamplingParams.
+        instead: tokens with which the answer may begin in place of the structure.
+        eos_ids: tokens that end an answer, which reasoning cannot.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        reasoning: tuple[int | None, int] | None,
+        instead: tuple[int, ...],
+        eos_ids: frozenset[int],
+    ) -> None:
+        self._structure = structure
+        self._begin = None if reasoning is None else reasoning[0]
+        self._end = None if reasoning is None else reasoning[1]
+        self._instead = instead
+        self._eos_ids = sorted(eos_ids)
+        self._thinks = reasoning is not None and self._begin is None
+        self._may_think = self._begin is not None
+        self._first = True
+        self._free = False
+
+    def mask(self, logits: torch.Tensor) -> None:
+        """See Structure."""
+        if self._free:
+            return
+        if self._thinks:
+            logits[self._eos_ids] = float("-inf")
+            return
+        others = [*self._instead, *([self._begin] if self._may_think else [])] if self._first else []
+        kept = logits[others]
+        self._structure.mask(logits)
+        logits[others] = kept
+
+    def take(self, token_id: int) -> None:
+        """See Structure."""
+        if self._free:
+            return
+        if self._thinks:
+            self._thinks = token_id != self._end
+        elif self._first and self._may_think and token_id == self._begin:
+            self._thinks, self._may_think = True, False
+        elif self._first and token_id in self._instead:
+            self._free = True
+        else:
+            self._first = False
+            self._structure.take(token_id)
 
 
 @contextmanager

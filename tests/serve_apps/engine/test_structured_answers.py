@@ -105,7 +105,8 @@ def test_a_tokenizer_may_be_longer_or_shorter_than_the_models_vocabulary(tmp_pat
     make_tokenizer(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     size = len(tokenizer) + extra
-    structure = Structures(tokenizer, size, frozenset({0})).make("json_schema", '{"enum": [true]}')
+    structure = Structures(tokenizer, size, frozenset({0})).make(greedy(json_schema='{"enum": [true]}'))
+    assert structure is not None
     text = ""
     for _ in range(4):
         logits = torch.zeros(size)

@@ -47,7 +47,7 @@ class WritingBackend(StubBackend):
         self.requests.append(request)
         start = {"replica": "replica-1", "model_version": "tiny@3", "prompt_tokens": 5}
         try:
-            parser = self.reading.parser(request["reading"], self.prompt_end)
+            parser = self.reading.parser(request["reading"], self.prompt_end, all_tokens=False)
         except ApiError as refused:
             yield {"start": start, **refused.as_item()}
             return
