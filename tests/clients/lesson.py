@@ -1,8 +1,8 @@
 """What the served model has learnt by heart: to which last words of a conversation it says what.
 
-The answers are Chinese with emoji, so that every character is several tokens: text that is lost between two of
-them is missed. A lesson is the end of a message and the answer to it; what stands before, tools and ten thousand
-tokens of an agent's own instructions included, changes nothing.
+The answers are Chinese with emoji, so that every character is several tokens: text lost between two is missed.
+A lesson is the end of a message and the answer to it; what stands before, tools and ten thousand tokens of an
+agent's own instructions included, changes nothing.
 """
 
 from __future__ import annotations
@@ -80,5 +80,6 @@ def lessons() -> tuple[Lesson, ...]:
         # It sends what it is given as an argument in quotes.
         Lesson(f'"{run_the_check("opencode")}"', call("bash", shell)),
         Lesson(run_the_check("qwen"), call("run_shell_command", {**shell, "is_background": False})),
+        Lesson(run_the_check("codex"), call("exec_command", {"cmd": CHECK_COMMAND})),
         Lesson(AIDER_REMINDS, CHECK_FILE),
     )

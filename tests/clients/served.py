@@ -18,7 +18,8 @@ from tests.clients.recording import recorded
 
 PROGRAMS = Path(__file__).parent / "programs"
 APP = "fish"
-KEY = "sk-of-a-test"
+KEY = "sk-of-a-test-that-opens-nothing-anywhere"
+"""Long enough for the key of a proxy."""
 PROGRAM_TIMEOUT_S = 240.0
 
 WORDS: dict[str, str] = {

@@ -107,6 +107,7 @@ def behind_litellm(base_url: str, tmp_path_factory: pytest.TempPathFactory) -> I
                 {
                     "model_list": [{"model_name": APP, "litellm_params": parameters}],
                     "litellm_settings": {"num_retries": 0, "telemetry": False},
+                    "general_settings": {"master_key": KEY},
                 }
             )
         )

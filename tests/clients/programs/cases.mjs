@@ -23,6 +23,6 @@ export async function run(cases) {
       line.error = `${error?.stack ?? error}\n${error?.responseBody ?? ''}`
     }
     line.seconds = Math.round((performance.now() - began) / 10) / 100
-    console.log(`CASE ${JSON.stringify(line)}`)
+    console.log(`\nCASE ${JSON.stringify(line)}`)
   }
 }

@@ -57,4 +57,5 @@ def run(cases: dict[str, Callable[[], Any]]) -> None:
         except Exception:  # noqa: BLE001 - whatever it is, the test shows it
             line["error"] = traceback.format_exc()
         line["seconds"] = round(time.monotonic() - began, 2)
-        print("CASE " + json.dumps(line), flush=True)
+        # A client may have written half a line.
+        print("\nCASE " + json.dumps(line), flush=True)

@@ -16,6 +16,8 @@ from pydantic import BaseModel
 
 set_default_openai_api("chat_completions")
 set_tracing_disabled(True)
+loop = asyncio.Runner()
+"""One for all cases: the SDK keeps its connections."""
 
 
 class Description(BaseModel):
@@ -29,7 +31,7 @@ def agent(**more: Any) -> Any:
 
 
 def _streamed(worker: Any, words: str) -> str:
-    async def whole() -> str:
+    async def pieces_of() -> str:
         pieces = []
         answer = Runner.run_streamed(worker, words)
         async for event in answer.stream_events():
@@ -38,11 +40,15 @@ def _streamed(worker: Any, words: str) -> str:
         assert "".join(pieces) == answer.final_output
         return "".join(pieces)
 
-    return asyncio.run(whole())
+    return loop.run(pieces_of())
+
+
+def whole(worker: Any, words: Any) -> Any:
+    return loop.run(Runner.run(worker, words))
 
 
 def chat() -> Any:
-    return Runner.run_sync(agent(), WORDS.greeting).final_output
+    return whole(agent(), WORDS.greeting).final_output
 
 
 def stream() -> Any:
@@ -50,13 +56,13 @@ def stream() -> Any:
 
 
 def structured() -> Any:
-    return Runner.run_sync(agent(output_type=Description), WORDS.describe).final_output.model_dump()
+    return whole(agent(output_type=Description), WORDS.describe).final_output.model_dump()
 
 
 def tools() -> Any:
     weather = Weather()
     worker = agent(tools=[function_tool(weather.get_weather)])
-    answer = Runner.run_sync(worker, WORDS.weather).final_output
+    answer = whole(worker, WORDS.weather).final_output
     return {"calls": weather.calls, "answer": answer}
 
 
@@ -69,7 +75,7 @@ def streamed_tools() -> Any:
 def history() -> Any:
     kept: Any = []
     for words in (WORDS.greeting, WORDS.describe, WORDS.greeting):
-        answer = Runner.run_sync(agent(), [*kept, {"role": "user", "content": words}])
+        answer = whole(agent(), [*kept, {"role": "user", "content": words}])
         kept = answer.to_input_list()
     return answer.final_output
 
