@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {"cluster": 0, "train_jobs": 1, "serve_apps": 1, "infra": 2}
 ROOMS: dict[str, list[set[str]]] = {
     "serve_apps": [
-        {"spec", "models"},
-        {"engine", "tokens", "routing", "parsing"},
+        {"spec", "models", "parsing"},
+        {"engine", "tokens", "routing"},
         {"openai"},
         {"http", "replica"},
         {"controller"},

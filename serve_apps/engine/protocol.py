@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from serve_apps.parsing.answer_parser import Reader
 
 REPETITION_PENALTIES = 0.01, 100.0
 """The least and the most; much beyond them logits are no numbers any more."""
@@ -167,6 +169,8 @@ class EngineConfig:
     device: Literal["cpu", "cuda"] | None = None
     """Where the ranks compute: on GPUs only where the app's lease has some. None: on a GPU that this process
     sees, if any, for who uses an engine by itself."""
+    reasoning: str | None = None
+    """The parser of the model's reasoning, behind which structures hold; for an engine with such parsers."""
     threads: int = 1
     """torch threads a rank."""
     extra: dict[str, Any] = field(default_factory=dict)
@@ -211,6 +215,36 @@ class WeightsError(Exception):
     """The other weights cannot be loaded; the engine goes on with those that it has."""
 
 
+class EngineReader(Reader, Protocol):
+    """Reads one answer, see `Reader`."""
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """It looks for special tokens in the text."""
+
+    @property
+    def reasoning_end(self) -> int | None:
+        """The token that ends the reasoning that the answer begins with; None: it begins with none."""
+
+
+class EngineChat(Protocol):
+    """How an engine renders conversations, and reads answers."""
+
+    async def render(self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[int]:
+        """The token ids of a conversation; `asked` is what the request says of its template.
+
+        Raises:
+            PromptError: it cannot be rendered.
+        """
+
+    def reader(self, asked: Mapping[str, Any], prompt_ids: Sequence[int]) -> EngineReader | None:
+        """What reads one answer; None where all of it is words.
+
+        Raises:
+            UnsupportedError: nothing here reads the calls that the request leaves to the model.
+        """
+
+
 class Engine(Protocol):
     """What a replica needs of an engine. All methods are called from one event loop."""
 
@@ -249,6 +283,16 @@ class Engine(Protocol):
 
         Raises:
             WeightsError: they cannot be loaded, or are another model's; the old ones stay.
+        """
+
+    def chat(self, tools: str | None, reasoning: str | None) -> EngineChat | None:
+        """The engine's own ways with conversations; None: it leaves them to the replica.
+
+        Args:
+            tools, reasoning: names of parsers; None for no parser.
+
+        Raises:
+            UnsupportedError: it knows no such parser, or not for this model.
         """
 
     def statistics(self) -> Statistics: ...

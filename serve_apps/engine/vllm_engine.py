@@ -30,6 +30,7 @@ from serve_apps.engine.protocol import (
 from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.structure_compiler import NAMES
 from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
+from serve_apps.engine.vllm_chat import VllmChat
 from serve_apps.engine.vllm_log import root_cause
 from serve_apps.engine.vllm_requests import delta_of, end_of, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
@@ -120,7 +121,11 @@ class VllmEngine:
         text, first = "", True
         async with self._place(request_id) as queue:
             prompt = {"prompt_token_ids": list(prompt_ids)}
-            outputs = self._vllm.generate(prompt, params, request_id, priority=priority)
+            # Where the answer begins with reasoning, vLLM's own parser says where that ends.
+            ended = None if structure is None else sampling.reasoning is None
+            outputs = self._vllm.generate(
+                prompt, params, request_id, priority=priority, reasoning_ended=ended
+            )
             reader = asyncio.create_task(self._read(outputs, queue))
             try:
                 while (output := await queue.get()) is not None:
@@ -129,7 +134,7 @@ class VllmEngine:
                     delta = delta_of(output, sampling, first=first)
                     first = False
                     if structure is not None:
-                        text += delta.text
+                        text = self._behind_reasoning(text + delta.text, delta, sampling)
                         if (end := end_of(output)) is not None:
                             await self._check_whole(sampling, structure, text, end)
                     yield delta
@@ -137,6 +142,13 @@ class VllmEngine:
                 # vLLM aborts a request whose reader is cancelled.
                 reader.cancel()
                 await asyncio.wait([reader])
+
+    def _behind_reasoning(self, text: str, delta: Delta, sampling: SamplingParams) -> str:
+        """The text that the structure holds, where that is all or begins in a delta."""
+        end = None if sampling.reasoning is None else sampling.reasoning[1]
+        if end is None or end not in delta.token_ids:
+            return text
+        return text.rpartition(str(self._vllm.get_tokenizer().decode([end])))[2]
 
     async def _in_compiler(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._compilers, function, *arguments)
@@ -179,6 +191,10 @@ class VllmEngine:
                 self._model_path = model_path
             finally:
                 self._open.set()
+
+    def chat(self, tools: str | None, reasoning: str | None) -> VllmChat:
+        """vLLM's own serving layer; see `Engine.chat`."""
+        return VllmChat(self._vllm, tools, reasoning)
 
     def statistics(self) -> Statistics:
         """A look into vLLM, as of its last step."""

@@ -106,6 +106,8 @@ def _explain(error: Exception, family: ProcessFamily) -> str:
 
 def _arguments(config: EngineConfig) -> dict[str, Any]:
     """The engine's config as vLLM's arguments; what it leaves open is vLLM's choice."""
+    from vllm.config import StructuredOutputsConfig
+
     arguments = {
         "model": config.model_path,
         "tensor_parallel_size": config.tensor,
@@ -120,7 +122,10 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "block_size": config.block_size,
         "enable_prefix_caching": config.prefix_caching,
         "scheduling_policy": "priority",
+        "reasoning_parser": config.reasoning,
         # The library that has compiled a structure already when a request comes here.
-        "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
+        "structured_outputs_config": StructuredOutputsConfig(
+            backend="guidance", disable_any_whitespace=True
+        ),
     }
     return {name: value for name, value in arguments.items() if value is not None}

@@ -139,6 +139,8 @@ class ChatRequest(Request):
             ]
             asked["mode"], asked["name"] = self.choice.mode, self.choice.name
             asked["parallel"] = self.parallel_tool_calls is not False
+        if arguments := self.template().get("arguments"):
+            asked["arguments"] = arguments
         if self.include_reasoning is False:
             asked["hide_reasoning"] = True
         return asked

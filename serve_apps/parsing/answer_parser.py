@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Parser, Part, Reasoning, Text
 from serve_apps.parsing.thinking import Thinking
@@ -20,6 +21,20 @@ class Told:
     text: str = ""
     reasoning: str = ""
     calls: list[CallPiece] = field(default_factory=list)
+    thought: bool = False
+    """The text was reasoning, told or not."""
+
+
+class Reader(Protocol):
+    """Reads one answer, whose text comes in pieces."""
+
+    num_calls: int
+    """Calls that have begun."""
+    complete: bool
+    """Nothing that follows would be told."""
+
+    def read(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Told:
+        """What is certain now; all that was held back once the answer has finished."""
 
 
 class AnswerParser:
@@ -56,9 +71,20 @@ class AnswerParser:
         self.complete = False
         """Nothing that follows would be told."""
 
+    def read(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Told:
+        """What is certain now; all that was held back once the answer has finished.
+
+        Args:
+            token_ids: the text's, which other readers go by.
+        """
+        told = self.feed(text)
+        if finished:
+            self.finish(told)
+        return told
+
     def feed(self, text: str) -> Told:
         """What is certain now."""
-        told = Told()
+        told = Told(thought=self.thinks)
         if self._unseen is not None:
             text = self._unseen.sub("", text)
         if text and not self.complete:

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -36,13 +36,12 @@ from serve_apps.openai.errors import (
     queue_full,
     replica_lost,
 )
-from serve_apps.parsing.answer_parser import AnswerParser
+from serve_apps.replica.chat import chat_of, engines_reasoning
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.fit import fit
 from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
-from serve_apps.replica.reading import AnswerReading
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -50,8 +49,6 @@ from serve_apps.tokens.stream import TokenSender, UnreachableError
 
 logger = logging.getLogger(__name__)
 
-LONG_TEXT = 8192
-"""Characters from which tokenizing happens beside the event loop, so that the others go on."""
 HANG_TIMEOUT_S = 15.0
 """A replica whose event loop stands still for so long is killed."""
 WATCH_EVERY_S = 0.5
@@ -120,17 +117,11 @@ class Replica:
         entry = find_engine(self.spec.engine)
         if not entry.has_own_ranks:
             self._group.start(config, host, port, self._lost)
+        self._prompts = await asyncio.to_thread(Prompts, model_path)
+        config = replace(config, reasoning=engines_reasoning(self._prompts, self.spec.config))
         self._engine = entry.load_engine()(config, host, port)
-        self._read_with(await asyncio.to_thread(Prompts, model_path))
         await self._engine.start()
-
-    def _read_with(self, prompts: Prompts) -> None:
-        """Take over a tokenizer, and how the answers of its model are read."""
-        config = self.spec.config
-        self._prompts = prompts
-        self._reading = AnswerReading(
-            prompts.template.text, config.tools, config.reasoning, prompts.token_of, prompts.special_tokens
-        )
+        self._chat = chat_of(self._engine, self._prompts, self.spec.config)
 
     def _lost(self, why: str) -> None:
         # Half a group answers nothing. Its process ends at once, so that the router drops it now and the
@@ -194,8 +185,8 @@ class Replica:
             if order.get("or_end"):
                 self._lost("it cannot go back to the weights that it is to have")
             return
-        self.spec, self.revision = spec, number
-        self._read_with(prompts)
+        self.spec, self.revision, self._prompts = spec, number, prompts
+        self._chat = chat_of(self._engine, prompts, spec.config)
         self._refused = self._refusal = None
 
     def statistics(self) -> dict[str, Any]:
@@ -233,16 +224,14 @@ class Replica:
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
             if address is not None:
                 await self._sender.connect(address)  # before anything is generated that cannot be told
-            prompt_ids = await self._encode(request)
+            prompt_ids = await self._chat.encode(request)
             start["prompt_tokens"] = len(prompt_ids)
-            parser, asked = None, request["sampling"]
-            if "reading" in request:
-                parser, asked = self._read_as_asked(request, prompt_ids)
+            reader, asked = self._chat.read(request, prompt_ids)
             sampling = self._sampling({**request, "sampling": asked}, len(prompt_ids))
             deltas = self._engine.generate(
                 request["request_id"], prompt_ids, sampling, request.get("priority", 0)
             )
-            gained = items(deltas, self._prompts.piece, parser)
+            gained = items(deltas, self._prompts.piece, reader)
             if address is None:
                 return dict(merge([item async for item in gained]))
             with self._kept_for(address):
@@ -287,7 +276,7 @@ class Replica:
         """The mean of a prompt's last hidden states: `request_id` and `prompt` to `start` and `embedding`."""
 
         async def embedding(start: dict[str, Any]) -> dict[str, Any]:
-            prompt_ids = await self._encode(request)
+            prompt_ids = await self._chat.encode(request)
             start["prompt_tokens"] = len(prompt_ids)
             return {"embedding": await self._engine.embed(request["request_id"], prompt_ids)}
 
@@ -297,7 +286,7 @@ class Replica:
         """The token ids of a `prompt` or of `messages`: `start` and `tokens`."""
 
         async def tokens(start: dict[str, Any]) -> dict[str, Any]:
-            return {"tokens": await self._encode(request)}
+            return {"tokens": await self._chat.encode(request)}
 
         return await self._answer(request, tokens)
 
@@ -334,23 +323,6 @@ class Replica:
         for task, other in list(self._calls.items()):
             if other == endpoint:
                 task.cancel()
-
-    async def _encode(self, request: Mapping[str, Any]) -> list[int]:
-        size = sum(len(str(m)) for m in request.get("messages", ())) + len(request.get("prompt", ""))
-        if size < LONG_TEXT:
-            return self._prompts.encode(request)
-        return await asyncio.to_thread(self._prompts.encode, request)
-
-    def _read_as_asked(
-        self, request: Mapping[str, Any], prompt_ids: Sequence[int]
-    ) -> tuple[AnswerParser | None, Mapping[str, Any]]:
-        """What reads the answer, if anything does, and the sampling with what it needs."""
-        asked, sampling, end = request["reading"], request["sampling"], self._prompts.end_of(prompt_ids)
-        all_tokens = not sampling.get("skip_special_tokens", True)
-        parser = self._reading.parser(asked, end, all_tokens=all_tokens)
-        if parser is not None:
-            sampling = self._reading.sampling(asked, end, sampling)
-        return parser, sampling
 
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""

@@ -7,44 +7,41 @@ from contextlib import aclosing
 from typing import Any
 
 from serve_apps.engine.protocol import Delta
-from serve_apps.parsing.answer_parser import AnswerParser
+from serve_apps.parsing.answer_parser import Reader
 
 Piece = Callable[[int], tuple[str, bytes]]
 """The text and the bytes of a token id."""
 
 
 async def items(
-    deltas: AsyncIterator[Delta], piece: Piece, parser: AnswerParser | None
+    deltas: AsyncIterator[Delta], piece: Piece, reader: Reader | None
 ) -> AsyncIterator[dict[str, Any]]:
     """What the gateway learns of each delta, see `tokens.inbox.Item`; closes the deltas at its end.
 
     Args:
-        parser: reads the text; None where all of it is words.
+        reader: reads the text; None where all of it is words.
     """
     async with aclosing(deltas):  # type: ignore[type-var]
         async for delta in deltas:
             item = _item(delta, piece)
-            if parser is not None:
-                _read(parser, delta, item)
+            if reader is not None:
+                _read(reader, delta, item)
             yield item
             if item.get("finish_reason") is not None:
                 return
 
 
-def _read(parser: AnswerParser, delta: Delta, item: dict[str, Any]) -> None:
-    """Put what the parser makes of a delta's text in its place."""
-    thought = parser.thinks
-    told = parser.feed(delta.text)
-    if delta.finish_reason is not None:
-        parser.finish(told)
+def _read(reader: Reader, delta: Delta, item: dict[str, Any]) -> None:
+    """Put what the reader makes of a delta's text in its place."""
+    told = reader.read(delta.text, delta.token_ids, finished=delta.finish_reason is not None)
     item["text"] = told.text
     if told.reasoning:
         item["reasoning"] = told.reasoning
     if told.calls:
         item["calls"] = told.calls
-    if thought and delta.token_ids:
+    if told.thought and delta.token_ids:
         item["reasoning_tokens"] = len(delta.token_ids)
-    if parser.complete or (parser.num_calls and delta.finish_reason == "stop"):
+    if reader.complete or (reader.num_calls and delta.finish_reason == "stop"):
         # Nothing more is told of an answer that is complete: its engine need not go on with it.
         item["finish_reason"] = "tool_calls"
 

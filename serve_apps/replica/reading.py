@@ -43,12 +43,12 @@ class AnswerReading:
         tokens: Callable[[str], int | None] = lambda text: None,
         special_tokens: Collection[str] = (),
     ) -> None:
-        self._tools = tools_of(template) if tools is None else None if tools == "none" else tools
+        self.tools = tools_of(template) if tools is None else None if tools == "none" else tools
         found = reasoning_of(template) if reasoning is None else reasoning
-        self._reasoning = None if found == "none" else found
+        self.reasoning = None if found == "none" else found
         self._token = tokens
-        calls = TOOL_PARSERS[self._tools].MARKS if self._tools is not None else ()
-        marks = {*calls, *(Thinking.MARKS if self._reasoning is not None else ())}
+        calls = TOOL_PARSERS[self.tools].MARKS if self.tools in TOOL_PARSERS else ()
+        marks = {*calls, *(Thinking.MARKS if self.reasoning is not None else ())}
         self._shows = not marks.isdisjoint(special_tokens)
         others = sorted(set(special_tokens) - marks, key=len, reverse=True)
         self._unseen = re.compile("|".join(map(re.escape, others))) if self._shows and others else None
@@ -95,13 +95,13 @@ class AnswerReading:
         thinking, end = self._reads_reasoning(prompt_end), self._token(END)
         if thinking is not None and end is not None:
             said["reasoning"] = (None if thinking.thinks else self._token(BEGIN), end)
-        if asked.get("mode") == "auto" and self._tools is not None:
+        if asked.get("mode") == "auto" and self.tools is not None:
             self._leave_room(asked, kinds, said)
         return said
 
     def _leave_room(self, asked: Mapping[str, Any], kinds: Sequence[str], said: dict[str, Any]) -> None:
         """An answer may be calls in place of its structure."""
-        parser = TOOL_PARSERS[self._tools or ""]
+        parser = TOOL_PARSERS[self.tools or ""]
         first = parser.MARKS[0]
         mark = self._token(first)
         if mark is not None and (parser.BEGINS or "").startswith(re.escape(first)):
@@ -124,10 +124,10 @@ class AnswerReading:
         )
 
     def _reads_reasoning(self, prompt_end: str) -> Thinking | None:
-        if self._reasoning is None:
+        if self.reasoning is None:
             return None
         end = prompt_end.rstrip()
-        if self._reasoning == "qwen3":
+        if self.reasoning == "qwen3":
             return Thinking(open=end.endswith(BEGIN))
         return Thinking(open=not end.endswith(END))
 
@@ -138,7 +138,7 @@ class AnswerReading:
             return NamedCall(asked["name"])
         if asked["mode"] == "required":
             return CallList()
-        if self._tools is None:
+        if self.tools is None:
             raise bad_request(
                 "This model's calls of tools cannot be read: its chat template shows no format that is known."
                 " Set `tools` of the app, or ask with tool_choice 'required'.",
@@ -146,9 +146,9 @@ class AnswerReading:
                 code="tools_not_supported",
             )
         functions = [Function(one["name"], one.get("parameters") or {}) for one in asked["functions"]]
-        return TOOL_PARSERS[self._tools](functions)
+        return TOOL_PARSERS[self.tools](functions)
 
     def _new_id(self) -> str:
-        if self._tools == "mistral":
+        if self.tools == "mistral":
             return "".join(secrets.choice(_CHARACTERS) for _ in range(_SHORT_ID))
         return f"call_{secrets.token_hex(12)}"

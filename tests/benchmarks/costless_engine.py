@@ -57,6 +57,9 @@ class CostlessEngine:
     async def abort(self, request_id: str) -> None:
         pass
 
+    def chat(self, tools: str | None, reasoning: str | None) -> None:
+        """Left to the replica; see `Engine.chat`."""
+
     def statistics(self) -> Statistics:
         return Statistics(running=len(self._queues))
 

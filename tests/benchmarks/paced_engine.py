@@ -197,6 +197,9 @@ class PacedEngine:
     async def abort(self, request_id: str) -> None:
         self._requests.pop(request_id, None)
 
+    def chat(self, tools: str | None, reasoning: str | None) -> None:
+        """Left to the replica; see `Engine.chat`."""
+
     def statistics(self) -> Statistics:
         running = min(len(self._requests), self.config.max_batch)
         return Statistics(running=running, waiting=len(self._requests) - running, **self._counts)

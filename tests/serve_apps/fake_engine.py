@@ -119,6 +119,9 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         self._running.discard(request_id)
 
+    def chat(self, tools: str | None, reasoning: str | None) -> None:
+        """Left to the replica; see `Engine.chat`."""
+
     def statistics(self) -> Statistics:
         return Statistics(running=len(self._running), generated_tokens=self._generated)
 

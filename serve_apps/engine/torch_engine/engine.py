@@ -134,6 +134,9 @@ class TorchEngine:
         if last is not None:
             self._hand_out([(request_id, last)])
 
+    def chat(self, tools: str | None, reasoning: str | None) -> None:
+        """Left to the replica; see `Engine.chat`."""
+
     def statistics(self) -> Statistics:
         if self._steps is None or self._failure is not None or not self._ready.is_set():
             return Statistics()
