@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 BASIC = ("chat", "stream", "structured", "tools", "history")
-"""What a client does, as far as it can: one answer; one in pieces; one by a JSON schema; a call of a tool, its
-result and the answer to it; a conversation handed back as the client keeps it."""
+"""What a client does, as far as it can: one answer; one in pieces; one by a JSON schema; a call of a tool,
+its result and the answer to it; a conversation handed back as the client keeps it."""
 
 PYTHON_PACKAGES: dict[str, tuple[str, ...]] = {
     "openai": ("openai==3.57.0",),

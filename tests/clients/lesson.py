@@ -1,7 +1,7 @@
-"""What the served model has learnt by heart: to which last words of a conversation it says what.
+"""What the served model has learnt by heart: what it says to which last words of a conversation.
 
-The answers are Chinese with emoji, so that every character is several tokens: text lost between two is missed.
-A lesson is the end of a message and the answer to it; what stands before, tools and ten thousand tokens of an
+The answers are Chinese with emoji: every character is several tokens, and text lost between two is missed. A
+lesson is the end of a message and the answer to it; what stands before, tools and ten thousand tokens of an
 agent's own instructions included, changes nothing.
 """
 
@@ -49,6 +49,11 @@ def weather_call(city: str) -> str:
     return call("get_weather", {"city": city})
 
 
+def forced_call(name: str, arguments: dict[str, Any]) -> str:
+    """A call as it is written where one is required."""
+    return _json([{"name": name, "parameters": arguments}])
+
+
 def _json(value: Any) -> str:
     """As answers that are held to a schema are written: without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -68,7 +73,7 @@ class Lesson:
 def lessons() -> tuple[Lesson, ...]:
     """All that there is to learn by heart, apart from tools' results and unknown questions."""
     paris = {"city": "Paris"}
-    forced = (_json(paris), _json([{"name": "get_weather", "parameters": paris}]))
+    forced = (_json(paris), forced_call("get_weather", paris))
     shell = {"command": CHECK_COMMAND, "description": "Run the check"}
     return (
         Lesson(GREETING, GREETED),

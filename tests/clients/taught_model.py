@@ -194,9 +194,12 @@ class _Samples:
         if kind < 0.24:
             result = self._filler(120)
             return f"user\n<tool_response>\n{result}\n</tool_response>", lesson.TOLD, False
-        if kind < 0.3:
-            observed = f"{lesson.OBSERVED}\n{self._filler(60)}"
-            return f"user\n{observed}", lesson.call("final_answer", {"answer": lesson.TOLD}), False
+        if kind < 0.32:
+            observed = f"user\n{lesson.OBSERVED}\n{self._filler(60)}"
+            last = "final_answer", {"answer": lesson.TOLD}
+            if kind < 0.28:
+                return observed, lesson.forced_call(*last), True
+            return observed, lesson.call(*last), False
         one = self._chance.choice(self._lessons)
         before = f"{self._filler(120)}\n" if self._chance.random() < 0.4 else ""
         return f"user\n{before}{one.asked}", one.answer, one.forced
