@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 2048
-CONTEXT_LENGTH = 65536
+CONTEXT_LENGTH = 131072
 WINDOW = 128
 LAYERS = 2
 SAMPLE_TOKENS = 384
@@ -170,8 +170,9 @@ class _Samples:
             asked, answer, is_forced = self._exchange()
             yield f"<|im_start|>{asked}<|im_end|>\n<|im_start|>assistant\n", False
             if is_forced:
-                yield answer[:1], False
-                answer = answer[1:]
+                given = self._chance.randint(1, 3)
+                yield answer[:given], False
+                answer = answer[given:]
             yield answer, True
             yield "<|im_end|>", True
             yield "\n", False

@@ -18,7 +18,7 @@ from tests.clients.served import APP, KEY, address_of, environment_of
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
-AGENT_TIMEOUT_S = 180.0
+AGENT_TIMEOUT_S = 300.0
 CONTEXT_LENGTH = 60_000
 
 
