@@ -113,7 +113,8 @@ class VllmChat:
                 chat_template_kwargs=asked.get("arguments") or {},
             )
             request = parser.adjust_request(request)
-        return VllmReader(parser, request, prompt_ids, forced, parallel=asked.get("parallel", True))
+        parallel = asked.get("parallel", True)
+        return VllmReader(self._tokenizer, parser, request, prompt_ids, forced, parallel=parallel)
 
     def _request(self, said: Mapping[str, Any]) -> Any:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -133,6 +134,7 @@ class VllmReader:
 
     def __init__(
         self,
+        tokenizer: Any,
         parser: Any,
         request: Any,
         prompt_ids: Sequence[int],
@@ -142,6 +144,7 @@ class VllmReader:
     ) -> None:
         from vllm.renderers.chat_utils import make_tool_call_id
 
+        self._tokenizer = tokenizer
         self._parser = parser
         self._request = request
         self._prompt_ids = list(prompt_ids)
@@ -161,7 +164,8 @@ class VllmReader:
         parser = None if self._parser is None else self._parser.reasoning_parser
         if parser is None or self._parser.is_reasoning_end(self._prompt_ids):
             return None
-        return getattr(parser, "end_token_id", None)
+        token = self._tokenizer.get_vocab().get(parser.reasoning_end_str)
+        return None if token is None else int(token)
 
     def read(self, text: str, token_ids: Sequence[int], *, finished: bool) -> Told:
         """What is certain now, see `AnswerParser.read`."""

@@ -124,8 +124,6 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "reasoning_parser": config.reasoning,
         # The library that has compiled a structure already when a request comes here.
-        "structured_outputs_config": StructuredOutputsConfig(
-            backend="guidance", disable_any_whitespace=True
-        ),
+        "structured_outputs_config": StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
     }
     return {name: value for name, value in arguments.items() if value is not None}
