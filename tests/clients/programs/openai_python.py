@@ -76,7 +76,7 @@ def tools() -> Any:
     first = client.chat.completions.create(messages=messages, **asked).choices[0]
     assert first.finish_reason == "tool_calls", first
     assert first.message.content is None
-    messages.append(first.message)
+    messages.append(first.message.model_dump())
     for call in first.message.tool_calls or []:
         result = weather.get_weather(**json.loads(call.function.arguments))
         messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
