@@ -39,6 +39,8 @@ class Key(BaseModel):
     requests_per_minute: int | None = Field(default=None, ge=1)
     tokens_per_minute: int | None = Field(default=None, ge=1)
     """Tokens of prompts and answers together."""
+    metrics: bool = False
+    """Whether it opens the gateway's own figures, which tell of all apps: /metrics and /load."""
 
     def opens(self, app: str) -> bool:
         """Whether it may ask an app."""
@@ -135,7 +137,7 @@ class KeyRing:
 
 def add_entry(text: str, key: Key) -> str:
     """A key file's text with one more entry; comments stay."""
-    entry = json.dumps(key.model_dump(exclude_none=True))
+    entry = json.dumps(key.model_dump(exclude_none=True, exclude_defaults=True))
     if text.lstrip().startswith("["):
         return json.dumps([*json.loads(text), json.loads(entry)], indent=2) + "\n"
     separator = "" if not text or text.endswith("\n") else "\n"

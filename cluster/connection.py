@@ -52,6 +52,7 @@ def environment(record: ClusterRecord) -> dict[str, str]:
         "RAY_DASHBOARD_ADDRESS": record.dashboard_url,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": record.token_path,
+        "RAY_SERVE_DEFAULT_HTTP_HOST": record.serve_host,
     }
 
 

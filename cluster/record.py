@@ -19,6 +19,8 @@ from cluster.state_directory import require_private, state_directory, state_root
 IDENTITY_FILE = "identity.json"
 RECORD_FILE = "record.json"
 TOKEN_FILE = "token"
+SERVE_PORT = 8000
+"""Where Ray Serve's proxy listens unless who starts Serve says otherwise: its tools do not ask for a port."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,8 @@ class Identity:
     gateway_port: int
     cluster: Mapping[str, Any] = field(default_factory=dict)
     """The config's cluster section as it was started."""
+    serve_host: str = "127.0.0.1"
+    serve_port: int = SERVE_PORT
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,14 @@ class ClusterRecord:
     token_path: str
     nodes: tuple[NodeRecord, ...] = ()
     """The head first."""
+    serve_host: str = "127.0.0.1"
+    """Where Ray Serve's own proxy listens."""
+    serve_port: int = SERVE_PORT
+
+    @property
+    def serve_url(self) -> str:
+        """Ray Serve's own proxy, for applications that are not Shoal's."""
+        return http_url(self.serve_host, self.serve_port, self.head_ip)
 
     @property
     def gateway_url(self) -> str:

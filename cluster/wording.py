@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+
 
 def counted(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `1,000 ranks`; for nouns whose plural ends in s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def logs_of(name: str, *, request: str | None = None, replica: str | None = None) -> str:
+    """The command that shows the logs of an app or a job, for a sentence: who is sent to a log is told which.
+
+    Args:
+        request, replica: ids; of what is about these only.
+    """
+    options = {"--request": request, "--replica": replica}
+    words = [word for option, given in options.items() if given is not None for word in (option, given)]
+    return f"`{shlex.join(['shoal', 'logs', name, *words])}`"

@@ -381,7 +381,10 @@ class Quickstart:
         rose, fell = rise(logs, turn, load.first_tokens), fall(logs, turn)
         left_s, first_s = between(rose, "load", "way out"), between(rose, "load", "first token")
         back_s = between(fell, "load", "group start")
-        require(None not in (left_s, first_s, back_s), "the logs do not tell all of the course")
+        require(
+            None not in (left_s, first_s, back_s),
+            f"the events of {APP} and of {job} do not tell all of the course",
+        )
         step.detail = (
             f"{CLIENTS} clients: training gave up {gave_up} of {turn.workers_before} workers after"
             f" {left_s:.1f} s, a new replica's first token came after {first_s:.1f} s, and"

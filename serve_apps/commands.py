@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.config import ShoalConfig
-from cluster.errors import RequestError
+from cluster.errors import RequestError, ShoalError
 from serve_apps.controller.client import ControllerClient, start_controller
 from serve_apps.controller.following import LOOK_EVERY_S, Say, follow, say_nothing
 from serve_apps.gateway.start import start_gateway
@@ -49,7 +48,7 @@ def deploy(
     specs = [resolve(config, name, info["storage"]) for name in chosen]
     base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
     deadline = time.monotonic() + timeout_s
-    start_serve(info, deadline)
+    start_serve(info, deadline, say)
     return {"base_url": base_url, "apps": deploy_specs(specs, deadline=deadline, say=say)}
 
 
@@ -120,13 +119,26 @@ def remove(names: Sequence[str]) -> None:
         pause.wait(LOOK_EVERY_S)
 
 
-def start_serve(info: Mapping[str, Any], deadline: float) -> None:
-    """Start Serve, the controller of the apps and the gateway; what runs stays."""
-    from ray import serve
+def start_serve(info: Mapping[str, Any], deadline: float, say: Say = say_nothing) -> None:
+    """Have the controller of the apps run, and with it Serve and the gateway; what runs stays.
 
-    # Serve tells on standard error that it connects; what people need to know, `say` tells them.
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
-    # The gateway listens itself; see there.
-    serve.start(proxy_location="Disabled", logging_config={"enable_access_log": False})
-    start_controller(info)
-    start_gateway(info, deadline)
+    Raises:
+        ShoalError: the gateway could not be started, or not in time; with what Serve says about it.
+    """
+    start_controller(info, start_gateway)
+    controller = ControllerClient()
+    controller.bring_up()
+    pause, said = threading.Event(), ""
+    while True:
+        serving = controller.serving()
+        if serving["status"] == "running" and serving["gateway"] == "running":
+            return
+        if serving["failure"] is not None:
+            raise ShoalError(f"the gateway could not be started: {serving['failure']}")
+        waits = serving["note"] or "Serve and the gateway are being started"
+        if serving["note"] and waits != said:
+            say(waits)
+        said = waits
+        if time.monotonic() >= deadline:
+            raise ShoalError(f"the gateway was not ready in time: {waits}")
+        pause.wait(LOOK_EVERY_S)

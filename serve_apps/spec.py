@@ -19,6 +19,11 @@ CONTROLLER = "shoal-apps"
 """Name of the actor that is the apps' controller, for those who call it from other processes."""
 NAMESPACE = "shoal"
 """Ray's namespace of that actor."""
+SERVE_NAMESPACE = "serve"
+"""Ray's namespace of Serve's actors."""
+RANK = "SHOAL_RANK::"
+"""How the names of the actors of a replica's ranks ≥ 1 begin, in Serve's namespace; APPLICATION#REPLICA#RANK
+follows."""
 
 
 @dataclass(frozen=True)

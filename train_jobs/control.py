@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 import ray
-from ray.actor import ActorHandle
 
+from cluster.named_actor import NamedActor, NoActorError
 from cluster.storage import Storage, StorageError
 from train_jobs.run_log import RunLog, node_of, now
 
@@ -127,7 +127,7 @@ class JobControl:
             write()
         except StorageError as error:  # the next one writes all of it
             if not self._trouble:
-                print(f"the logs cannot be written for now: {error}", flush=True)
+                print(f"metrics.jsonl and events.jsonl cannot be written for now: {error}", flush=True)
             self._trouble = True
             return False
         self._trouble = False
@@ -159,9 +159,11 @@ class JobControl:
         return attempt in self._started
 
 
-def find_control(job: str) -> ActorHandle | None:
+def find_control(job: str) -> NamedActor | None:
     """The control actor of a job that runs, else None."""
+    control = NamedActor(control_name(job), NAMESPACE)
     try:
-        return ray.get_actor(control_name(job), namespace=NAMESPACE)
-    except ValueError:
+        control.find()
+    except NoActorError:
         return None
+    return control

@@ -16,6 +16,7 @@ import ray.train
 import ray.train.collective
 from ray.actor import ActorHandle
 
+from cluster.named_actor import NamedActor
 from cluster.nodes import NODE_LABEL
 from cluster.storage import Storage, StorageError
 from train_jobs.control import find_control
@@ -68,11 +69,11 @@ def run_worker(spec: GroupSpec, forks: dict[str, ActorHandle]) -> str:
 def _await_turn(spec: GroupSpec) -> None:
     """Wait until the attempt before has ended: this one may have been given other devices already."""
     control = _control_of(spec)
-    while not ray.get(control.is_turn.remote(spec.attempt, spec.nodes), timeout=_CALL_TIMEOUT_S):
+    while not control.call("is_turn", spec.attempt, spec.nodes, timeout_s=_CALL_TIMEOUT_S):
         time.sleep(_TURN_LOOK_S)
 
 
-def _control_of(spec: GroupSpec) -> ActorHandle:
+def _control_of(spec: GroupSpec) -> NamedActor:
     control = find_control(spec.job)
     if control is None:
         raise ConnectionError(f"the driver of {spec.job} is gone")
@@ -153,25 +154,24 @@ class RankWorker:
 
     def metric(self, line: dict[str, Any]) -> bool:
         """Send without waiting; the answer to the step before says whether the job is to stop."""
-        before, self._answer = self._answer, self._reach_control().metric.remote(line, self.spec.name)
+        before, self._answer = self._answer, self._reach_control().find().metric.remote(line, self.spec.name)
         # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
         return before is not None and ray.get(before, timeout=_CALL_TIMEOUT_S)["stop"]
 
     def missed_metric(self, line: dict[str, Any]) -> None:
-        sent = self._reach_control().missed_metric.remote(line, self.spec.name)
-        ray.get(sent, timeout=_CALL_TIMEOUT_S)
+        self._reach_control().call("missed_metric", line, self.spec.name, timeout_s=_CALL_TIMEOUT_S)
 
     def event(self, kind: str, facts: dict[str, Any]) -> None:
-        ray.get(self._reach_control().event.remote(kind, **facts), timeout=_CALL_TIMEOUT_S)
+        self._reach_control().call("event", kind, timeout_s=_CALL_TIMEOUT_S, named=facts)
 
     def is_stopping(self) -> bool:
-        return ray.get(self._reach_control().is_stopping.remote(), timeout=_CALL_TIMEOUT_S)
+        return self._reach_control().call("is_stopping", timeout_s=_CALL_TIMEOUT_S)
 
     def leave(self) -> None:
         facts = {"attempt": self.spec.attempt, "group": self.spec.name}
         self.event("leaving", {**facts, "reason": f"a SIGTERM to rank {self.rank}"})
         if self.spec.config.group_size is None:
-            ray.get(self._reach_control().stop.remote(), timeout=_CALL_TIMEOUT_S)
+            self._reach_control().call("stop", timeout_s=_CALL_TIMEOUT_S)
         else:
             self._reach_lighthouse().leave(self.spec.name)
 
@@ -237,7 +237,7 @@ class RankWorker:
             raise RankError(self.rank, None, "RankDied", how_it_ended, "", died=True)
         return self._status
 
-    def _reach_control(self) -> ActorHandle:
+    def _reach_control(self) -> NamedActor:
         self._control = self._control or _control_of(self.spec)
         return self._control
 

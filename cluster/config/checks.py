@@ -19,6 +19,7 @@ from cluster.config.yaml_positions import Path as KeyPath
 from cluster.errors import Mistake, RequestError
 
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
+_NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
 
 
 def find_mistakes(
@@ -72,12 +73,36 @@ def _check_endpoints(cluster: ClusterConfig, report: Reporter) -> None:
     elif gateway.host is not None and not _is_loopback(gateway.host):
         message = f"should be a loopback address unless gateway.keys names API keys, was `{gateway.host}`"
         report("gateway.host", gateway.host, message, "gateway.keys")
-    if gateway.port is None or gateway.port != dashboard.port:
-        return
-    hosts = {_host(gateway), _host(dashboard)}
-    if len(hosts) == 1 or hosts & _ANY_HOST:
-        message = f"the gateway and the dashboard cannot both listen on port {gateway.port} of one address"
-        report("dashboard.port", dashboard.port, message, "gateway", "dashboard")
+    proxy = cluster.serve_proxy
+    if proxy.host is not None and not _is_loopback(proxy.host):
+        message = f"should be a loopback address: Serve's proxy asks nobody for a key, was `{proxy.host}`"
+        report("serve_proxy.host", proxy.host, message)
+    named = {"gateway": gateway, "dashboard": dashboard, "serve_proxy": proxy}
+    for key, other in (("gateway", "dashboard"), ("gateway", "serve_proxy"), ("dashboard", "serve_proxy")):
+        if _clash(key, named[key], other, named[other]):
+            port, words = named[other].port, f"{_NAMES[key]} and {_NAMES[other]}"
+            message = f"{words} cannot both listen on port {port} of one address"
+            report(f"{other}.port", port, message, key, other)
+    tokens = gateway.token_ports
+    if tokens is not None:
+        first, _, last = tokens.partition("-")
+        for key, each in named.items():
+            at_node = key != "serve_proxy" and (each.host is None or each.host in _ANY_HOST)
+            if at_node and each.port is not None and int(first) <= each.port <= int(last or first):
+                message = f"holds port {each.port}, where {_NAMES[key]} listens"
+                report("gateway.token_ports", tokens, message, key)
+
+
+def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig) -> bool:
+    """Whether two servers would listen at one port of one address."""
+    if one.port is None or one.port != other.port:
+        return False
+    hosts = {_host(one), _host(other)}
+    if len(hosts) == 1:
+        # Without a host the proxy has an address of its own, and the others that of the head.
+        return None not in hosts or "serve_proxy" not in (key, other_key)
+    # The proxy shares its port with a gateway on every address: connections to its own address are its own.
+    return bool(hosts & _ANY_HOST) and "dashboard" in (key, other_key)
 
 
 def _is_loopback(host: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated, Literal
 
@@ -10,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 from cluster.config.section import Name, Section
 
 MAX_NODE_ENTRIES = 1000
+LEAST_KEEPALIVE_S = 0.1
 
 
 class NodeConfig(Section):
@@ -74,8 +76,25 @@ def _origin(value: str) -> str:
     return value
 
 
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError(
+            f"should be an IP address, or a network as ADDRESS/BITS (10.0.0.0/8), was {value!r}"
+        ) from None
+    return value
+
+
+def _pause(value: float) -> float:
+    if 0 < value < LEAST_KEEPALIVE_S:
+        raise ValueError(f"should be 0 (never) or at least {LEAST_KEEPALIVE_S}, was {value:g}")
+    return value
+
+
 Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
 Origin = Annotated[str, AfterValidator(_origin)]
+Network = Annotated[str, AfterValidator(_network)]
 
 
 class GatewayConfig(EndpointConfig):
@@ -83,14 +102,31 @@ class GatewayConfig(EndpointConfig):
 
     keys: str | None = Field(default=None, min_length=1)
     """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
-    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute}; `shoal key` writes entries.
-    Without keys the gateway listens on loopback only."""
+    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute, metrics}; `shoal key` writes
+    entries. Without keys the gateway listens on loopback only."""
+    metrics_from: list[Network] = Field(default_factory=list)
+    """Addresses (10.0.0.5) and networks (10.0.0.0/8) that may read /metrics and /load without a key, where
+    the gateway has keys. Behind a proxy every request comes from the proxy's address."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with a field that Shoal does not know and that asks for something."""
     token_ports: Ports | None = None
     """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
+    keepalive_s: Annotated[float, AfterValidator(_pause)] = Field(default=15.0, ge=0)
+    """Seconds without a token after which a stream is sent a comment, so that no proxy takes it for dead; 0
+    sends none."""
     cors: list[Origin] = Field(default_factory=list)
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
+
+
+class ServeProxyConfig(EndpointConfig):
+    """Where Ray Serve's own HTTP proxy listens, on the head: it answers for Serve applications that are not
+    Shoal's (`serve run`, `serve deploy`)."""
+
+    host: str | None = None
+    """Loopback address to bind. Default: one of the cluster's own, which no node and no other cluster has."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port to bind. Default: 8000, as Serve's own tools have it; with another one `up` starts Serve, since
+    those tools can only be told the address."""
 
 
 def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
@@ -127,6 +163,8 @@ class ClusterConfig(Section):
     """The OpenAI-compatible endpoint (usual port 8000)."""
     dashboard: EndpointConfig = EndpointConfig()
     """The Ray dashboard and job API (usual port 8265)."""
+    serve_proxy: ServeProxyConfig = ServeProxyConfig()
+    """Ray Serve's own HTTP proxy, for Serve applications that are not Shoal's (usual port 8000)."""
 
     def node_shapes(self) -> list[tuple[str, NodeConfig]]:
         """Every single node as (name, its kind), the head first."""

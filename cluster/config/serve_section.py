@@ -73,6 +73,9 @@ class LimitsConfig(Section):
     batched_tokens: int | None = Field(default=None, ge=1)
     """Most tokens that one step of the engine computes; a longer prompt is read in several, beside the
     others' answers. Default: 2048 (torch), vLLM's own (vllm)."""
+    prefill_ms: float | None = Field(default=None, gt=0)
+    """Milliseconds that a step may take for prompts beside running answers, which are held up by as much
+    (torch); smaller keeps answers flowing, larger reads prompts sooner. Default: 50."""
     context_length: int | None = Field(default=None, ge=2)
     """Most tokens of prompt and answer together. Default: what the model was made for."""
     body_bytes: int = Field(default=4 * 1024 * 1024, ge=1024)
@@ -92,13 +95,21 @@ class KvCacheConfig(Section):
     """Whether a prompt that begins like an earlier one takes over what was computed for that."""
 
 
+def engine_for(gpus: int) -> Literal["torch", "vllm"]:
+    """The engine of an app that names none, by the GPUs that a rank has."""
+    return "vllm" if gpus else "torch"
+
+
 class ServeAppConfig(Section):
     """One serving app; its name is the `model` of OpenAI requests."""
 
     model: str = Field(min_length=1)
     """NAME@VERSION, NAME@latest or NAME@ALIAS of the registry, or a Hugging Face directory (./… or /…)."""
-    engine: Literal["torch", "vllm"] = "torch"
-    """What runs the model: Shoal's engine over transformers' models, or vLLM (pip install 'shoal[vllm]')."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs a rank."""
+    engine: Literal["torch", "vllm"] = Field(default_factory=lambda known: engine_for(known.get("gpus", 0)))
+    """What runs the model: Shoal's engine over transformers' models, or vLLM (pip install 'shoal[vllm]').
+    Default: vllm where a rank has GPUs, else torch."""
     tools: str | None = None
     """How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_coder (with engine:
     vllm any of vLLM's tool parsers), or none. Default: by its chat template, where that is plain."""
@@ -114,8 +125,6 @@ class ServeAppConfig(Section):
     """Pipeline stages of one replica, each of `tensor` ranks; with engine: vllm."""
     cpus: int = Field(default=1, ge=0)
     """CPUs a rank."""
-    gpus: int = Field(default=0, ge=0)
-    """GPUs a rank."""
     accelerator: str | None = Field(default=None, min_length=1)
     """The only kind of node its replicas run on, as cluster.nodes name it. Default: any."""
     priority: int = 0

@@ -78,7 +78,7 @@ train_jobs:
 serve_apps:
   chat:                           # the `model` of OpenAI requests; `shoal serve chat`
     model: stdlib-lm@latest       # NAME@VERSION or NAME@ALIAS of the registry, or a directory (./… or /…)
-    engine: torch                 # what runs the model
+    engine: torch                 # what runs the model; left out: vllm for ranks with gpus, else torch
     tensor: 2                     # tensor-parallel ranks of one replica; they share a node
     replicas:
       min: 1                      # copies that always serve; 0 frees the devices when nobody asks

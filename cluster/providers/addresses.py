@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable
 
 from cluster.errors import RequestError, ShoalError
 
+SERVE_PROXY_HOST = 2
+"""Of Ray Serve's own proxy: a cluster's own too, and no node's, whose gateway has the same usual port."""
 FIRST_HOST = 10
 LAST_HOST = 254
 SUBNETS = 254 * 256
@@ -44,6 +46,11 @@ def choose_subnet(name: str, taken: Collection[str]) -> str:
         if subnet not in taken:
             return subnet
     raise ShoalError("no loopback subnet is free on this machine: all of 127.1.0 to 127.254.255 are in use")
+
+
+def serve_proxy_address(subnet: str) -> str:
+    """Where Ray Serve's own proxy listens: loopback, and no other cluster's where the subnet is loopback."""
+    return f"{subnet}.{SERVE_PROXY_HOST}" if subnet.startswith("127.") else "127.0.0.1"
 
 
 def node_addresses(subnet: str, count: int) -> list[str]:

@@ -22,8 +22,13 @@ from cluster.errors import RequestError, ShoalError
 from cluster.health import answers, silent, wait_until
 from cluster.nodes import NODE_LABEL
 from cluster.providers import processes
-from cluster.providers.addresses import choose_subnet, node_addresses, subnets_of
-from cluster.providers.endpoints import addresses_in_use, choose_endpoint, free_ports
+from cluster.providers.addresses import (
+    choose_subnet,
+    node_addresses,
+    serve_proxy_address,
+    subnets_of,
+)
+from cluster.providers.endpoints import EVERY_HOST, addresses_in_use, choose_endpoint, free_ports
 from cluster.providers.gpus import divide, machine_gpus
 from cluster.providers.node_command import (
     HeadPorts,
@@ -34,6 +39,7 @@ from cluster.providers.node_command import (
 )
 from cluster.providers.provider import Started, Tell
 from cluster.record import (
+    SERVE_PORT,
     TOKEN_FILE,
     ClusterRecord,
     Identity,
@@ -163,6 +169,8 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             dashboard_url=http_url(identity.dashboard_host, identity.dashboard_port, ips[0]),
             gateway_host=identity.gateway_host,
             gateway_port=identity.gateway_port,
+            serve_host=identity.serve_host,
+            serve_port=identity.serve_port,
             token_path=str(directory / TOKEN_FILE),
         )
         record = _found(cluster, record, nodes)
@@ -186,6 +194,11 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
         reserved |= {(other.dashboard_host, other.dashboard_port) for other in others}
         dashboard = choose_endpoint("dashboard", cluster.dashboard, head_ip, DASHBOARD_PORT, reserved)
         gateway = choose_endpoint("gateway", cluster.gateway, head_ip, GATEWAY_PORT, reserved | {dashboard})
+        own = serve_proxy_address(subnet)
+        others_at = {(other.serve_host, other.serve_port) for other in others} | {dashboard}
+        if gateway[0] not in EVERY_HOST:  # such a one leaves it those who ask at its own address
+            others_at.add(gateway)
+        proxy = choose_endpoint("serve_proxy", cluster.serve_proxy, own, SERVE_PORT, others_at)
         require_private(directory)
         identity = Identity(
             name=cluster.name,
@@ -196,6 +209,8 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
             dashboard_port=dashboard[1],
             gateway_host=gateway[0],
             gateway_port=gateway[1],
+            serve_host=proxy[0],
+            serve_port=proxy[1],
             cluster=cluster.model_dump(mode="json"),
         )
         write_identity(identity)
@@ -211,6 +226,7 @@ def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, d
     reserved = [
         (identity.dashboard_host, identity.dashboard_port),
         (identity.gateway_host, identity.gateway_port),
+        (identity.serve_host, identity.serve_port),
     ]
     gcs, client, raylet = free_ports(("0.0.0.0", head_ip, "0.0.0.0"), reserved)
     ports = HeadPorts(gcs=gcs, client=client, raylet=raylet)
@@ -276,7 +292,7 @@ def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
 def _failed(item: _Launched, what: str) -> ShoalError:
     lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
     tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
-    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; the last lines of its log:\n{tail}")
+    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
 
 
 def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:
@@ -308,11 +324,15 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
                 "head_ip": record.head_ip,
                 "gateway_host": record.gateway_host,
                 "gateway_port": record.gateway_port,
+                "serve_host": record.serve_host,
+                "serve_port": record.serve_port,
                 "gateway_keys": cluster.gateway.keys,
                 "gateway_options": {
                     "unknown_fields": cluster.gateway.unknown_fields,
                     "cors": cluster.gateway.cors,
                     "token_ports": cluster.gateway.token_ports,
+                    "metrics_from": cluster.gateway.metrics_from,
+                    "keepalive_s": cluster.gateway.keepalive_s,
                 },
                 "dashboard_url": record.dashboard_url,
                 "priority": cluster.sharing.priority,

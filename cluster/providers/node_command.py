@@ -157,6 +157,8 @@ def node_environment(
         "RAY_ADDRESS": gcs_address,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(directory / TOKEN_FILE),
+        # Where Serve's proxy listens, whoever starts Serve: the dashboard does, for `serve deploy`.
+        "RAY_SERVE_DEFAULT_HTTP_HOST": identity.serve_host,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_JOB_STOP_WAIT_TIME_S": variables.get("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_WAIT_S)),
         # Temporary files of jobs and of Ray go away with the cluster.

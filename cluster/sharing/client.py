@@ -11,6 +11,7 @@ from typing import Any
 import ray
 
 from cluster.errors import ShoalError
+from cluster.named_actor import NamedActor, NoActorError
 from cluster.sharing.broker import BROKER_NAME, NAMESPACE
 from cluster.sharing.demand import Demand, Grant
 from cluster.sharing.events import amounts, units_of
@@ -21,6 +22,10 @@ CALL_TIMEOUT_S = 20.0
 POLL_S = 0.25
 EXPLAIN_EVERY_S = 5.0
 """Between two looks at why a demand waits."""
+_NO_BROKER = (
+    "no broker: the Ray cluster this process is connected to was not started by `shoal up`"
+    " (or is going down); is the cluster up?"
+)
 
 
 class BrokerClient:
@@ -36,13 +41,11 @@ class BrokerClient:
         self._timeout_s = timeout_s
         if not ray.is_initialized():
             raise ShoalError("no broker: this process is not connected to a cluster; is the cluster up?")
+        self._actor = NamedActor(BROKER_NAME, NAMESPACE)
         try:
-            self._actor = ray.get_actor(BROKER_NAME, namespace=NAMESPACE)
-        except ValueError as error:
-            raise ShoalError(
-                "no broker: the Ray cluster this process is connected to was not started by `shoal up`"
-                " (or is going down); is the cluster up?"
-            ) from error
+            self._actor.find()
+        except NoActorError as error:
+            raise ShoalError(_NO_BROKER) from error
 
     def info(self) -> dict[str, Any]:
         """The facts about the cluster that `up` gave: name, storage, gateway_host, gateway_port, …"""
@@ -151,7 +154,9 @@ class BrokerClient:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         try:
-            return ray.get(getattr(self._actor, method).remote(*arguments), timeout=self._timeout_s)
+            return self._actor.call(method, *arguments, timeout_s=self._timeout_s)
+        except NoActorError as error:
+            raise ShoalError(_NO_BROKER) from error
         except ray.exceptions.GetTimeoutError as error:
             raise ShoalError(f"the broker did not answer within {self._timeout_s:.0f} s") from error
         except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:

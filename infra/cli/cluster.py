@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from cluster.record import ClusterRecord
+
+SERVE_START_S = 120.0
 
 Told = TypeVar("Told")
 Sharing = tuple[list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]]]
@@ -35,13 +38,31 @@ def register(app: typer.Typer) -> None:
 def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Start the cluster; when it is up already, say so."""
     from cluster.providers import PROVIDERS
+    from cluster.record import SERVE_PORT
 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
     started = PROVIDERS[cluster.provider]().up(cluster, loaded.path, say)
     if started.was_up:
         say(f"cluster {cluster.name} is up already")
+    elif started.record.serve_port != SERVE_PORT:
+        # Serve's tools would start it at its usual port: they cannot be told another.
+        say(f"starting Ray Serve, whose proxy is to listen at {started.record.serve_url}")
+        _start_serve(started.record)
     _show(started.record, as_json, fresh=not started.was_up)
+
+
+def _start_serve(record: ClusterRecord) -> None:
+    from cluster.connection import connect, disconnect
+
+    connect(record)
+    try:
+        from cluster.sharing.client import BrokerClient
+        from serve_apps.commands import start_serve
+
+        start_serve(BrokerClient().info(), time.monotonic() + SERVE_START_S, say)
+    finally:
+        disconnect()
 
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
@@ -105,11 +126,13 @@ def forgive(
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
-    """Print the exports under which Ray's own tools work, and SHOAL_BASE_URL: eval "$(shoal env)"."""
+    """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway) and SHOAL_SERVE_URL
+    (Ray Serve's own proxy): eval "$(shoal env)"."""
     from cluster.connection import environment
 
     record = _record(file, settings)
-    for key, value in {**environment(record), "SHOAL_BASE_URL": record.gateway_url}.items():
+    urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
+    for key, value in {**environment(record), **urls}.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
@@ -150,6 +173,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
                 Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
             ),
             "apps": [] if fresh else _apps(),
+            "serve": _serve(record, fresh=fresh),
         }
     finally:
         disconnect()
@@ -172,6 +196,15 @@ def _apps() -> list[dict[str, Any]]:
     from serve_apps.status import app_statuses
 
     return app_statuses()
+
+
+def _serve(record: ClusterRecord, *, fresh: bool) -> dict[str, Any]:
+    unknown: dict[str, Any] = {"url": record.serve_url, "status": "unknown", "proxies": [], "note": None}
+    if fresh:
+        return unknown
+    from serve_apps.status import serve_status
+
+    return _told(lambda: serve_status(record.serve_url), unknown)
 
 
 def _told(ask: Callable[[], Told], otherwise: Told) -> Told:
@@ -213,10 +246,19 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     for app in document["apps"]:
         if rollout := rollout_line(app["rollout"]):
             console.print(f"{app['name']}: {rollout}", soft_wrap=True, markup=False)
+    serve = document["serve"]
+    if serve["note"]:
+        console.print(serve["note"], soft_wrap=True, markup=False)
     console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
+    console.print(f"Ray Serve  {serve['url']} ({_of_serve(serve['proxies'])})", soft_wrap=True)
     console.print(f"storage    {record.storage}", soft_wrap=True)
+
+
+def _of_serve(proxies: list[str]) -> str:
+    others = "applications that are not Shoal's"
+    return others if not proxies or "healthy" in proxies else f"{others}; its proxy is {proxies[0]}"
 
 
 def rollout_line(rollout: dict[str, Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,11 @@ from cluster.wording import counted
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 
 if TYPE_CHECKING:
+    from cluster.config import ServeAppConfig
     from cluster.config.loader import LoadedConfig
+
+_SHOWN_APPS = 8
+"""Most apps whose engines `validate` names."""
 
 
 def register(app: typer.Typer) -> None:
@@ -70,6 +75,14 @@ def _summary(loaded: LoadedConfig) -> str:
     counts = (
         counted(sum(kind.count for kind in nodes), "node"),
         counted(len(config.train_jobs), "job"),
-        counted(len(config.serve_apps), "app"),
+        counted(len(config.serve_apps), "app") + _engines(config.serve_apps),
     )
     return f"{os.path.relpath(loaded.path)} is valid: {', '.join(counts)}"
+
+
+def _engines(apps: Mapping[str, ServeAppConfig]) -> str:
+    """What runs each app, the engines that nobody chose too: ` (chat: torch)`."""
+    shown = [f"{name}: {app.engine}" for name, app in apps.items()][:_SHOWN_APPS]
+    if len(apps) > _SHOWN_APPS:
+        shown.append("…")
+    return f" ({', '.join(shown)})" if shown else ""

@@ -48,16 +48,29 @@ def explain(
         known = [row["holder"] for row in broker.leases()]
         holders = holders_of(name, known, jobs)
         found = [row for row in map(broker.explain, holders) if row is not None]
+        note = _why_away(name, known)
     finally:
         disconnect()
     if not found:
         jobs = list_jobs(storage, Submissions(record).statuses())
         raise nothing_to_explain(name, known, jobs, loaded.config)
     if as_json:
-        print_json({"name": name, "leases": found})
+        print_json({"name": name, "leases": found, "note": note})
         return
+    if note:
+        typer.echo(f"{note}.")
     for row in found:
         typer.echo(f"{row['text']}.")
+
+
+def _why_away(name: str, holders: Iterable[str]) -> str | None:
+    """Why the app of this name does not answer though it has its devices; None where that is not so."""
+    if not any(holder.startswith(APP) for holder in holders):
+        return None  # nothing is served: what asks Serve is not even loaded
+    from serve_apps.status import app_statuses
+
+    notes = {row["name"]: row["note"] for row in app_statuses()}
+    return notes.get(name.removeprefix(APP))
 
 
 def holders_of(name: str, holders: Iterable[str], jobs: Sequence[Mapping[str, Any]]) -> list[str]:

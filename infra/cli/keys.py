@@ -27,6 +27,9 @@ def key(
     tokens_per_minute: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Most tokens a minute, prompts and answers.")
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="It opens /metrics and /load too, which tell of all apps.")
+    ] = False,
     file: FileOption = None,
     settings: SetOption = None,
     as_json: JsonOption = False,
@@ -51,6 +54,7 @@ def key(
             apps=tuple(app) if app else None,
             requests_per_minute=requests_per_minute,
             tokens_per_minute=tokens_per_minute,
+            metrics=metrics,
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import sys
 from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
+from cluster.version import version
 from infra.cli import common
 
 NOUNS = (
@@ -17,6 +17,7 @@ NOUNS = (
     "cluster",
     "explain",
     "train",
+    "logs",
     "checkpoints",
     "serve",
     "batch",
@@ -41,14 +42,6 @@ def build() -> typer.Typer:
     for noun in NOUNS:
         importlib.import_module(f"{__package__}.{noun}").register(app)
     return app
-
-
-def version() -> str:
-    """The version of the installed project."""
-    try:
-        return importlib.metadata.version("shoal")
-    except importlib.metadata.PackageNotFoundError:
-        return "(run from its sources, not installed)"
 
 
 def _print_version(wanted: bool) -> None:

@@ -90,10 +90,11 @@ def _print(result: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD)
-    for heading in ("app", "model", "status", "replicas", "ranks each"):
+    for heading in ("app", "model", "status", "replicas", "engine", "ranks each"):
         table.add_column(heading)
     for row in result["apps"]:
-        table.add_row(row["name"], row["model"], row["status"], str(row["replicas"]), str(row["tensor"]))
+        numbers = (str(row["replicas"]), str(row["engine"]), str(row["tensor"]))
+        table.add_row(row["name"], row["model"], row["status"], *numbers)
     console = Console()
     console.print(table)
     console.print(f"OpenAI base URL: {result['base_url']}", highlight=False)

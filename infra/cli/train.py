@@ -1,8 +1,7 @@
-"""Training from the command line: `train`, `jobs`, `logs`, `stop`, `resume`."""
+"""Training from the command line: `train`, `jobs`, `stop`, `resume`."""
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +24,7 @@ DetachOption = Annotated[bool, typer.Option("--detach", help="Submit, and do not
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this noun."""
-    for command in (train, jobs, logs, stop, resume):
+    for command in (train, jobs, stop, resume):
         app.command(command.__name__)(command)
 
 
@@ -58,7 +57,7 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
 
     from train_jobs.listing import list_jobs
 
-    rows = list_jobs(_storage(loaded), _driver_statuses(loaded))
+    rows = list_jobs(storage_of(loaded), _driver_statuses(loaded))
     if as_json:
         print_json(rows)
         return
@@ -78,33 +77,6 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     Console().print(table if rows else "no jobs yet")
 
 
-def logs(
-    job: JobArgument,
-    file: FileOption = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until the job ends.")] = False,
-) -> None:
-    """Print what a job's driver and workers printed."""
-    loaded = load(file, across=False)
-
-    from cluster.errors import RequestError
-    from train_jobs.listing import account_of, find_job, is_running, run_of
-    from train_jobs.run_log import summarize
-
-    storage = _storage(loaded)
-    found = find_job(storage, job)
-    summary = summarize(found, run_of(storage, found))
-    submission_id = summary.submission_id
-    if submission_id is None:
-        raise RequestError(f"{found} was not submitted through Ray's job API, which keeps the logs")
-    submissions = _submissions(loaded)
-    for lines in submissions.follow_logs(submission_id) if follow else [submissions.logs(submission_id)]:
-        sys.stdout.write(lines)
-        sys.stdout.flush()
-    runs = not follow and is_running(summary, submissions.statuses())
-    if line := goodput_line(account_of(storage, found, runs=runs).as_json()):
-        say(line)
-
-
 def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
     """Stop a job: its workers save at the next step boundary and leave."""
     loaded = load(file, across=False)
@@ -114,10 +86,10 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
     from train_jobs.run_log import summarize
     from train_jobs.submission import record_end
 
-    storage = _storage(loaded)
+    storage = storage_of(loaded)
     found = find_job(storage, job)
     summary = summarize(found, run_of(storage, found))
-    submissions = _submissions(loaded)
+    submissions = submissions_of(loaded)
     if not is_running(summary, submissions.statuses()) or summary.submission_id is None:
         raise RequestError(f"{found} does not run: it {_ended(summary.status)}")
     submissions.stop(summary.submission_id)
@@ -154,11 +126,11 @@ def resume(
     from train_jobs.run_config import changes, read_run_config
     from train_jobs.run_log import summarize
 
-    storage = _storage(loaded)
+    storage = storage_of(loaded)
     found = find_job(storage, job)
     run = run_of(storage, found)
     summary = summarize(found, run)
-    submissions = _submissions(loaded)
+    submissions = submissions_of(loaded)
     if is_running(summary, submissions.statuses()):
         raise RequestError(f"{found} runs: it is at step {summary.step}")
     name, before = read_run_config(storage, found)
@@ -263,7 +235,7 @@ def _ended(status: str) -> str:
     return {"stopped": "was stopped"}.get(status, status)
 
 
-def _storage(loaded: LoadedConfig) -> Storage:
+def storage_of(loaded: LoadedConfig) -> Storage:
     from cluster.storage import Storage
 
     return Storage(loaded.resolved.cluster.storage)
@@ -275,7 +247,7 @@ def _record(loaded: LoadedConfig) -> ClusterRecord:
     return require_record(loaded.config.cluster.name)
 
 
-def _submissions(loaded: LoadedConfig) -> Submissions:
+def submissions_of(loaded: LoadedConfig) -> Submissions:
     from train_jobs.submission import Submissions
 
     return Submissions(_record(loaded))

@@ -11,6 +11,7 @@ import ray
 
 from cluster.connection import NAMESPACE
 from cluster.errors import ShoalError
+from cluster.named_actor import NamedActor
 from serve_apps.batch.manifest import Totals
 
 MAX_TRIES = 3
@@ -111,6 +112,6 @@ def open_board(name: str, output: str) -> Any:
         pause.wait(0.5)
 
 
-def find_board(name: str) -> Any:
+def find_board(name: str) -> NamedActor:
     """The board of this run, for its workers."""
-    return ray.get_actor(name, namespace=NAMESPACE)
+    return NamedActor(name, NAMESPACE)

@@ -17,6 +17,7 @@ from typing import Any
 import ray
 
 from cluster.errors import ShoalError
+from cluster.named_actor import NoActorError
 from cluster.storage import MissingError, Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
@@ -116,9 +117,9 @@ class _BatchReplica:
             self._start()
         except Exception as error:
             why = f"a replica could not be started: {_sentence(error)}"
-            ray.get(self._board.fail.remote(why), timeout=CALL_TIMEOUT_S)
+            self._board.call("fail", why, timeout_s=CALL_TIMEOUT_S)
             raise
-        ray.get(self._board.ready.remote(), timeout=CALL_TIMEOUT_S)
+        self._board.call("ready", timeout_s=CALL_TIMEOUT_S)
 
     def _start(self) -> None:
         settings = self._settings
@@ -162,18 +163,18 @@ class _BatchReplica:
         """Answer the rows of a shard and write its file, if it is not there; returns its sums."""
         if not self._output.exists(name):
             # By itself, so that a shard that breaks the engine is the one that is blamed for it.
-            alone = ray.get(self._board.is_suspect.remote(shard.index), timeout=CALL_TIMEOUT_S)
+            alone = self._board.call("is_suspect", shard.index, timeout_s=CALL_TIMEOUT_S)
             with self._room.enter(alone=alone):
                 self._begin_and_answer(shard, name)
         return read_totals(self._output, name)
 
     def _begin_and_answer(self, shard: Shard, name: str) -> None:
-        if not ray.get(self._board.begin.remote(shard.index), timeout=CALL_TIMEOUT_S):
+        if not self._board.call("begin", shard.index, timeout_s=CALL_TIMEOUT_S):
             raise ShoalError(f"shard {shard.index} was begun too often")
         try:
             self._answer(shard, name)
         except ShoalError as error:
-            ray.get(self._board.fail.remote(str(error)), timeout=CALL_TIMEOUT_S)
+            self._board.call("fail", str(error), timeout_s=CALL_TIMEOUT_S)
             raise
 
     def _answer(self, shard: Shard, name: str) -> None:
@@ -209,7 +210,7 @@ class _BatchReplica:
             results = await asyncio.gather(*(one(number, row) for number, row in enumerate(encoded)))
         finally:
             del self._shards[index]
-        await self._board.report.remote({index: totals(results)})
+        await self._board.ask("report", {index: totals(results)}, timeout_s=CALL_TIMEOUT_S)
         return results
 
     async def _generate(self, request_id: str, request: RowRequest, prompt_ids: list[int]) -> RowResult:
@@ -238,7 +239,7 @@ class _BatchReplica:
         while True:
             await asyncio.sleep(REPORT_S)
             if self._shards:
-                self._board.report.remote({s.index: totals(s.results) for s in self._shards.values()})
+                self._board.tell("report", {s.index: totals(s.results) for s in self._shards.values()})
             try:
                 self._engine.check()
             except EngineError as broken:
@@ -250,10 +251,10 @@ class _BatchReplica:
         if self._stopping:
             return
         logger.error("%s: a replica ends: %s", self._spec.name, why)
-        with contextlib.suppress(ray.exceptions.RayError):
+        with contextlib.suppress(ray.exceptions.RayError, NoActorError):
             # Ray's words about a process that died go on for many lines.
             first = why.strip().partition("\n")[0]
-            ray.get(self._board.lost.remote(f"a replica's engine broke: {first}"), timeout=2)
+            self._board.call("lost", f"a replica's engine broke: {first}", timeout_s=2)
         logging.shutdown()
         os._exit(1)
 

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
@@ -16,16 +15,17 @@ from cluster.storage import Storage
 from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
-from serve_apps.controller.changes import began, change, follow_model, roll_back
+from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
+from serve_apps.controller.model_names import follow_models
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
 from serve_apps.controller.rollout import decide
+from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
-from serve_apps.controller.view import ClusterView
-from serve_apps.models import find_model, follows
+from serve_apps.controller.view import ClusterView, Lookout
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
@@ -43,8 +43,6 @@ HEAR_S = 15.0
 """How long a controller that comes back waits for the gateway and the replicas to be heard."""
 SLOW_S = 0.5
 """How long a look waits for what is done about each app."""
-FOLLOW_EVERY_S = 2.0
-"""How often the registry is asked which versions the apps' models have now."""
 
 
 class AppController:
@@ -53,9 +51,10 @@ class AppController:
 
     Args:
         info: the broker's facts about the cluster.
+        start_gateway: see `StartGateway`.
     """
 
-    def __init__(self, info: Mapping[str, Any]) -> None:
+    def __init__(self, info: Mapping[str, Any], start_gateway: StartGateway) -> None:
         self._storage = str(info["storage"])
         self._store = AppStore(Storage(self._storage), info["name"], info["cluster_id"])
         records = self._store.load()
@@ -81,6 +80,8 @@ class AppController:
         self._following: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._calls = Calls(on_end=self._wake.set)
+        self._lookout = Lookout(self._view, self._calls, self._threads)
+        self._keeper = ServeKeeper(info, self._calls, self._threads, start_gateway)
 
     async def apply(self, document: Mapping[str, Any]) -> int:
         """Change an app, or a new one, into this spec; returns the number of its newest revision.
@@ -125,12 +126,27 @@ class AppController:
                 outcome = replace(outcome, status="failed", reason="the app was taken down")
             await self._take(replace(record, removed=True, update=None, successor=None, outcome=outcome))
 
+    async def bring_up(self) -> None:
+        """Somebody waits for Serve and the gateway: what could not be started is tried again at once."""
+        self._ensure_running()
+        self._keeper.try_again()
+        self._wake.set()
+
+    async def serving(self) -> dict[str, Any]:
+        """How Serve and the gateway are: see `ServeKeeper.describe`."""
+        self._ensure_running()
+        return self._keeper.describe(self._view.serve, self._view.silence)
+
     async def describe(self) -> dict[str, dict[str, Any]]:
         """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
         self._ensure_running()
         settled = self._informed and self._gateways.all_know(self._number, time.monotonic())
         return {
-            name: {**app.describe(self._view.served), "settled": settled and app.decided}
+            name: {
+                **app.describe(self._view.served),
+                "note": self._keeper.words(self._view.silence) or None,
+                "settled": settled and app.decided,
+            }
             for name, app in sorted(self._apps.items())
         }
 
@@ -147,7 +163,9 @@ class AppController:
         return next((known[application] for known in sizes), None)
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
-        """A gateway says what it does, and is told the table: `number`, `poll_s`, and `apps` if it is new."""
+        """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the
+        Serve that it is of), and `apps` if it is new; and what the engines say of themselves: `engines`, by
+        app and replica."""
         self._ensure_running()
         now = time.monotonic()
         if self._gateways.report(gateway, report, now):
@@ -157,10 +175,12 @@ class AppController:
         if any(report["waiting"].values()) or any(app.record.update for app in self._apps.values()):
             self._wake.set()
         if not self._informed:
-            return {"number": report["seen"], "poll_s": BUSY_TICK_S}
-        answer: dict[str, Any] = {"number": self._number, "poll_s": BUSY_TICK_S if self._busy() else TICK_S}
+            return {"number": report["seen"], "poll_s": BUSY_TICK_S, "serve": self._keeper.id}
+        poll_s = BUSY_TICK_S if self._busy() else TICK_S
+        answer: dict[str, Any] = {"number": self._number, "poll_s": poll_s, "serve": self._keeper.id}
         if report["seen"] != self._number:
             answer["apps"] = self._table
+        answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -219,7 +239,8 @@ class AppController:
         if self._living is None or self._living.done():
             self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
         if self._following is None or self._following.done():
-            self._following = asyncio.create_task(self._follow_for_ever())
+            following = follow_models(self._apps, self._changing, self._threads, self._storage, self._take)
+            self._following = asyncio.create_task(following)
 
     async def _tick_for_ever(self) -> None:
         while True:
@@ -237,11 +258,9 @@ class AppController:
             self._wake.clear()
 
     async def _tick(self) -> None:
-        # Serve is asked after a call has returned, before anything is decided without that call in mind.
-        returned = self._calls.take_ended()
-        apps = list(self._apps.values())
-        if returned or self._calls or self._view.is_due(apps, time.monotonic()):
-            await self._threads.look(lambda: self._view.look(apps))
+        if not await self._lookout.look(list(self._apps.values())):
+            return  # without Serve's word nothing can be decided
+        self._keep_serve()
         now = time.monotonic()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways and replicas.
@@ -259,6 +278,15 @@ class AppController:
             # One whose storage is slow does not hold up the others.
             await asyncio.wait(self._advancing.values(), timeout=SLOW_S)
         self._publish()
+
+    def _keep_serve(self) -> None:
+        """Have Serve and the gateway there, whoever has ended them."""
+        ours: dict[str, bool] = {}
+        for app in self._apps.values():
+            ours |= app.answering(self._view.served)
+        for kind, facts in self._keeper.keep(self._view.serve, ours, time.time()):
+            for app in self._apps.values():
+                self._tell(app, kind, facts)
 
     async def _look_after(self, name: str, app: App) -> None:
         try:
@@ -293,23 +321,17 @@ class AppController:
 
     def _hear(self, now: float) -> bool:
         """Whether the gateway and every replica that runs have said how they are."""
-        names = [r.application for app in self._apps.values() for r in app.record.revisions]
-        missing = [
-            name
-            for app in self._apps.values()
-            for name in {r.application for r in app.record.revisions}
-            if name in self._view.served and len(app.reports(name, now)) < self._view.served[name].ready
-        ]
+        missing = self._view.unheard(list(self._apps.values()), now)
         heard = self._gateways.number_alive(now) > 0 and not missing
         if heard or now - self._started_at > HEAR_S:
-            logger.warning("going on with %s; not heard of: %s", names, missing)
+            logger.warning("going on with %s; not heard of: %s", list(self._apps), missing)
             self._informed = True
         return self._informed
 
     async def _carry_out(self, app: App, decision: Decision) -> None:
         app.take(decision)
         there = {name for each in self._apps.values() for name in each.record.applications}
-        self._handles.connect(there)
+        self._handles.connect(there, self._keeper.id)
         for kind, facts in decision.events:
             self._tell(app, kind, facts)
         for revision in decision.record.revisions:
@@ -336,6 +358,9 @@ class AppController:
             await self._threads.call_serve(
                 lambda: serve_application.start(revision.spec, revision.application, size)
             )
+        except serve_application.SERVE_GONE as error:
+            # That is no fault of the app's: it is tried again when Serve is back.
+            logger.warning("%s is not started, Serve ends: %s", revision.application, error)
         except Exception as error:
             logger.exception("%s could not be started", revision.application)
             app.failures[revision.number] = str(error)
@@ -347,6 +372,8 @@ class AppController:
 
     def _may_start(self, app: App, revision: Revision) -> bool:
         """Whether Serve is to be given a revision: one that failed, or is on its way out, is not."""
+        if not self._keeper.takes:
+            return False
         leaves = app.record.update is not None and app.record.update.back and revision is app.record.coming
         ends = ("delete", revision.application) in self._calls
         return not (leaves or ends or revision.number in app.failures)
@@ -374,24 +401,3 @@ class AppController:
 
         # Nobody waits for it: what it tells of has happened, whatever the storage does.
         self._threads.store(name, write)
-
-    async def _follow_for_ever(self) -> None:
-        """Bring apps to the versions that their models' names have come to mean."""
-        while True:
-            await asyncio.sleep(FOLLOW_EVERY_S)
-            for app in list(self._apps.values()):
-                spec, record = app.record.wanted, app.record
-                if spec is None or record.update or record.removed or not follows(spec.config.model):
-                    continue
-                try:
-                    newer = await self._threads.ask_registry(
-                        partial(find_model, spec.name, spec.config, self._storage)
-                    )
-                except ShoalError as error:
-                    logger.warning("%s: its model cannot be looked up: %s", spec.name, error)
-                    continue
-                newer = replace(newer, engine=spec.engine)
-                async with self._changing[spec.name]:
-                    changed = follow_model(record, newer, time.time())
-                    if app.record is record and changed != record:
-                        await self._take(changed)

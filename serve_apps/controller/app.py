@@ -38,7 +38,7 @@ class ReplicaReport:
 
     heard: float
     facts: Mapping[str, Any]
-    """revision, busy, context_length, prepared, refused, refusal, running, waiting, cache_use; started_at and
+    """revision, busy, context_length, prepared, refused, refusal; engine (its `Statistics`); started_at and
     ready_at: when its process took it on and when its engine could answer, ISO 8601 in UTC."""
 
 
@@ -54,6 +54,8 @@ class App:
     traffic: frozenset[int] = frozenset()
     standby: frozenset[int] = frozenset()
     asks: Mapping[str, int] = field(default_factory=dict)
+    leaving: frozenset[str] = frozenset()
+    """The Serve applications that are being deleted for it."""
     decided: bool = False
     """The record as it is now has been acted on."""
     probes: dict[int, str] = field(default_factory=dict)
@@ -93,6 +95,9 @@ class App:
             size = decision.sizes.get(revision.number)
             if size is not None:
                 self.sizes[revision.application] = size
+        self.leaving = frozenset(
+            revision.application for revision in self.record.revisions if revision.number in decision.delete
+        )
         there = {revision.application for revision in self.record.revisions}
         for known in (self.sizes, self.replicas, self.met, self.contexts):
             for application in known.keys() - there:
@@ -123,6 +128,16 @@ class App:
         for replica in [r for r, report in said.items() if now - report.heard > REPORT_SILENT_S]:
             del said[replica]
         return [report.facts for report in said.values()]
+
+    def engines(self, now: float) -> dict[str, dict[str, Any]]:
+        """By replica: what its engine says of itself, and since when it is ready."""
+        names = {revision.application for revision in self.record.revisions}
+        return {
+            replica: {"ready_at": report.facts["ready_at"], **report.facts["engine"]}
+            for name in names
+            for replica, report in self.replicas.get(name, {}).items()
+            if now - report.heard <= REPORT_SILENT_S
+        }
 
     def loaded_by(self, application: str) -> Revision | None:
         """The revision whose weights the replicas of a Serve application are to have."""
@@ -179,13 +194,13 @@ class App:
         reports = [facts for name in names for facts in self.reports(name, now)]
         held_back = gateways.waiting(self.record.name, now)
         in_flight = sum(gateways.in_flight(name, now) for name in names)
-        running = sum(facts["running"] for facts in reports)
+        running = sum(facts["engine"]["running"] for facts in reports)
         # One that came and was answered between two looks is in flight at neither, and somebody was there.
         seldom = min(1, gateways.take_asked(self.record.name))
         return Load(
             ongoing=float(max(in_flight + held_back, seldom)),
             waiting=float(max(0, in_flight - running) + held_back),
-            cache_use=sum(facts["cache_use"] for facts in reports) / max(1, len(reports)),
+            cache_use=sum(facts["engine"]["cache_use"] for facts in reports) / max(1, len(reports)),
             first_token_s=self.first_tokens.percentile95(now),
             replicas=sum(served[name].ready for name in names if name in served),
         )
@@ -275,6 +290,7 @@ class App:
             "model": spec.model_version if spec is not None else None,
             "status": self._status(running),
             "replicas": sum(application.ready for application in running.values()),
+            "engine": spec.engine if spec is not None else None,
             "tensor": spec.config.tensor if spec is not None else None,
             "wanted": self.wants.want,
             "granted": self.granted,
@@ -282,6 +298,15 @@ class App:
             "spec": spec.as_json() if spec is not None else None,
             "events": list(self.events),
         }
+
+    def answering(self, served: Mapping[str, ServedApplication]) -> dict[str, bool]:
+        """Whether the Serve application answers that is to, by its name; empty where none is."""
+        serving = self.record.serving or self.record.coming
+        if serving is None or self.record.removed or serving.application in self.leaving:
+            return {}
+        application = served.get(serving.application)
+        ready = application is not None and application.ready > 0
+        return {serving.application: ready} if self.wants.want > 0 else {}
 
     def _status(self, running: Mapping[str, ServedApplication]) -> str:
         update = self.record.update

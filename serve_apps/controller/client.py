@@ -9,6 +9,8 @@ import ray
 
 from cluster.errors import ShoalError
 from cluster.head_actor import start_on_head
+from cluster.named_actor import NamedActor, NoActorError
+from serve_apps.controller.serve_keeper import StartGateway
 from serve_apps.spec import CONTROLLER, NAMESPACE, AppSpec
 
 CALL_TIMEOUT_S = 30.0
@@ -24,9 +26,10 @@ class ControllerClient:
     """
 
     def __init__(self) -> None:
+        self._actor = NamedActor(CONTROLLER, NAMESPACE)
         try:
-            self._actor = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-        except ValueError as error:
+            self._actor.find()
+        except NoActorError as error:
             raise ShoalError("nothing has been served on this cluster yet") from error
 
     @classmethod
@@ -44,11 +47,20 @@ class ControllerClient:
     def roll_back(self, name: str) -> int:
         """See `AppController.roll_back`."""
         # Done twice it would lead back again.
-        return int(self._call("roll_back", name, max_task_retries=0))
+        return int(self._call("roll_back", name, once=True))
 
     def remove(self, name: str) -> None:
         """See `AppController.remove`."""
         self._call("remove", name)
+
+    def bring_up(self) -> None:
+        """See `AppController.bring_up`."""
+        self._call("bring_up")
+
+    def serving(self) -> dict[str, Any]:
+        """See `AppController.serving`."""
+        serving: dict[str, Any] = self._call("serving")
+        return serving
 
     def describe(self) -> dict[str, dict[str, Any]]:
         """See `AppController.describe`."""
@@ -60,10 +72,11 @@ class ControllerClient:
         outcome: dict[str, Any] | None = self._call("outcome", name)
         return outcome
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, once: bool = False) -> Any:
         try:
-            call = getattr(self._actor, method).options(**options)
-            return ray.get(call.remote(*arguments), timeout=CALL_TIMEOUT_S)
+            return self._actor.call(method, *arguments, timeout_s=CALL_TIMEOUT_S, once=once)
+        except NoActorError as error:
+            raise ShoalError("the controller of the apps is gone; `shoal serve` starts it again") from error
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ShoalError):
                 raise error.cause from None
@@ -75,8 +88,11 @@ class ControllerClient:
             raise ShoalError(f"the controller of the apps is gone ({error}); is the cluster up?") from error
 
 
-def start_controller(info: Mapping[str, Any]) -> None:
+def start_controller(info: Mapping[str, Any], start_gateway: StartGateway) -> None:
     """Start the controller on the head node and wait until it answers; one that runs is left alone.
+
+    Args:
+        start_gateway: see `StartGateway`; a function of a module, by whose name it is found on the head.
 
     Raises:
         ShoalError: it did not start in time.
@@ -84,4 +100,6 @@ def start_controller(info: Mapping[str, Any]) -> None:
     from serve_apps.controller.actor import AppController
 
     what = "the controller of the apps"
-    start_on_head(AppController, CONTROLLER, NAMESPACE, dict(info), what=what, first_call="describe")
+    start_on_head(
+        AppController, CONTROLLER, NAMESPACE, dict(info), start_gateway, what=what, first_call="describe"
+    )

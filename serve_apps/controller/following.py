@@ -55,6 +55,8 @@ def follow(
                 say(f"{name}: {outcome['to_version']} has all requests; what was before is kept for a while")
             return
         line = f"waits until {outcome['to_version']} is gone" if waits else _progress(row, outcome)
+        if row is not None and row["note"]:
+            line = row["note"]
         if line != said:
             said = line
             say(f"{name}: {line}")

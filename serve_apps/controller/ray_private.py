@@ -20,3 +20,11 @@ def replica_nodes() -> dict[str, tuple[str, ...]]:
         if not kind and found and group.get("state") == "CREATED":
             nodes.setdefault(application, []).append(next(iter(group["bundles_to_node_id"].values())))
     return {application: tuple(sorted(each)) for application, each in nodes.items()}
+
+
+def replica_named(actor: str) -> tuple[str, str] | None:
+    """(Serve application, id) of the replica whose actor has this name; None where it is no replica's."""
+    prefix, _, named = actor.partition("::")
+    application, _, rest = named.partition("#")
+    _, _, replica = rest.partition("#")
+    return (application, replica) if prefix == "SERVE_REPLICA" and replica else None

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
+import ray
+from ray.serve.exceptions import RayServeException
+
 from serve_apps.controller.serve_state import MAKING_CONFIGS
+from serve_apps.replica.serve_private import NoServeError, find_serve
 from serve_apps.spec import DEPLOYMENT, AppSpec
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
+logger = logging.getLogger(__name__)
+
+SERVE_GONE = (NoServeError, ray.exceptions.RayActorError, RayServeException)
+"""What a call of Serve raises that does not run, or ends meanwhile."""
 MOST_REPLICAS = 10_000
 """Serve's own bound, which is nobody's: the controller of the apps decides."""
 METRICS_INTERVAL_S = 0.5
@@ -53,7 +62,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         ),
         "request_router_config": RequestRouterConfig(
             request_router_class=ROUTER,
-            request_router_kwargs={"policy": spec.config.routing},
+            request_router_kwargs={"policy": spec.config.routing, "app": spec.name},
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),
@@ -71,12 +80,32 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
 
 
 def start(spec: AppSpec, name: str, replicas: int) -> None:
-    """Have Serve start an application; returns before it is ready."""
+    """Have Serve start an application; returns before it is ready.
+
+    A Serve that is being shut down takes no application and says nothing of it.
+
+    Raises:
+        *SERVE_GONE: Serve does not run, or has ended meanwhile.
+    """
+    with MAKING_CONFIGS:
+        run(application(spec, name, replicas), name)
+
+
+def run(target: Application, name: str) -> None:
+    """Give Serve an application, for which nobody waits."""
     from ray import serve
 
-    with MAKING_CONFIGS:
-        target = serve.RunTarget(target=application(spec, name, replicas), name=name, route_prefix=None)
-        serve.run_many([target], wait_for_applications_running=False)
+    if find_serve() is None:
+        raise NoServeError(f"Serve does not run, and so cannot start {name}")
+    try:
+        serve.run_many(
+            [serve.RunTarget(target=target, name=name, route_prefix=None)],
+            wait_for_ingress_deployment_creation=False,
+            wait_for_applications_running=False,
+        )
+    except TimeoutError as error:
+        # Serve has the application. Its proxy, which ours do not need, does not listen.
+        logger.warning("Serve's own proxy: %s", error)
 
 
 def delete(name: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from serve_apps.replica.serve_private import ServeInstance, find_serve
 from serve_apps.spec import DEPLOYMENT, GATEWAY
 
 MAKING_CONFIGS = threading.Lock()
@@ -31,22 +32,48 @@ class Served:
     """Why it could not be started."""
 
 
-def look() -> dict[str, Served]:
-    """The applications that Serve has, the gateway's left out."""
-    from ray import serve
-    from ray.serve.schema import ApplicationStatus, ReplicaState
+@dataclass(frozen=True)
+class ServeSeen:
+    """Serve, as of one look."""
 
-    found = {}
+    instance: ServeInstance | None = None
+    """None: it does not run."""
+    applications: Mapping[str, Served] = field(default_factory=dict)
+    """The gateway's left out."""
+    gateway: Served | None = None
+    proxies: tuple[str, ...] = ()
+    """How each of its HTTP proxies is, in Serve's words, in lower case."""
+
+
+def look() -> ServeSeen:
+    """What Serve runs now, whichever Serve that is.
+
+    Raises:
+        RayError, RayServeException: it does not answer, or is ending at this moment.
+    """
+    from ray import serve
+
+    instance = find_serve()
+    if instance is None:
+        return ServeSeen()
     with MAKING_CONFIGS:
         status = serve.status()
-    for name, overview in status.applications.items():
-        if name == GATEWAY:
-            continue
-        deployment = overview.deployments.get(DEPLOYMENT)
-        ready = deployment.replica_states.get(ReplicaState.RUNNING, 0) if deployment else 0
-        failed = overview.status == ApplicationStatus.DEPLOY_FAILED
-        found[name] = Served(overview.status.value.lower(), ready, reason(overview) if failed else None)
-    return found
+    found = {
+        name: _served(overview, GATEWAY if name == GATEWAY else DEPLOYMENT)
+        for name, overview in status.applications.items()
+    }
+    gateway = found.pop(GATEWAY, None)
+    proxies = tuple(each.value.lower() for each in status.proxies.values())
+    return ServeSeen(instance, found, gateway, proxies)
+
+
+def _served(overview: Any, deployment: str) -> Served:
+    from ray.serve.schema import ApplicationStatus, ReplicaState
+
+    found = overview.deployments.get(deployment)
+    ready = found.replica_states.get(ReplicaState.RUNNING, 0) if found else 0
+    failed = overview.status == ApplicationStatus.DEPLOY_FAILED
+    return Served(overview.status.value.lower(), ready, reason(overview) if failed else None)
 
 
 def reason(overview: Any) -> str:

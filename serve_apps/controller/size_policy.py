@@ -61,7 +61,7 @@ class ControlledSize:
     def __init__(self, application: str) -> None:
         self._keeper = SizeKeeper(application, self._ask)
         self._application = application
-        self._actor: Any = None
+        self._controller: Any = None
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
         self._keeper.keep()
@@ -69,11 +69,10 @@ class ControlledSize:
         return (ctx.target_num_replicas if size is None else size), {}
 
     def _ask(self) -> int | None:
-        import ray
-
+        from cluster.named_actor import NamedActor
         from serve_apps.spec import CONTROLLER, NAMESPACE
 
-        if self._actor is None:
-            self._actor = ray.get_actor(CONTROLLER, namespace=NAMESPACE)
-        answer: int | None = ray.get(self._actor.size.remote(self._application), timeout=ANSWER_TIMEOUT_S)
+        if self._controller is None:
+            self._controller = NamedActor(CONTROLLER, NAMESPACE)
+        answer: int | None = self._controller.call("size", self._application, timeout_s=ANSWER_TIMEOUT_S)
         return answer

@@ -14,20 +14,26 @@ Result = TypeVar("Result")
 
 
 class Threads:
-    """One thread that looks, one that asks the registry, one that writes for each app, and many for Serve.
+    """One thread that looks at Serve, one for the broker, one that asks the registry, one that writes for
+    each app, and many for calls of Serve.
 
     asyncio's own are few, and shared by all.
     """
 
     def __init__(self) -> None:
         self._looking = ThreadPoolExecutor(1, "look")
+        self._seeing = ThreadPoolExecutor(1, "see")
         self._registry = ThreadPoolExecutor(1, "registry")
         self._serve = ThreadPoolExecutor(MOST_CALLS, "serve")
         self._storing: dict[str, ThreadPoolExecutor] = {}
 
     async def look(self, work: Callable[[], Result]) -> Result:
-        """Do what all apps wait for."""
+        """Tell the broker what all apps want."""
         return await asyncio.wrap_future(self._looking.submit(work))
+
+    async def see(self, work: Callable[[], Result]) -> Result:
+        """Look at Serve."""
+        return await asyncio.wrap_future(self._seeing.submit(work))
 
     async def ask_registry(self, work: Callable[[], Result]) -> Result:
         return await asyncio.wrap_future(self._registry.submit(work))

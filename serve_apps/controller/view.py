@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from serve_apps.controller import serve_state
 from serve_apps.controller.app import App
+from serve_apps.controller.calls import Calls
 from serve_apps.controller.decision import Seen
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.ray_private import replica_nodes
 from serve_apps.controller.record import Revision
+from serve_apps.controller.threads import Threads
+
+logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
 """Between two looks while everything is as it should be."""
+SEE_S = 3.0
+"""How long a look waits for Serve's word before the leases are renewed without it."""
 
 
 class ClusterView:
     """Looks at Serve's applications, at where their replicas are, and at what the broker grants for them."""
 
     def __init__(self) -> None:
-        self.served: dict[str, serve_state.Served] = {}
-        """By Serve application."""
+        self.serve = serve_state.ServeSeen()
+        self.served: Mapping[str, serve_state.Served] = {}
+        """By Serve application, the gateway's left out."""
+        self.silence = ""
+        """Why Serve did not answer, where it did not: what was known of it stays."""
         self.nodes: dict[str, tuple[str, ...]] = {}
         """By Serve application: the nodes of its replicas, those that start and those that end included."""
         self.granted: dict[str, int] = {}
@@ -42,19 +53,30 @@ class ClusterView:
         """
         if now - self._looked_at >= LOOK_EVERY_S or any(app.busy for app in apps):
             return True
+        gateway = self.serve.gateway
+        if self.silence or gateway is None or gateway.status != "running":
+            return True
         ready = {name: served.ready for name, served in self.served.items()}
         if any(size != ready.get(name, 0) for app in apps for name, size in app.sizes.items()):
             return True
         short = any(app.granted < app.wants.want for app in apps)
         return short or self._demands != [demand for app in apps for demand in app.demands(self.nodes)]
 
-    def look(self, apps: Sequence[App]) -> None:
-        """See how things are, and tell the broker what the apps want; leases of nobody are ended.
+    def see(self) -> None:
+        """Look at Serve.
 
         Raises:
-            ShoalError, RayError: Serve or the broker does not answer; what was known stays.
+            RayError, RayServeException: it does not answer, or is just ending; what was known stays.
         """
-        self.served = serve_state.look()
+        self.serve = serve_state.look()
+        self.served = self.serve.applications
+
+    def look(self, apps: Sequence[App]) -> None:
+        """See where replicas are, and tell the broker what the apps want; leases of nobody are ended.
+
+        Raises:
+            ShoalError, RayError: Ray or the broker does not answer; what was known stays.
+        """
         self.nodes = replica_nodes()
         broker = BrokerClient()
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
@@ -67,6 +89,15 @@ class ClusterView:
         self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
+
+    def unheard(self, apps: Sequence[App], now: float) -> list[str]:
+        """The Serve applications of which a replica that runs has not said how it is."""
+        return [
+            name
+            for app in apps
+            for name in {r.application for r in app.record.revisions}
+            if name in self.served and len(app.reports(name, now)) < self.served[name].ready
+        ]
 
     def seen(self, app: App, revision: Revision, gateways: Gateways, *, starts: bool) -> Seen:
         """What is known of a revision of an app now.
@@ -97,3 +128,43 @@ class ClusterView:
             refusal=refusals[0] if refusals else None,
             shortage=app.shortage,
         )
+
+
+class Lookout:
+    """Looks whenever it is due. The leases are kept also while Serve does not answer.
+
+    Args:
+        calls: what was begun at Serve.
+    """
+
+    def __init__(self, view: ClusterView, calls: Calls, threads: Threads) -> None:
+        self._view = view
+        self._calls = calls
+        self._threads = threads
+        self._seeing: asyncio.Task[None] | None = None
+
+    async def look(self, apps: Sequence[App]) -> bool:
+        """Look, unless it is too early; whether Serve was seen as it is since its last call has returned.
+
+        Raises:
+            ShoalError, RayError: see `ClusterView.look`.
+        """
+        view = self._view
+        if self._seeing is None:
+            # Serve is asked after a call has returned, before anything is decided without that call in mind.
+            returned = self._calls.take_ended()
+            if not (returned or self._calls or view.is_due(apps, time.monotonic())):
+                return True
+            self._seeing = asyncio.create_task(self._threads.see(view.see))
+        seeing = self._seeing
+        await asyncio.wait([seeing], timeout=SEE_S)
+        if not seeing.done():
+            view.silence = f"nothing for {SEE_S:g} s"
+        else:
+            self._seeing = None
+            error = seeing.exception()
+            view.silence = "" if error is None else str(error).strip().partition("\n")[0] or repr(error)
+        if view.silence:
+            logger.warning("Serve does not answer: %s", view.silence)
+        await self._threads.look(lambda: view.look(apps))
+        return not view.silence

@@ -23,6 +23,7 @@ def engine_config(spec: AppSpec, model_path: str, *, max_waiting: int | None = N
         max_batch=limits.batch,
         max_waiting=limits.batch if max_waiting is None else max_waiting,
         batched_tokens=limits.batched_tokens,
+        prefill_ms=limits.prefill_ms,
         context_length=limits.context_length,
         kv_cache_bytes=None if cache.memory_gib is None else int(cache.memory_gib * 2**30),
         block_size=cache.block_size,

@@ -7,7 +7,7 @@ from pathlib import Path
 from cluster.config.model_memory import ModelMemory, cache_bytes, show_gib, weight_bytes
 from cluster.config.model_sizes import ModelDirectoryError, read_sizes
 from serve_apps.engine.node_memory import available_bytes
-from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
+from serve_apps.engine.protocol import EngineConfig, EngineError
 
 
 def memory_of(config: EngineConfig, model_path: str, *, with_context: bool = True) -> ModelMemory | None:
@@ -79,24 +79,6 @@ def check_device(config: EngineConfig, memory: ModelMemory | None, free: int, de
         f" {show_gib(free)} are free; {_advice(config)}set a larger tensor, or serve it on devices with more"
         " memory"
     )
-
-
-def check_second_copy(config: EngineConfig, model_path: str, available: int | None = None) -> None:
-    """Whether other weights fit on a node beside those that run, as they must while weights change.
-
-    Args:
-        available: bytes that the node has left. Default: what this machine has.
-
-    Raises:
-        WeightsError: they do not.
-    """
-    weights = weight_bytes(Path(model_path), config.precision)
-    room = available_bytes() if available is None else available
-    if weights is not None and weights > room:
-        raise WeightsError(
-            f"the weights of {model_path} take {show_gib(weights)} beside those that run, and this node has"
-            f" {show_gib(room)} left; change the version with rollout: rolling, on a node with more memory"
-        )
 
 
 def _advice(config: EngineConfig) -> str:

@@ -160,6 +160,8 @@ class EngineConfig:
     batched_tokens: int | None = None
     """Most tokens of one step; a longer prompt is read in several, beside the others' answers. None: the
     engine's own choice, here and below."""
+    prefill_ms: float | None = None
+    """Milliseconds that the prompts of one step may take beside running answers."""
     kv_cache_bytes: int | None = None
     """Memory of a rank's KV cache."""
     block_size: int | None = None
@@ -254,12 +256,19 @@ class Engine(Protocol):
         """Load the model on all ranks; return when requests can be taken."""
 
     def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Run one request; closing or cancelling the iterator aborts it.
 
         Args:
             priority: lower goes first, and takes the place of higher where there is none left.
+            cache_salt: of what was computed for earlier requests, only that of those with the same one is
+                taken over.
 
         Raises:
             PromptError: the prompt is empty, or too long for the model with the answer asked for.

@@ -28,11 +28,10 @@ from serve_apps.engine.protocol import (
     WeightsError,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
-from serve_apps.engine.structure_compiler import NAMES
 from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
 from serve_apps.engine.vllm_chat import VllmChat
 from serve_apps.engine.vllm_log import root_cause
-from serve_apps.engine.vllm_requests import delta_of, end_of, vllm_params
+from serve_apps.engine.vllm_requests import delta_of, end_of, not_held, vllm_params
 from serve_apps.engine.vllm_start import start_vllm
 from serve_apps.engine.vllm_statistics import VllmStatistics
 from serve_apps.engine.weight_files import check_same_shapes
@@ -100,14 +99,19 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._look_after())
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
         # vLLM hangs on some of what these refuse: a bias for a token that there is not, say.
         check_sampling(sampling, self._vocab_size)
         check_prompt(
             prompt_ids,
-            sampling.max_tokens,
+            max(1, sampling.max_tokens),  # it generates one in any case
             context_length=self.context_length,
             vocab_size=self._vocab_size,
         )
@@ -120,7 +124,9 @@ class VllmEngine:
         params = vllm_params(sampling)
         text, first = "", True
         async with self._place(request_id) as queue:
-            prompt = {"prompt_token_ids": list(prompt_ids)}
+            prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+            if cache_salt:
+                prompt["cache_salt"] = cache_salt
             # Where the answer begins with reasoning, vLLM's own parser says where that ends.
             ended = None if structure is None else sampling.reasoning is None
             outputs = self._vllm.generate(
@@ -165,8 +171,7 @@ class VllmEngine:
             text = text.removesuffix(str(self._vllm.get_tokenizer().decode([end])))
         if not await self._in_compiler(is_whole, structure, text):
             assert sampling.structure is not None
-            name = NAMES[sampling.structure[0]]
-            raise AnswerError(f"the answer cannot be held to its {name} any further", own_fault=True)
+            raise not_held(sampling.structure[0])
 
     async def embed(self, request_id: str, prompt_ids: Sequence[int]) -> list[float]:
         """Refused: a model that vLLM generates with gives no hidden states."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from serve_apps.engine.protocol import AnswerError, Delta, PromptError, SamplingParams, TokenLogprob
+from serve_apps.engine.protocol import (
+    AnswerError,
+    Delta,
+    PromptError,
+    SamplingParams,
+    StructureKind,
+    TokenLogprob,
+)
+from serve_apps.engine.structure_compiler import NAMES
 
 _STRUCTURES = {"json_schema": "json"}
 """Kinds of structures that vLLM knows by another name."""
@@ -58,9 +66,15 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
     """One of vLLM's outputs as a delta.
 
     Raises:
-        AnswerError: vLLM has chosen a token that the request does not allow, since none was left.
+        AnswerError: vLLM could not go on, or has chosen a token that the request does not allow, since none
+            was left.
     """
     gained = output.outputs[0]
+    if gained.finish_reason == "error":
+        form = sampling.structure
+        if form is None:
+            raise AnswerError("vLLM failed; its log says why", own_fault=False)
+        raise not_held(form[0])
     known: dict[str, Any] = {}
     if first:
         scores = output.prompt_logprobs or [None]
@@ -81,6 +95,11 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
     return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, **known)
+
+
+def not_held(kind: StructureKind) -> AnswerError:
+    """An answer has outgrown what its structure's grammar can follow."""
+    return AnswerError(f"the answer cannot be held to its {NAMES[kind]} any further", own_fault=True)
 
 
 def end_of(output: Any) -> int | None:

@@ -34,6 +34,8 @@ def start_vllm(
     Raises:
         EngineError: it is not installed, does not know an argument, or cannot run the model.
     """
+    if config.prefill_ms is not None:
+        raise EngineError("limits.prefill_ms has no effect in vLLM, whose steps limits.batched_tokens bounds")
     try:
         from vllm import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
@@ -101,7 +103,7 @@ def _explain(error: Exception, family: ProcessFamily) -> str:
             why.rstrip(".")
             + "; in the config: kv_cache.memory_gib, and limits.context_length for max_model_len"
         )
-    return f"{why.rstrip('.')}; its log says more"
+    return why.rstrip(".")
 
 
 def _arguments(config: EngineConfig) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import hmac
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
@@ -15,6 +16,7 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from cluster.api_keys import Key, KeyRing
 from serve_apps.gateway.limits_private import count_by_the_steady_clock
+from serve_apps.gateway.options import Network
 from serve_apps.openai.errors import ApiError
 
 ANYONE = "anyone"
@@ -37,10 +39,12 @@ class Caller:
 
     tenant: str = ANYONE
     key: Key | None = None
+    sees_all: bool = True
+    """Whether the caller may know of all apps; else of those that the key opens, if there is one."""
 
     def sees(self, app: str) -> bool:
         """Whether the caller may know of an app."""
-        return self.key is None or self.key.opens(app)
+        return self.sees_all or (self.key is not None and self.key.opens(app))
 
 
 class Access:
@@ -51,12 +55,19 @@ class Access:
 
     Args:
         admin_token: opens what only those may see who run the cluster.
+        metrics_from: where figures that tell of all apps may be read from without a key.
     """
 
-    def __init__(self, keys: KeyRing | None = None, admin_token: str | None = None) -> None:
+    def __init__(
+        self,
+        keys: KeyRing | None = None,
+        admin_token: str | None = None,
+        metrics_from: Collection[Network] = (),
+    ) -> None:
         self.keys = keys
         """None: the gateway needs no keys."""
         self._admin_token = admin_token
+        self._metrics_from = metrics_from
         count_by_the_steady_clock()
         # Two counters for each tenant and limit, however much is counted.
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
@@ -74,13 +85,16 @@ class Access:
         key = self.keys.find(authorization)
         if key is None:
             what = "The API key is not valid" if authorization else "An API key is needed"
-            raise ApiError(
-                401,
-                f"{what}; send it as 'Authorization: Bearer KEY'.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-        return Caller(key.tenant, key)
+            raise _no_key(f"{what}; send it as 'Authorization: Bearer KEY'.")
+        return Caller(key.tenant, key, sees_all=False)
+
+    def anyone(self, authorization: str) -> Caller:
+        """Who an `Authorization` header belongs to, for what nobody is kept from: who shows no key that is
+        known may know of no app."""
+        if self.keys is None or self._is_admin(authorization):
+            return Caller()
+        key = self.keys.find(authorization)
+        return Caller(sees_all=False) if key is None else Caller(key.tenant, key, sees_all=False)
 
     def admin(self, authorization: str) -> None:
         """Let in who runs the cluster: the bearer of the cluster's own token.
@@ -88,16 +102,49 @@ class Access:
         Raises:
             ApiError: 401; never without keys, since then only this machine can ask.
         """
-        if self.keys is None:
+        if self.keys is not None and not self._is_admin(authorization):
+            raise _no_key("Only the cluster's own token opens this.")
+
+    def observer(self, authorization: str, address: str | None) -> None:
+        """Let in who may read figures that tell of all apps: by a key that is marked for it, by the cluster's
+        own token, or from an address that the config names.
+
+        Args:
+            address: the other end of the connection; None: not known.
+
+        Raises:
+            ApiError: 401, or 403 where the key is known; never without keys.
+        """
+        if self.keys is None or self._is_admin(authorization) or self._may_observe(address):
             return
-        expected = f"Bearer {self._admin_token}"
-        if self._admin_token is None or not hmac.compare_digest(authorization.encode(), expected.encode()):
-            raise ApiError(
-                401,
-                "Only the cluster's own token opens this.",
-                code="invalid_api_key",
-                headers={"WWW-Authenticate": "Bearer"},
+        key = self.keys.find(authorization)
+        if key is None:
+            raise _no_key(
+                "This needs a key that is marked for it (`metrics: true`; `shoal key TENANT --metrics`), or"
+                " an address that cluster.gateway.metrics_from names."
             )
+        if not key.metrics:
+            raise ApiError(
+                403,
+                "This API key is not marked for it: its entry in the key file needs `metrics: true`.",
+                code="key_without_metrics",
+            )
+
+    def _is_admin(self, authorization: str) -> bool:
+        expected = f"Bearer {self._admin_token}"
+        known = hmac.compare_digest(authorization.encode(), expected.encode())
+        return known and self._admin_token is not None
+
+    def _may_observe(self, address: str | None) -> bool:
+        if not self._metrics_from or address is None:
+            return False
+        try:
+            parsed: IPv4Address | IPv6Address = ip_address(address)
+        except ValueError:
+            return False  # a test's client, or a socket that has no address
+        if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is not None:
+            parsed = parsed.ipv4_mapped
+        return any(parsed in network for network in self._metrics_from)
 
     async def admit(self, caller: Caller, tokens: int) -> Admission:
         """Count one request of a caller, and keep room for the tokens that it may take.
@@ -168,6 +215,11 @@ class Admission:
         if self._tokens:
             self._access.reserve(self._tenant, -self._tokens)
             self._tokens = 0
+
+
+def _no_key(message: str) -> ApiError:
+    headers = {"WWW-Authenticate": "Bearer"}
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 def _limit(kind: str, amount: int) -> RateLimitItemPerMinute:

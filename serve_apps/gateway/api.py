@@ -21,36 +21,45 @@ from serve_apps.gateway.document import (
     ANY_ROUTE,
     MODEL_POST,
     body_of,
-    metrics_page,
     openapi_document,
     refusals,
     streamed_too,
 )
+from serve_apps.gateway.embedding_call import EmbeddingCall
+from serve_apps.gateway.operations import add_operations
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
-from serve_apps.http.accounts import RequestAccounts
+from serve_apps.http.accounts import RequestAccounts, gateway_failed
 from serve_apps.http.leniency import Lenient
 from serve_apps.http.record import CLIENT_CLOSED, current_record
 from serve_apps.openai.answers import (
-    AppAnswer,
     ChatAnswer,
     ChatChunk,
     CompletionAnswer,
     CompletionChunk,
     DetokenizeAnswer,
     EmbeddingAnswer,
-    HealthAnswer,
     ModelCard,
     ModelList,
-    ReadyAnswer,
+    PoolingAnswer,
+    RerankAnswer,
+    ScoreAnswer,
     TokenizeAnswer,
+    TokenizerInfo,
 )
 from serve_apps.openai.chat_format import ChatFormat
 from serve_apps.openai.chat_schema import ChatRequest
-from serve_apps.openai.errors import ApiError, internal, unknown_model
+from serve_apps.openai.errors import ApiError, unknown_model
 from serve_apps.openai.format import CompletionFormat
 from serve_apps.openai.schema import CompletionRequest
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
@@ -59,7 +68,7 @@ _SHOWN_TO_PAGES = ("x-request-id", "x-shoal-replica", "x-shoal-model-version", "
 
 _BODIES: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest),
-    *(EmbeddingRequest, TokenizeRequest, DetokenizeRequest),
+    *(EmbeddingRequest, PoolingRequest, ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest),
 )
 
 
@@ -78,7 +87,7 @@ class _Api(FastAPI):
                 allow_headers=["*"],
                 expose_headers=_SHOWN_TO_PAGES,
             )
-        return RequestAccounts(app, self.service.metrics.count)
+        return RequestAccounts(app, self.service.metrics.count, self.service.load)
 
     def _methods(self, scope: Scope) -> set[str]:
         methods: set[str] = set()
@@ -108,60 +117,25 @@ def build_api(service: GatewayService) -> FastAPI:
         redirect_slashes=False,
     )
     api.service = service
-    any_route = refusals(ANY_ROUTE)
 
     def post(
-        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None
+        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None, *also: str
     ) -> Callable[[Handler], Handler]:
-        """Register what answers a POST whose body is of this kind."""
+        """Register what answers a POST whose body is of this kind, under other paths `also`."""
         responses = {**refusals(MODEL_POST), **(streamed_too(chunk) if chunk else {})}
         extra = body_of(kind)
-        return api.post(
+        register = api.post(
             path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
         )
 
-    @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=["operations"])
-    async def health() -> HealthAnswer:
-        """The gateway lives."""
-        return {"status": "ok"}
+        def everywhere(handler: Handler) -> Handler:
+            for other in also:
+                api.post(other, include_in_schema=False, response_model=None)(handler)
+            return register(handler)
 
-    @api.get("/ready", response_model=ReadyAnswer, responses=any_route, tags=["operations"])
-    async def ready() -> Response:
-        """200 when every app could answer now, else 503."""
-        waiting = service.table.not_ready() if service.table is not None else []
-        if service.table is not None and not waiting:
-            answer: ReadyAnswer = {"status": "ready", "apps": service.table.names}
-            return JSONResponse(answer)
-        what = f"Not ready: {', '.join(waiting)}." if waiting else "The apps are not known yet."
-        error = ApiError(503, what, kind="server_error", code="not_ready")
-        current_record().error = error.code
-        return JSONResponse({**error.body(), "waiting_for": waiting}, 503, {"Retry-After": "1"})
+        return everywhere
 
-    @api.get(
-        "/metrics",
-        response_class=Response,
-        responses={**any_route, **metrics_page()},
-        tags=["operations"],
-    )
-    async def metrics(request: Request) -> Response:
-        """Counters for Prometheus."""
-        page, form = service.metrics.page(request.headers.get("accept", ""))
-        return Response(page, headers={"content-type": form})
-
-    @api.get(
-        "/apps",
-        response_model=dict[str, AppAnswer],
-        responses=refusals((401, *ANY_ROUTE)),
-        tags=["operations"],
-    )
-    async def apps(request: Request) -> dict[str, AppAnswer]:
-        """What each app was deployed with, and whether it is ready; looked up at this moment."""
-        service.access.admin(credential(request.headers))
-        table = await service.refresh()
-        return {
-            app: {"spec": versions[0].spec.as_json(), "ready": versions[0].ready}
-            for app, versions in table.versions.items()
-        }
+    add_operations(api, service)
 
     def known_caller(request: Request) -> Caller:
         caller = service.access.caller(credential(request.headers))
@@ -189,7 +163,8 @@ def build_api(service: GatewayService) -> FastAPI:
         version = service.table.find(model) if service.table else None
         if version is None or not caller.sees(model):
             names = service.table.names if service.table else []
-            raise unknown_model(model, [name for name in names if caller.sees(name)])
+            shown = [name for name in names if caller.sees(name)]
+            raise unknown_model(model, shown, some_hidden=not caller.sees(model))
         return JSONResponse(_card(version))
 
     @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
@@ -205,7 +180,35 @@ def build_api(service: GatewayService) -> FastAPI:
     @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
     async def embeddings(request: Request) -> Response:
         """The mean of each input's last hidden states."""
-        return await TextCall(service, request).embeddings()
+        return await EmbeddingCall(service, request).embeddings()
+
+    @post("/pooling", PoolingRequest, PoolingAnswer)
+    async def pooling(request: Request) -> Response:
+        """The embedding of each input."""
+        return await EmbeddingCall(service, request).pooling()
+
+    @post("/score", ScoreRequest, ScoreAnswer, None, "/v1/score")
+    async def score(request: Request) -> Response:
+        """How alike texts are, by the cosine of their embeddings; /v1/score is the same."""
+        return await EmbeddingCall(service, request).score()
+
+    @post("/rerank", RerankRequest, RerankAnswer, None, "/v1/rerank", "/v2/rerank")
+    async def rerank(request: Request) -> Response:
+        """Documents in the order in which they are like a query, by the cosine of their embeddings.
+
+        /v1/rerank and /v2/rerank are the same.
+        """
+        return await EmbeddingCall(service, request).rerank()
+
+    @api.get(
+        "/tokenizer_info",
+        response_model=TokenizerInfo,
+        responses=refusals(sorted({401, 403, 404, 429, 504, *ANY_ROUTE})),
+        tags=["models"],
+    )
+    async def tokenizer_info(request: Request, model: str | None = None) -> Response:
+        """The config of a model's tokenizer."""
+        return await TextCall(service, request).tokenizer_info(model)
 
     @post("/tokenize", TokenizeRequest, TokenizeAnswer)
     async def tokenize(request: Request) -> Response:
@@ -244,7 +247,7 @@ def build_api(service: GatewayService) -> FastAPI:
     @api.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         # The traceback is logged where the request ends; the client learns no internals.
-        return refused(internal("The gateway failed; see its log."))
+        return refused(gateway_failed())
 
     return api
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
@@ -13,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.choices import Choices
-from serve_apps.gateway.replica_requests import replica_requests
+from serve_apps.gateway.replica_requests import prompt_heading, replica_requests
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
-from serve_apps.http.event_stream import EventStream, sse_event, unless_gone
+from serve_apps.http.event_stream import SILENCE, EventStream, ended, sse_event, unless_gone, wait_unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
 from serve_apps.openai.chat_format import Format
@@ -26,7 +27,7 @@ from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, usage
 from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
-from serve_apps.replica.fit import check_fit, most_tokens
+from serve_apps.replica.fit import check_fit, cut_to, most_tokens
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
 BYTES_A_TOKEN = 4
@@ -84,6 +85,7 @@ class Call:
                 num_choices=request.num_choices,
                 with_logprobs=request.alternatives is not None,
                 with_usage=request.include_usage,
+                **prompt_heading(request),
             )
             self._format: Format = self._format_class(heading)
             self._gathered = Gathered(request.num_choices)
@@ -93,7 +95,13 @@ class Call:
                 self._service.traffic,
                 request.model,
                 await in_thread_if_large(
-                    body, lambda: replica_requests(request, self._record.engine_id(), most)
+                    body,
+                    lambda: replica_requests(
+                        request,
+                        self._record.engine_id(),
+                        most,
+                        self._caller.tenant if self._caller.key else None,
+                    ),
                 ),
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),
@@ -106,14 +114,22 @@ class Call:
                     await unless_gone(self._http.receive, self._gather(events))
                     answer = self._format.answer(self._gathered, self._usage())
                     return JSONResponse(answer, headers=self._headers())
-                # Nothing is sent before the first tokens: until then another replica can take over.
-                first = await unless_gone(self._http.receive, anext(events))
+                # An error that comes before anything is sent has a status; who waits longer than proxies do
+                # is sent comments, and then the error is an event.
+                first = asyncio.ensure_future(anext(events))
+                stack.push_async_callback(ended, first)
+                keepalive_s = self._service.options.keepalive_s
+                await wait_unless_gone(self._http.receive, first, keepalive_s or None)
+                if first.done():
+                    first.result()
             except ApiError as error:
                 error = self._deadline.restated(error)
                 error.headers.update(self._headers())
                 raise error from None
             parts = self._stream(request, first, events)
-            return EventStream(parts, self._headers(), stack.pop_all())
+            # Before its first tokens another replica can still take it over.
+            headers = self._headers() if first.done() else {}
+            return EventStream(parts, headers, stack.pop_all(), keepalive_s)
 
     async def _spend(self) -> None:
         """Note what the request took, however it ended, and count its tokens for its tenant."""
@@ -134,9 +150,11 @@ class Call:
         if body_bytes > limits.body_bytes:
             raise body_too_large(limits.body_bytes)
         most = most_tokens(request, limits)
+        context = version.context_length
+        cut = cut_to(request.truncate_prompt_tokens, context, most)
         for prompt in request.prompt if isinstance(request, CompletionRequest) else ():
             if not isinstance(prompt, str):
-                check_fit(len(prompt), version.context_length, most, "prompt")
+                check_fit(len(prompt) if cut is None else min(cut, len(prompt)), context, most, "prompt")
         return most
 
     async def _gather(self, events: AsyncIterator[ChoiceEvent]) -> None:
@@ -152,9 +170,11 @@ class Call:
             self._service.traffic.first_token(record.app, record.first_token_s)
 
     async def _stream(
-        self, request: ModelRequest, first: ChoiceEvent, events: AsyncIterator[ChoiceEvent]
+        self, request: ModelRequest, first: asyncio.Future[ChoiceEvent], events: AsyncIterator[ChoiceEvent]
     ) -> AsyncIterator[bytes]:
         """Server-sent events; the last is [DONE], or an error."""
+        if not first.done():
+            yield SILENCE  # nobody on the way has heard of an answer yet
 
         def parts(event: ChoiceEvent) -> bytes:
             self._seen()
@@ -162,8 +182,8 @@ class Call:
             self._gathered.count(event)
             return b"".join(sse_event(chunk) for chunk in self._format.chunks(event))
 
-        yield parts(first)
         try:
+            yield parts(await first)
             async for event in events:
                 yield parts(event)
         except ApiError as error:
@@ -176,7 +196,8 @@ class Call:
         # The choices of one prompt read it once; they stand side by side in the order of the prompts.
         choices = self._choices
         prompts = (n for i, n in choices.prompt_tokens.items() if i % self._choices_each == 0)
-        return usage(prompts, self._gathered)
+        cached = [n for i, n in choices.cached_tokens.items() if i % self._choices_each == 0]
+        return usage(prompts, self._gathered, sum(cached) if cached else None)
 
     def _headers(self) -> dict[str, str]:
         choices = self._choices

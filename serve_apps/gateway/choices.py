@@ -13,6 +13,7 @@ from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_faile
 from serve_apps.gateway.broken_engines import Suspect
 from serve_apps.gateway.shared_prompts import tokenized_once
 from serve_apps.gateway.traffic import Traffic
+from serve_apps.http.record import client_id
 from serve_apps.openai.errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai.format import ChoiceEvent
 from serve_apps.tokens.inbox import Item, merge
@@ -71,6 +72,8 @@ class Choices:
         self.model_version: str | None = None
         self.prompt_tokens: dict[int, int] = {}
         """By choice."""
+        self.cached_tokens: dict[int, int] = {}
+        """By choice, where its engine says it: of those, the tokens that were in the cache."""
 
     async def __aenter__(self) -> Choices:
         self._deadline = asyncio.get_running_loop().time() + self._timeout_s
@@ -175,6 +178,8 @@ class Choices:
                     raise_if_failed(item)
                     if item.get("finish_reason") == "abort":
                         raise replica_lost()
+                    if item.get("cached_tokens") is not None:
+                        self.cached_tokens[index] = item["cached_tokens"]
                     held.append(item)
                     if not (shown or _shows(item)):
                         # Whose client has seen nothing of it may start again at another replica.
@@ -197,7 +202,7 @@ class Choices:
         else:
             self._traffic.broke(version, broken, self._suspect)
             if self._suspect.guilty:
-                raise engines_broke()
+                raise engines_broke(self._app, client_id(request["request_id"]))
         elsewhere = failed and not self._moved and (self._restartable or not self._seen)
         if elsewhere and self._traffic.other(self._app, version):
             raise _VersionFailedError(version.revision)

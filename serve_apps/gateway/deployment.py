@@ -44,7 +44,8 @@ class Gateway:
     ) -> None:
         chosen = GatewayOptions.from_json(options)
         self._backend = ReplicaBackend(chosen.token_ports)
-        access = Access(None if keys is None else load_keys(keys), cluster_token())
+        ring = None if keys is None else load_keys(keys)
+        access = Access(ring, cluster_token(), chosen.metrics_from)
         service = GatewayService(self._backend, self._look, access, chosen)
         self._table = TableFollower(uuid.uuid4().hex, service, self._backend)
         self._running = [asyncio.create_task(self._table.run())]

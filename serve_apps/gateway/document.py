@@ -15,13 +15,13 @@ from serve_apps.openai.answers import ErrorAnswer
 
 ANY_ROUTE = (400, 408, 431, 500, 503)
 """Refusals that have nothing to do with the route: what is no HTTP, is too large, comes too slowly."""
-MODEL_POST = (400, 401, 403, 404, 408, 413, 415, 429, 431, 500, 503, 504)
+MODEL_POST = (400, 401, 404, 408, 413, 415, 429, 431, 500, 503, 504)
 
 _SAYS = {
     400: "A field or a header is wrong, or the request is not HTTP that can be read.",
     401: "The API key is missing or not valid.",
-    403: "The API key does not open this model.",
-    404: "There is no such model.",
+    403: "The API key does not open this.",
+    404: "There is no such model, or none that the API key opens.",
     408: "The request arrived too slowly.",
     413: "The request's body is too large.",
     415: "The request's body is not JSON.",
@@ -56,7 +56,8 @@ def streamed_too(chunk: type[Any]) -> dict[int | str, dict[str, Any]]:
     return {
         200: {
             "content": {"text/event-stream": {"itemSchema": event}},
-            "description": "The answer. With `stream` its parts, then [DONE], or an error in place of it.",
+            "description": "The answer. With `stream` its parts (comments while it waits), then [DONE],"
+            " or an error in place of it.",
         }
     }
 
@@ -95,8 +96,8 @@ def openapi_document(
         }
     }
     for path in document["paths"].values():
-        for method, operation in path.items():
-            _complete(operation, is_post=method == "post")
+        for operation in path.values():
+            _complete(operation, asks_a_model="requestBody" in operation)
     return document
 
 
@@ -113,7 +114,7 @@ def _without_effect(kind: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _complete(operation: dict[str, Any], *, is_post: bool) -> None:
+def _complete(operation: dict[str, Any], *, asks_a_model: bool) -> None:
     """Add what all operations share: ids, headers, keys."""
     responses: dict[str, Any] = operation["responses"]
     responses.pop("422", None)  # FastAPI's own; nothing here answers with it
@@ -121,23 +122,25 @@ def _complete(operation: dict[str, Any], *, is_post: bool) -> None:
     parameters.append(
         _header_parameter("x-request-id", "The request's id, 1 to 128 printable characters.", _STRING)
     )
-    if is_post:
+    if asks_a_model:
         seconds = {"type": "number", "exclusiveMinimum": 0}
         parameters.append(_header_parameter(HEADER, "Seconds after which the request is ended.", seconds))
     if "401" in responses:
         operation["security"] = [{}, {_SCHEME: []}]
     for status, response in responses.items():
-        response["headers"] = _headers(int(status), from_a_replica=is_post)
+        # One that waits for its first token does not know its replica yet.
+        streamed = "text/event-stream" in response.get("content", {})
+        response["headers"] = _headers(int(status), from_a_replica=asks_a_model, at_once=not streamed)
 
 
 def _header_parameter(name: str, description: str, schema: Mapping[str, Any]) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": False, "description": description, "schema": schema}
 
 
-def _headers(status: int, *, from_a_replica: bool) -> dict[str, Any]:
+def _headers(status: int, *, from_a_replica: bool, at_once: bool) -> dict[str, Any]:
     headers = {"x-request-id": _header("The request's id, as given or new.", _STRING)}
     if from_a_replica:
-        always = status == 200
+        always = status == 200 and at_once
         headers["x-shoal-replica"] = _header("The replicas that answered.", _STRING, required=always)
         headers["x-shoal-model-version"] = _header("The model's version.", _STRING, required=always)
     if status in (429, 503):

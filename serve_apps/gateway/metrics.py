@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
 
+from serve_apps.gateway.engine_figures import EngineFigures
 from serve_apps.http.record import CLIENT_CLOSED, RequestRecord
+from serve_apps.routing.decisions import decisions
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TOKEN_SECONDS = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 10)
@@ -16,6 +20,20 @@ _EXEMPLAR_CHARACTERS = 128 - len(_EXEMPLAR)
 """OpenMetrics gives an exemplar's names and values 128 characters together."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPEN_METRICS = openmetrics.CONTENT_TYPE_LATEST
+
+
+class _Routing(Collector):
+    """Where requests were sent, and why; see `Policy.routed`."""
+
+    def collect(self) -> Iterable[Metric]:
+        counter = CounterMetricFamily(
+            "shoal_gateway_routed",
+            "Answers (choices) sent to replicas, by the routing policy and what it decided by.",
+            labels=("app", "policy", "reason"),
+        )
+        for labels, count in decisions().items():
+            counter.add_metric(labels, count)
+        yield counter
 
 
 class GatewayMetrics:
@@ -83,6 +101,10 @@ class GatewayMetrics:
             ("app",),
             registry=self._registry,
         )
+
+        self.engines = EngineFigures()
+        self._registry.register(self.engines)
+        self._registry.register(_Routing())
 
     def replicas(self, by_app: Mapping[str, Mapping[str, int]]) -> None:
         """Show how many replicas of each app are wanted, granted and ready; other apps are dropped."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
+
+Network = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True)
@@ -15,7 +18,10 @@ class GatewayOptions:
     """Whether fields that nobody knows are passed over."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may ask."""
-
+    metrics_from: tuple[Network, ...] = ()
+    """Where the gateway's figures may be read from without a key."""
+    keepalive_s: float = 15.0
+    """How long a stream may be silent; 0: for ever."""
     token_ports: tuple[int, int] | None = None
     """The first and the last port at which tokens may be received; None: any."""
 
@@ -24,7 +30,9 @@ class GatewayOptions:
         ports = document.get("token_ports")
         first, _, last = (ports or "").partition("-")
         return cls(
-            document.get("unknown_fields") == "ignore",
-            tuple(document.get("cors", ())),
-            (int(first), int(last or first)) if ports else None,
+            ignore_unknown=document.get("unknown_fields") == "ignore",
+            cors=tuple(document.get("cors", ())),
+            metrics_from=tuple(ip_network(each) for each in document.get("metrics_from", ())),
+            keepalive_s=document.get("keepalive_s", cls.keepalive_s),
+            token_ports=(int(first), int(last or first)) if ports else None,
         )

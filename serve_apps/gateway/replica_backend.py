@@ -12,9 +12,12 @@ import ray
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
+from cluster.wording import logs_of
 from serve_apps.gateway.backend import ReplicaLostError
-from serve_apps.openai.errors import ApiError, unavailable
+from serve_apps.http.record import client_id
+from serve_apps.openai.errors import internal, unavailable
 from serve_apps.replica.handles import ReplicaHandles
+from serve_apps.replica.serve_private import find_serve
 from serve_apps.tokens.inbox import Inbox, Item
 from serve_apps.tokens.stream import TokenReceiver
 
@@ -41,6 +44,7 @@ class ReplicaBackend:
 
     def __init__(self, token_ports: tuple[int, int] | None = None) -> None:
         self._handles = ReplicaHandles()
+        self._serve = ""
         self._receiver = TokenReceiver(ray.util.get_node_ip_address(), token_ports)
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
@@ -51,9 +55,24 @@ class ReplicaBackend:
         if self._receiving.done():
             self._receiving.result()
 
-    def connect(self, applications: Set[str]) -> None:
-        """Be ready for requests to these Serve applications; the others are gone."""
-        self._handles.connect(applications)
+    async def connect(self, applications: Set[str], serve: str) -> None:
+        """Be ready for requests to these Serve applications; the others are gone.
+
+        Args:
+            serve: the id of the Serve that they are of; empty: none runs now.
+        """
+        if not serve:
+            return  # what there was of the last one may answer still
+        if serve != self._serve:
+            try:
+                found = await asyncio.to_thread(find_serve)
+            except ray.exceptions.RayError as error:
+                logger.warning("Serve is just ending: %s", error)
+                return
+            if found is None or found.id != serve:
+                return  # it has changed again; the next table says to which
+            self._serve = serve
+        self._handles.connect(applications, serve)
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         """Run one request on a replica, see Backend.generate."""
@@ -143,9 +162,8 @@ class ReplicaBackend:
         except ray.exceptions.RayTaskError as error:
             done = True
             logger.exception("a replica of %s failed", application)
-            raise ApiError(
-                500, "The replica failed; see its log.", kind="server_error", code="internal_error"
-            ) from error
+            app, client = application.rpartition(":")[0], client_id(request["request_id"])
+            raise internal(f"The replica failed; {logs_of(app, request=client)} says why.") from error
         finally:
             if not done:
                 response.cancel()

@@ -11,7 +11,8 @@ from serve_apps.gateway.backend import Backend
 from serve_apps.gateway.metrics import GatewayMetrics
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.gateway.traffic import Traffic
-from serve_apps.openai.errors import bad_request, not_allowed, queue_full, unavailable, unknown_model
+from serve_apps.http.accounts import InFlight
+from serve_apps.openai.errors import bad_request, queue_full, unavailable, unknown_model
 
 
 class GatewayService:
@@ -34,6 +35,7 @@ class GatewayService:
         self.access = access or Access()
         self.options = options or GatewayOptions()
         self.metrics = GatewayMetrics()
+        self.load = InFlight()
         self.traffic = Traffic()
         self.refresh = refresh
         self._known = False
@@ -52,13 +54,35 @@ class GatewayService:
         self.metrics.replicas(table.replicas)
         self.traffic.take_over(table)
 
+    async def name(self, model: str | None, caller: Caller) -> str:
+        """The app that a request asks, which may leave its name out where its caller sees a single one.
+
+        Raises:
+            ApiError: 400, it has to say which.
+        """
+        if model is not None:
+            return model
+        table = self.table or await self.refresh()
+        seen = [name for name in table.names if caller.sees(name)]
+        if len(seen) == 1:
+            return seen[0]
+        raise bad_request(
+            f"'model' is required: {', '.join(seen) or 'none'} can be asked here.",
+            param="model",
+            code="missing_required_parameter",
+        )
+
     async def find(self, app: str, caller: Caller) -> AppVersion:
         """The version of an app that takes a caller's next request.
 
         Raises:
-            ApiError: 404 when there is no such app, 503 while it has never been ready, 403 when the caller
-                may not ask it.
+            ApiError: 404 when there is no such app, or none that the caller may know of; 503 while it has
+                never been ready.
         """
+        if not caller.sees(app):
+            # Whether it is there is nothing that the answer may tell, nor the time that it takes.
+            names = self.table.names if self.table else []
+            raise unknown_model(app, [name for name in names if caller.sees(name)], some_hidden=True)
         version = self.table.find(app) if self.table else None
         if version is None:
             table = await self.refresh()
@@ -67,8 +91,6 @@ class GatewayService:
                 raise unavailable(f"The model '{app}' is starting; try again in a moment.")
             if version is None:
                 raise unknown_model(app, [name for name in table.names if caller.sees(name)])
-        if not caller.sees(app):
-            raise not_allowed(app)
         return version
 
     @contextmanager

@@ -9,10 +9,12 @@ from typing import Any
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_failed
 from serve_apps.openai.errors import ApiError
-from serve_apps.replica.fit import check_fit
+from serve_apps.replica.fit import check_fit, cut
 
 LONG_CHARACTERS = 4096
 """What is shorter goes with each of its requests as it is, which costs less than asking first."""
+_OF_PROMPT = ("prompt", "messages", "template", "special_tokens")
+"""Fields of a request that say which tokens its prompt has."""
 
 
 async def tokenized_once(
@@ -45,7 +47,7 @@ async def tokenized_once(
 
 async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, Any]) -> list[int] | None:
     """The tokens of a request's prompt; None where its replica failed, which the answers may survive."""
-    asked = {name: request[name] for name in ("prompt", "messages", "template") if name in request}
+    asked = {name: request[name] for name in _OF_PROMPT if name in request}
     named = {"request_id": f"{request['request_id']}-tokens", "revision": version.revision, **asked}
     try:
         result = await backend.ask(version.application, "tokenize", named)
@@ -58,6 +60,7 @@ async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, A
         raise
     tokens: list[int] = result["tokens"]
     param = "messages" if "messages" in request else "prompt"
+    tokens = cut(tokens, request, version.context_length, request["max_tokens"])
     check_fit(len(tokens), version.context_length, request["max_tokens"], param)
     return tokens
 

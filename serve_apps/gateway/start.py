@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from cluster.errors import ShoalError
-from serve_apps.controller.serve_state import reason
 from serve_apps.spec import GATEWAY
 
-if TYPE_CHECKING:
-    from ray.serve.schema import ApplicationStatusOverview
 
-LOOK_EVERY_S = 0.2
+def start_gateway(info: Mapping[str, Any]) -> None:
+    """Give Serve the gateway; returns before it is ready. The apps' controller does so when it is not there.
 
+    Args:
+        info: the broker's facts about the cluster.
 
-def start_gateway(info: Mapping[str, Any], deadline: float) -> None:
-    """Deploy the gateway if it does not run."""
+    Raises:
+        *SERVE_GONE: see `serve_application`.
+    """
     from ray import serve
-    from ray.serve.schema import ApplicationStatus
 
-    overview = serve.status().applications.get(GATEWAY)
-    if overview is None or overview.status in (ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.DELETING):
-        from serve_apps.gateway.deployment import Gateway
+    from serve_apps.controller.serve_application import run
+    from serve_apps.controller.serve_state import MAKING_CONFIGS
+    from serve_apps.gateway.deployment import Gateway
 
+    with MAKING_CONFIGS:
         gateway = serve.deployment(
             Gateway,
             name=GATEWAY,
@@ -34,42 +32,10 @@ def start_gateway(info: Mapping[str, Any], deadline: float) -> None:
             ray_actor_options={"num_cpus": 0, "resources": {f"node:{info['head_ip']}": 0.001}},
             health_check_period_s=0.5,
         )
-        serve.run_many(
-            [
-                serve.RunTarget(
-                    target=gateway.bind(
-                        info["gateway_host"],
-                        info["gateway_port"],
-                        info.get("gateway_keys"),
-                        info.get("gateway_options", {}),
-                    ),
-                    name=GATEWAY,
-                    route_prefix=None,
-                )
-            ],
-            wait_for_applications_running=False,
+        target = gateway.bind(
+            info["gateway_host"],
+            info["gateway_port"],
+            info.get("gateway_keys"),
+            info.get("gateway_options", {}),
         )
-    _wait(GATEWAY, deadline, lambda overview: overview.status == ApplicationStatus.RUNNING)
-
-
-def _wait(name: str, deadline: float, ready: Callable[[ApplicationStatusOverview], bool]) -> None:
-    """Wait until an application is as it should be.
-
-    Raises:
-        ShoalError: it failed, or was not ready in time; with what Serve says about it.
-    """
-    from ray import serve
-    from ray.serve.schema import ApplicationStatus
-
-    pause = threading.Event()
-    while True:
-        overview = serve.status().applications.get(name)
-        if overview is not None:
-            if overview.status == ApplicationStatus.DEPLOY_FAILED:
-                raise ShoalError(f"{name} could not be started: {reason(overview)}")
-            if ready(overview):
-                return
-        if time.monotonic() >= deadline:
-            why = reason(overview) if overview is not None else "Serve does not know it"
-            raise ShoalError(f"{name} was not ready in time: {why}")
-        pause.wait(LOOK_EVERY_S)
+        run(target, GATEWAY)

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from contextlib import suppress
-from typing import Any
 
 import ray
 
+from cluster.named_actor import NamedActor, NoActorError
 from serve_apps.gateway.app_table import AppTable
 from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
@@ -40,7 +40,7 @@ class TableFollower:
         self._gateway_id = gateway_id
         self._service = service
         self._backend = backend
-        self._controller: Any = None
+        self._controller = NamedActor(CONTROLLER, NAMESPACE)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
         self._pause_s = POLL_S
@@ -57,20 +57,23 @@ class TableFollower:
                 return traffic.table
             self._looked_at = time.monotonic()
             try:
-                if self._controller is None:
-                    self._controller = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
-                async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                    answer = await self._controller.follow.remote(self._gateway_id, traffic.report())
-            except (ValueError, ray.exceptions.RayError, TimeoutError) as error:
+                answer = await self._controller.ask(
+                    "follow", self._gateway_id, traffic.report(), timeout_s=ANSWER_TIMEOUT_S
+                )
+            except (NoActorError, ray.exceptions.RayError, TimeoutError) as error:
                 # The last table stays right: the controller is the one that changes things.
-                self._controller, self._pause_s = None, POLL_S
+                self._pause_s = POLL_S
                 raise unavailable(f"The list of models cannot be read: {error}") from error
             traffic.told()
             self._pause_s = answer["poll_s"]
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])
-                self._backend.connect(table.applications)
+                await self._backend.connect(table.applications, answer["serve"])
                 self._service.table = table
+            elif self._service.table is not None:
+                await self._backend.connect(self._service.table.applications, answer["serve"])
+            if "engines" in answer:
+                self._service.metrics.engines.take_over(answer["engines"], time.monotonic())
             if self._service.table is None:
                 # A controller that comes back has not heard of everybody yet.
                 raise unavailable("The list of models is not known yet; try again in a moment.")

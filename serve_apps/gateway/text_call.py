@@ -1,12 +1,10 @@
-"""Requests of the gateway that are answered in one piece: embeddings, and text as the model's tokens."""
+"""Requests of the gateway that are answered in one piece; here those of text as the model's tokens."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import struct
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
@@ -22,117 +20,121 @@ from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import unless_gone
 from serve_apps.http.record import current_record
-from serve_apps.openai.answers import DetokenizeAnswer, EmbeddingAnswer, TokenizeAnswer
+from serve_apps.openai.answers import (
+    DetokenizeAnswer,
+    TokenizeAnswer,
+)
 from serve_apps.openai.errors import (
     ApiError,
-    bad_request,
     body_too_large,
     engines_broke,
     replica_lost,
-    too_long,
 )
-from serve_apps.openai.parse import parse_fields
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TextRequest, TokenizeRequest
+from serve_apps.openai.parse import check_tokenize, parse_fields
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    TextRequest,
+    TokenizeRequest,
+)
 
 Result = Mapping[str, Any]
+Kind = TypeVar("Kind", bound=TextRequest)
+Parsed = TypeVar("Parsed", bound=tuple[Any, ...])
 
 
 class TextCall:
-    """One POST whose whole answer one replica, or several, give at once."""
+    """One request whose whole answer one replica, or several, give at once."""
 
     def __init__(self, service: GatewayService, http: HttpRequest) -> None:
         self._service = service
         self._http = http
         self._record = current_record()
-
-    async def embeddings(self) -> Response:
-        """Answer /v1/embeddings."""
-        request, version = await self._read(EmbeddingRequest)
-
-        for prompt in request.input:
-            if not isinstance(prompt, str) and len(prompt) > version.context_length:
-                raise too_long(len(prompt), version.context_length, None, "input")
-
-        def asks() -> list[dict[str, Any]]:
-            return [{"prompt": prompt} for prompt in request.input]
-
-        try:
-            results = await self._ask(version, "embed", len(request.input), asks)
-        except ApiError as error:
-            # What the replica knows as the prompt.
-            error.param = "input" if error.param == "prompt" else error.param
-            raise
-        tokens = sum(result["start"]["prompt_tokens"] for result in results)
-        answer: EmbeddingAnswer = {
-            "object": "list",
-            "data": [
-                {
-                    "object": "embedding",
-                    "index": index,
-                    "embedding": _encoded(result["embedding"], request.encoding_format),
-                }
-                for index, result in enumerate(results)
-            ],
-            "model": request.model,
-            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        }
-        return JSONResponse(answer, headers=_headers(results))
+        self._body = b""
 
     async def tokenize(self) -> Response:
         """Answer /tokenize, as vLLM does."""
-        request, version = await self._read(TokenizeRequest)
-        if request.messages is None and request.prompt is None:
-            raise bad_request("'prompt' or 'messages' is required.", code="missing_required_parameter")
+        request, version = await self.read(TokenizeRequest)
+        check_tokenize(request)
 
         def asks() -> list[dict[str, Any]]:
+            how: dict[str, Any] = {"names": True} if request.return_token_strs else {}
+            if request.add_special_tokens is not None:
+                how["special_tokens"] = request.add_special_tokens
             if request.messages is None:
-                return [{"prompt": request.prompt}]
+                return [{"prompt": request.prompt, **how}]
             messages = [message.for_template() for message in request.messages]
-            return [{"messages": messages, "template": {"tools": request.tools} if request.tools else {}}]
+            return [{"messages": messages, "template": request.template(), **how}]
 
-        (result,) = results = await self._ask(version, "tokenize", 1, asks)
+        (result,) = results = await self.ask(version, "tokenize", 1, asks)
         tokens = result["tokens"]
         self._record.tokenized = len(tokens)
         answer: TokenizeAnswer = {
             "tokens": tokens,
             "count": len(tokens),
             "max_model_len": version.context_length,
+            "token_strs": result.get("token_strs"),
         }
-        return JSONResponse(answer, headers=_headers(results))
+        return JSONResponse(answer, headers=headers_of(results))
 
     async def detokenize(self) -> Response:
         """Answer /detokenize, as vLLM does."""
-        request, version = await self._read(DetokenizeRequest)
-        (result,) = results = await self._ask(
+        request, version = await self.read(DetokenizeRequest)
+        (result,) = results = await self.ask(
             version, "detokenize", 1, lambda: [{"tokens": list(request.tokens)}]
         )
         self._record.tokenized = len(request.tokens)
         answer: DetokenizeAnswer = {"prompt": result["prompt"]}
-        return JSONResponse(answer, headers=_headers(results))
+        return JSONResponse(answer, headers=headers_of(results))
 
-    async def _read(self, kind: type[TextRequest]) -> tuple[Any, AppVersion]:
+    async def tokenizer_info(self, model: str | None) -> Response:
+        """Answer /tokenizer_info, as vLLM does."""
+        version = await self._enter(lambda: _nothing(model))
+        (result,) = results = await self.ask(version, "tokenizer_info", 1, lambda: [{}])
+        return JSONResponse(result["info"], headers=headers_of(results))
+
+    async def read(self, kind: type[Kind]) -> tuple[Kind, AppVersion]:
+        """The request in the body, and the app that it asks."""
+
+        def read(document: Any, *, ignore_unknown: bool) -> tuple[Kind]:
+            return (parse_fields(kind, document, ignore_unknown=ignore_unknown),)
+
+        (request,), version = await self.read_by(read)
+        return request, version
+
+    async def read_by(self, read: Callable[..., Parsed]) -> tuple[Parsed, AppVersion]:
+        """What `read` makes of the body, a request first, and the app that this asks."""
+        parsed: list[Parsed] = []
+
+        async def model() -> str | None:
+            table, ignore = self._service.table, self._service.options.ignore_unknown
+            limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
+            self._body = body = await read_body(self._http, limit)
+            parsed.append(
+                await in_thread_if_large(body, lambda: read(read_json(body), ignore_unknown=ignore))
+            )
+            named: str | None = parsed[0][0].model
+            return named
+
+        version = await self._enter(model)
+        return parsed[0], version
+
+    async def _enter(self, model: Callable[[], Awaitable[str | None]]) -> AppVersion:
+        """Let the caller in, and find the app whose name `model` reads."""
         access, record = self._service.access, self._record
         self._caller = access.caller(credential(self._http.headers))
         record.tenant, record.stream = self._caller.tenant, False
         self._deadline = Deadline(record.began, self._http.headers.get(HEADER))
-        table = self._service.table
         async with self._deadline.enforced():
-            limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
-            body = await read_body(self._http, limit)
-            ignore = self._service.options.ignore_unknown
-            request = await in_thread_if_large(
-                body, lambda: parse_fields(kind, read_json(body), ignore_unknown=ignore)
-            )
-            version = await self._service.find(request.model, self._caller)
-            record.app = request.model
+            name = await self._service.name(await model(), self._caller)
+            version = await self._service.find(name, self._caller)
+            record.app = name
             limits = version.spec.config.limits
             self._deadline.tighten(limits.request_timeout_s)
-            if len(body) > limits.body_bytes:
+            if len(self._body) > limits.body_bytes:
                 raise body_too_large(limits.body_bytes)
-        self._body = body
-        return request, version
+        return version
 
-    async def _ask(
+    async def ask(
         self, version: AppVersion, method: str, number: int, asks: Callable[[], list[dict[str, Any]]]
     ) -> list[Result]:
         """What the replicas of one version answer, in the order of the requests.
@@ -211,7 +213,7 @@ class TextCall:
             if broken is not None:
                 traffic.broke(version, broken, suspect)
                 if suspect.guilty:
-                    raise engines_broke()
+                    raise engines_broke(version.spec.name, self._record.request_id)
             elif runs:
                 traffic.refused(version, failed=error.status >= 500)
             if not (error.retry_elsewhere and retries_left):
@@ -219,13 +221,11 @@ class TextCall:
         raise AssertionError("the last try returns or raises")
 
 
-def _encoded(values: Sequence[float], encoding: str | None) -> Any:
-    if encoding != "base64":
-        return values
-    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+async def _nothing(model: str | None) -> str | None:
+    return model
 
 
-def _headers(results: Sequence[Result]) -> dict[str, str]:
+def headers_of(results: Sequence[Result]) -> dict[str, str]:
     return {
         "x-shoal-replica": ",".join(_replicas(results)),
         "x-shoal-model-version": results[0]["start"]["model_version"],

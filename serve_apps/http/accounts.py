@@ -10,16 +10,31 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.wording import logs_of
 from serve_apps.http.log import requests_logger
-from serve_apps.http.record import CLIENT_CLOSED, Answering, RequestRecord, request_id
+from serve_apps.http.record import CLIENT_CLOSED, Answering, RequestRecord, current_record, request_id
 from serve_apps.http.refusal import REFUSAL
-from serve_apps.openai.errors import ApiError
+from serve_apps.openai.errors import ApiError, internal
+from serve_apps.spec import GATEWAY
 
 logger = logging.getLogger(__name__)
 
 _DOCUMENT = "/openapi.json"
-_PROBES = frozenset({"/health", "/ready", "/metrics"})
+_PROBES = frozenset({"/health", "/ready", "/metrics", "/ping", "/version", "/load"})
 """What other programs ask every few seconds; their successes are logged for debugging only."""
+
+
+def gateway_failed() -> ApiError:
+    """What a client is told of a mistake of the gateway's own; the traceback is logged."""
+    request_id = current_record().request_id
+    return internal(f"The gateway failed; {logs_of(GATEWAY, request=request_id)} says why.")
+
+
+class InFlight:
+    """How many POSTs, which ask a model, have come and have not ended."""
+
+    def __init__(self) -> None:
+        self.number = 0
 
 
 class RequestAccounts:
@@ -29,11 +44,15 @@ class RequestAccounts:
 
     Args:
         count: is told of each request that has ended, and of the seconds it took.
+        in_flight: where those that run are counted.
     """
 
-    def __init__(self, app: ASGIApp, count: Callable[[RequestRecord, float], None]) -> None:
+    def __init__(
+        self, app: ASGIApp, count: Callable[[RequestRecord, float], None], in_flight: InFlight
+    ) -> None:
         self._app = app
         self._count = count
+        self._in_flight = in_flight
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,6 +68,8 @@ class RequestAccounts:
             await send(message)
             record.answered = message["type"] == "http.response.body" and not message.get("more_body")
 
+        asks = record.method == "POST"
+        self._in_flight.number += asks
         with Answering(record):
             try:
                 await self._answer(record, scope, receive, send_with_id)
@@ -56,6 +77,7 @@ class RequestAccounts:
                 record.status = CLIENT_CLOSED
                 raise
             finally:
+                self._in_flight.number -= asks
                 self._end(record, scope)
 
     async def _answer(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:

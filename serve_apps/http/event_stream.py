@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
@@ -13,14 +14,18 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serve_apps.http.accounts import gateway_failed
 from serve_apps.http.record import CLIENT_CLOSED, current_record
-from serve_apps.openai.errors import ApiError, internal
+from serve_apps.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)
 
 MOST_UNSENT_BYTES = 4 * 1024 * 1024
 """What is kept of one stream for a client that reads more slowly than the model writes."""
 PIECE_BYTES = 64 * 1024
+
+SILENCE = b": waiting\n\n"
+"""A comment, which readers of events pass over: the connection is in use."""
 
 Result = TypeVar("Result")
 
@@ -34,6 +39,11 @@ class Unsent:
         self._bytes = 0
         self._ended = False
         self._changed = asyncio.Event()
+        self._put_at = time.monotonic()
+
+    def silent_s(self) -> float:
+        """For how long nothing has come; 0 while something waits, or after the end."""
+        return 0.0 if self._events or self._ended else time.monotonic() - self._put_at
 
     def put(self, event: bytes) -> None:
         """Add one event, or nothing: what a model gained need not be anything to show.
@@ -52,6 +62,7 @@ class Unsent:
             )
         self._events.append(event)
         self._bytes += len(event)
+        self._put_at = time.monotonic()
         self._changed.set()
 
     def end(self, last: bytes = b"") -> None:
@@ -84,16 +95,27 @@ class EventStream(Response):
 
     What the request held is freed when its last event is made, or the client has gone; a client that reads
     slowly holds nobody up.
+
+    Args:
+        keepalive_s: seconds of silence after which a comment is sent; 0: none is.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncIterator[bytes], headers: dict[str, str], held: AsyncExitStack) -> None:
+    def __init__(
+        self,
+        parts: AsyncIterator[bytes],
+        headers: dict[str, str],
+        held: AsyncExitStack,
+        keepalive_s: float = 0.0,
+    ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._parts = parts
         self._held = held
         self._unsent = Unsent()
+        self._keepalive_s = keepalive_s
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = current_record()
@@ -108,6 +130,8 @@ class EventStream(Response):
     async def _run(self, send: Send) -> ApiError | None:
         """Make and send the events; the error with which they end, if they do."""
         making = asyncio.create_task(self._make())
+        if self._keepalive_s:
+            self._break_silence()
         try:
             while (piece := await self._unsent.get()) is not None:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
@@ -116,13 +140,23 @@ class EventStream(Response):
         except OSError as error:
             raise ClientDisconnect from error
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             if not making.done():
                 making.cancel()
                 await asyncio.gather(making, return_exceptions=True)
 
+    def _break_silence(self) -> None:
+        """Put a comment where nothing else has come for a while, and look again in time."""
+        left = self._keepalive_s - self._unsent.silent_s()
+        if left <= 0:
+            self._unsent.put(SILENCE)
+            left = self._keepalive_s
+        self._timer = asyncio.get_running_loop().call_later(left, self._break_silence)
+
     async def _make(self) -> ApiError | None:
         # The client must learn that its answer is not whole, whatever ends this.
-        failed: ApiError | None = internal("The gateway failed; see its log.")
+        failed: ApiError | None = gateway_failed()
         try:
             try:
                 async for part in self._parts:
@@ -144,22 +178,43 @@ async def unless_gone(receive: Receive, work: Awaitable[Result]) -> Result:
     Raises:
         ClientDisconnect: the client went away.
     """
+    task = asyncio.ensure_future(work)
+    try:
+        await wait_unless_gone(receive, task)
+        return task.result()
+    finally:
+        await ended(task)
+
+
+async def ended(task: asyncio.Future[Any]) -> None:
+    """End a task, if it has not ended."""
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    elif not task.cancelled():
+        task.exception()  # nobody need have looked at it
+
+
+async def wait_unless_gone(
+    receive: Receive, task: asyncio.Future[Any], timeout_s: float | None = None
+) -> None:
+    """Return when the task has ended, or the time is over; the task goes on.
+
+    Raises:
+        ClientDisconnect: the client went away first.
+    """
 
     async def disconnected() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
-    task = asyncio.ensure_future(work)
     gone = asyncio.create_task(disconnected())
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnect
+        await asyncio.wait((task, gone), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if gone.done() and not task.done():
+            raise ClientDisconnect
     finally:
-        task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await ended(gone)
 
 
 def sse_event(document: Mapping[str, Any]) -> bytes:

@@ -13,6 +13,8 @@ from datetime import UTC, datetime
 CLIENT_CLOSED = 499
 """The status under which a request counts whose client went away; nobody receives it."""
 
+_ENGINE_ID = re.compile(r"(.+)-[0-9a-f]{8}-\d+(?:-tokens)?(?:-[0-9a-f]{32})?")
+"""See `RequestRecord.engine_id`, `replica_requests`, and `ReplicaBackend.generate`."""
 _GIVEN_ID = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,126}[\x21-\x7e])?")
 
 
@@ -90,6 +92,12 @@ def shown(moment: datetime) -> str:
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("shoal_request", default=None)
+
+
+def client_id(engine_id: str) -> str:
+    """The id by which a client knows a request, from an engine's, the rest of which is the answer's key."""
+    found = _ENGINE_ID.fullmatch(engine_id)
+    return engine_id if found is None else found[1]
 
 
 def request_id(given: str) -> str:

@@ -49,6 +49,8 @@ class HttpServer:
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Who asks is the other end of the connection, whatever a client writes into its headers.
+                proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=int(GRACE_S),
             )

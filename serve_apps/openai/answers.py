@@ -24,6 +24,11 @@ class ErrorAnswer(TypedDict):
     error: ErrorDetail
 
 
+class PromptTokensDetails(TypedDict):
+    cached_tokens: int
+    """Of the prompts' tokens, those that the engine had in its cache."""
+
+
 class CompletionTokens(TypedDict):
     reasoning_tokens: int
 
@@ -32,14 +37,29 @@ class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+    prompt_tokens_details: NotRequired[PromptTokensDetails]
     completion_tokens_details: NotRequired[CompletionTokens]
 
 
 class CompletionLogprobs(TypedDict):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    """Null: of a prompt's first token, before which there is nothing."""
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(TypedDict):
+    """What the model says of a token at a place of the prompt."""
+
+    logprob: float
+    rank: int
+    """Its place among all tokens, 1 for the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""Of each token of a prompt, by token ids: itself and its alternatives; null of the first."""
 
 
 class CompletionChoice(TypedDict):
@@ -47,6 +67,9 @@ class CompletionChoice(TypedDict):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: str | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
+    token_ids: NotRequired[list[int]]
 
 
 class CompletionAnswer(TypedDict):
@@ -111,6 +134,7 @@ class ChatChoice(TypedDict):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatAnswer(TypedDict):
@@ -122,6 +146,8 @@ class ChatAnswer(TypedDict):
     model: str
     choices: list[ChatChoice]
     usage: Usage | None
+    prompt_logprobs: NotRequired[PromptLogprobs]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class CallDelta(TypedDict):
@@ -146,6 +172,7 @@ class ChatChunkChoice(TypedDict):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
     finish_reason: str | None
+    token_ids: NotRequired[list[int]]
 
 
 class ChatChunk(TypedDict):
@@ -157,6 +184,7 @@ class ChatChunk(TypedDict):
     model: str
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Embedding(TypedDict):
@@ -180,12 +208,77 @@ class EmbeddingAnswer(TypedDict):
     usage: EmbeddingUsage
 
 
+class PoolingData(TypedDict):
+    object: Literal["pooling"]
+    index: int
+    data: list[float] | str
+    """As an embedding's."""
+
+
+class PoolingAnswer(TypedDict):
+    """The answer of POST /pooling."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[PoolingData]
+    usage: EmbeddingUsage
+
+
+class Score(TypedDict):
+    object: Literal["score"]
+    index: int
+    score: float
+    """The cosine of the angle between the embeddings of the two texts."""
+
+
+class ScoreAnswer(TypedDict):
+    """The answer of POST /score."""
+
+    id: str
+    object: Literal["list"]
+    created: int
+    model: str
+    data: list[Score]
+    usage: EmbeddingUsage
+
+
+class RerankedDocument(TypedDict):
+    text: str
+
+
+class RerankResult(TypedDict):
+    index: int
+    document: NotRequired[RerankedDocument]
+    relevance_score: float
+
+
+class RerankAnswer(TypedDict):
+    """The answer of POST /rerank, best first."""
+
+    id: str
+    model: str
+    usage: EmbeddingUsage
+    results: list[RerankResult]
+
+
 class TokenizeAnswer(TypedDict):
     """The answer of POST /tokenize."""
 
     tokens: list[int]
     count: int
     max_model_len: int
+    token_strs: list[str] | None
+
+
+class TokenizerInfo(TypedDict):
+    """The answer of GET /tokenizer_info: what the tokenizer's config has, and at least these."""
+
+    tokenizer_class: str
+    eos_token: str | None
+    bos_token: str | None
+    chat_template: NotRequired[str]
 
 
 class DetokenizeAnswer(TypedDict):
@@ -218,7 +311,16 @@ class ReadyAnswer(TypedDict):
     """Every app could answer now."""
 
     status: Literal["ready"]
-    apps: list[str]
+    apps: NotRequired[list[str]]
+    """Those that the caller may ask; not to a caller without a key, where the gateway has keys."""
+
+
+class VersionAnswer(TypedDict):
+    version: str
+
+
+class LoadAnswer(TypedDict):
+    server_load: int
 
 
 class AppAnswer(TypedDict):

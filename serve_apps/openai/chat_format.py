@@ -17,7 +17,15 @@ from serve_apps.openai.answers import (
     TopLogprob,
     Usage,
 )
-from serve_apps.openai.format import ChoiceEvent, CompletionFormat, Gathered, Heading, Logprob, number
+from serve_apps.openai.format import (
+    ChoiceEvent,
+    CompletionFormat,
+    Gathered,
+    Heading,
+    Logprob,
+    number,
+    prompt_logprobs,
+)
 from serve_apps.parsing.answer_parser import CallPiece
 
 
@@ -32,7 +40,7 @@ class ChatFormat:
     def answer(self, gathered: Gathered, used: Usage) -> ChatAnswer:
         """The whole answer."""
         heading = self._heading
-        return {
+        answer: ChatAnswer = {
             "id": self._id,
             "object": "chat.completion",
             "created": heading.created,
@@ -40,6 +48,12 @@ class ChatFormat:
             "choices": [self._choice(index, gathered) for index in range(heading.num_choices)],
             "usage": used,
         }
+        # All choices answer the same messages.
+        if heading.with_prompt_logprobs:
+            answer["prompt_logprobs"] = prompt_logprobs(gathered.prompt[0])
+        if heading.with_token_ids:
+            answer["prompt_token_ids"] = list(gathered.prompt[0]["token_ids"])
+        return answer
 
     def chunks(self, event: ChoiceEvent) -> list[ChatChunk]:
         """The parts of a stream that tell of one event; the first of a choice says whose turn it is."""
@@ -57,7 +71,14 @@ class ChatFormat:
             choices.append(_delta(index, {"tool_calls": _call_pieces(item["calls"])}))
         if item.get("finish_reason") is not None:
             choices.append(_delta(index, {}, finish_reason=item["finish_reason"]))
-        return [self._chunk([choice]) for choice in choices]
+        if self._heading.with_token_ids and item["token_ids"]:
+            if not choices:
+                choices.append(_delta(index, {}))
+            choices[0]["token_ids"] = list(item["token_ids"])
+        chunks = [self._chunk([choice]) for choice in choices]
+        if self._heading.with_token_ids and "prompt" in item:
+            chunks[0]["prompt_token_ids"] = list(item["prompt"]["token_ids"])
+        return chunks
 
     def last_chunk(self, used: Usage) -> ChatChunk:
         """The part of a stream that says what it took."""
@@ -77,12 +98,15 @@ class ChatFormat:
         return chunk
 
     def _choice(self, index: int, gathered: Gathered) -> ChatChoice:
-        return {
+        choice: ChatChoice = {
             "index": index,
             "message": self._message(index, gathered),
             "logprobs": self._logprobs(gathered.logprobs[index]),
             "finish_reason": gathered.finish_reason[index],
         }
+        if self._heading.with_token_ids:
+            choice["token_ids"] = gathered.token_ids[index]
+        return choice
 
     def _message(self, index: int, gathered: Gathered) -> ChatMessage:
         calls = whole_calls(gathered.calls[index])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.wording import logs_of
 from serve_apps.openai.answers import ErrorAnswer
 
 
@@ -83,16 +84,16 @@ def too_many_tokens(asked: int, model: str, limit: int, param: str) -> ApiError:
     )
 
 
-def unknown_model(model: str, known: list[str]) -> ApiError:
-    served = f"This gateway serves: {', '.join(known)}." if known else "No model is served now."
+def unknown_model(model: str, known: list[str], *, some_hidden: bool = False) -> ApiError:
+    """There is no such model, or (`some_hidden`) maybe one that the caller's key does not open."""
+    missing = "does not exist, or this API key does not open it" if some_hidden else "does not exist"
+    none = "This key opens no model that is served now" if some_hidden else "No model is served now"
+    served = f"{'This key opens' if some_hidden else 'This gateway serves'}: {', '.join(known)}."
     return ApiError(
-        404, f"The model '{shortened(model)}' does not exist. {served}", param="model", code="model_not_found"
-    )
-
-
-def not_allowed(app: str) -> ApiError:
-    return ApiError(
-        403, f"This API key does not open the model '{app}'.", param="model", code="model_not_allowed"
+        404,
+        f"The model '{shortened(model)}' {missing}. {served if known else none + '.'}",
+        param="model",
+        code="model_not_found",
     )
 
 
@@ -143,11 +144,11 @@ def gateway_unreachable(node: str, endpoint: str) -> ApiError:
     )
 
 
-def engines_broke() -> ApiError:
+def engines_broke(app: str, request_id: str) -> ApiError:
     """More than one engine broke under the request: sent again, it would break the next one."""
     return bad_request(
         "Two engines broke while they answered this request, so it is not sent to another one. Do not send it"
-        " again as it is; the logs of the replicas say what broke.",
+        f" again as it is; {logs_of(app, request=request_id)} says what broke.",
         code="engines_broke",
     )
 

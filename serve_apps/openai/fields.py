@@ -17,6 +17,12 @@ MAX_STOPS = 16
 """Most stop strings of one request (OpenAI allows 4, vLLM any number)."""
 MAX_BIASES = 1024
 """Most token ids of one request's `logit_bias`."""
+MAX_ALLOWED = 4096
+"""Most token ids of one request's `allowed_token_ids`."""
+MAX_BAD_WORDS, MAX_BAD_WORD = 128, 256
+"""Most bad words of one request (vLLM takes as many), and most characters of each."""
+MAX_CHOICES = 4096
+"""Most texts of one `choice`."""
 MAX_LOGPROBS = 20
 """Most alternatives that are reported with a token, as in OpenAI's chat API."""
 
@@ -42,7 +48,8 @@ class StrictModel(BaseModel):
     def _stop_at_the_first_unknown_field(cls, document: Any) -> Any:
         if cls.model_config["extra"] == "allow":
             return document
-        if isinstance(document, dict) and not document.keys() <= (known := cls.model_fields).keys():
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        if isinstance(document, dict) and not document.keys() <= known:
             unknown = next(name for name in document if name not in known)
             raise PydanticCustomError(UNKNOWN_FIELD, "unknown field {name}", {"name": unknown})
         return document
@@ -70,6 +77,20 @@ def _prompt(value: Any) -> list[str | TokenIds]:
     raise ValueError("must be a string, a list of strings, a list of token ids, or a list of such lists")
 
 
+def _texts(value: Any) -> list[str] | None:
+    """One text, or several, as the list of them."""
+    if value is None:
+        return None
+    texts = [value] if isinstance(value, str) else value
+    if (
+        isinstance(texts, list)
+        and 0 < len(texts) < MAX_PROMPTS
+        and all(isinstance(one, str) for one in texts)
+    ):
+        return texts
+    raise ValueError(f"must be a string or a list of 1 to {MAX_PROMPTS - 1} strings")
+
+
 def _stop(value: Any) -> tuple[str, ...]:
     stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
     if value is None:
@@ -77,6 +98,32 @@ def _stop(value: Any) -> tuple[str, ...]:
     if stops is None or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings, none of them empty")
     return stops
+
+
+def _bad_words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if (
+        isinstance(value, list)
+        and len(value) <= MAX_BAD_WORDS
+        and all(isinstance(word, str) and len(word) <= MAX_BAD_WORD and word.strip() for word in value)
+    ):
+        return tuple(dict.fromkeys(value))
+    raise ValueError(
+        f"must be a list of at most {MAX_BAD_WORDS} words, each of 1 to {MAX_BAD_WORD} characters"
+    )
+
+
+def _choice(value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if (
+        isinstance(value, list)
+        and 0 < len(value) <= MAX_CHOICES
+        and all(isinstance(text, str) for text in value)
+    ):
+        return tuple(value)
+    raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
 
 
 def _content(value: Any) -> str:
@@ -183,12 +230,45 @@ Prompt = Annotated[
     PlainValidator(_prompt),
     WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _IDS, {**_STRINGS, "items": _IDS}]}),
 ]
+Texts = Annotated[
+    list[str] | None,
+    PlainValidator(_texts),
+    WithJsonSchema(
+        {"anyOf": [{"type": "null"}, {"type": "string"}, {**_STRINGS, "maxItems": MAX_PROMPTS - 1}]}
+    ),
+]
+Documents = Annotated[
+    list[str],
+    PlainValidator(_texts),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {**_STRINGS, "maxItems": MAX_PROMPTS - 1}]}),
+]
 Stop = Annotated[
     tuple[str, ...],
     PlainValidator(_stop),
     WithJsonSchema(
         {"anyOf": [{"type": "null"}, _STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
     ),
+]
+BadWords = Annotated[
+    tuple[str, ...],
+    PlainValidator(_bad_words),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "null"},
+                {
+                    "type": "array",
+                    "maxItems": MAX_BAD_WORDS,
+                    "items": {"type": "string", "maxLength": MAX_BAD_WORD, "pattern": "[^ ]"},
+                },
+            ]
+        }
+    ),
+]
+Choice = Annotated[
+    tuple[str, ...] | None,
+    PlainValidator(_choice),
+    WithJsonSchema({"anyOf": [{"type": "null"}, {**_STRINGS, "maxItems": MAX_CHOICES}]}),
 ]
 Content = Annotated[
     str,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from serve_apps.openai.answers import (
     CompletionAnswer,
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     Usage,
 )
 from serve_apps.parsing.answer_parser import CallPiece
@@ -18,6 +21,9 @@ from serve_apps.tokens.inbox import Item
 
 Logprob = tuple[str, bytes, float, Sequence[tuple[str, bytes, int, float]]]
 """(token, its bytes, natural-log probability, alternatives as (token, its bytes, id, log-probability))"""
+Prompt = dict[str, Any]
+"""What the first item tells of a prompt, as far as it was asked for: `text`, `token_ids`, and `logprobs`, as
+those of answers, each with its token's id and rank behind; the first token has None as its probability."""
 REPLACEMENT = "\ufffd"
 LEAST_LOGPROB = -9999.0
 """In place of what JSON has no number for, as OpenAI and vLLM do."""
@@ -42,13 +48,18 @@ class Gathered:
         self.calls: list[list[CallPiece]] = [[] for _ in range(num_choices)]
         self.logprobs: list[list[Logprob]] = [[] for _ in range(num_choices)]
         self.tokens = [0] * num_choices
+        self.token_ids: list[list[int]] = [[] for _ in range(num_choices)]
+        self.prompt: list[Prompt] = [{} for _ in range(num_choices)]
         self.finish_reason: list[str | None] = [None] * num_choices
 
     def add(self, event: ChoiceEvent) -> None:
         index, item = event.index, event.item
         if event.restarted:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
+            self.token_ids[index], self.prompt[index] = [], {}
             self.reasoning[index], self.reasoning_tokens[index], self.calls[index] = "", 0, []
+        self.prompt[index] = item.get("prompt", self.prompt[index])
+        self.token_ids[index].extend(item["token_ids"])
         self.text[index] += item["text"]
         self.reasoning[index] += item.get("reasoning", "")
         self.calls[index].extend(item.get("calls", ()))
@@ -62,14 +73,20 @@ class Gathered:
         self.reasoning_tokens[event.index] += event.item.get("reasoning_tokens", 0)
 
 
-def usage(prompt_tokens: Iterable[int], gathered: Gathered) -> Usage:
-    """What an answer took."""
+def usage(prompt_tokens: Iterable[int], gathered: Gathered, cached_tokens: int | None = None) -> Usage:
+    """What an answer took.
+
+    Args:
+        cached_tokens: of the prompts', those that were in the cache; None: that is not known.
+    """
     prompt, completion = sum(prompt_tokens), sum(gathered.tokens)
     used: Usage = {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
     }
+    if cached_tokens is not None:
+        used["prompt_tokens_details"] = {"cached_tokens": cached_tokens}
     if any(gathered.reasoning_tokens):
         used["completion_tokens_details"] = {"reasoning_tokens": sum(gathered.reasoning_tokens)}
     return used
@@ -88,6 +105,14 @@ class Heading:
     with_logprobs: bool
     with_usage: bool
     """Whether a stream ends with the tokens that it took."""
+    echo: bool = False
+    """Whether answers begin with their prompts."""
+    prompts: Sequence[str | None] = ()
+    """Of each choice the prompt's text to echo, where the client sent it; else a replica says it."""
+    with_prompt_logprobs: bool = False
+    with_token_ids: bool = False
+    with_special_tokens: bool = False
+    """Whether special tokens are part of the text."""
 
 
 class CompletionFormat:
@@ -102,7 +127,14 @@ class CompletionFormat:
 
     def answer(self, gathered: Gathered, used: Usage) -> CompletionAnswer:
         """The whole answer."""
-        parts = zip(gathered.text, gathered.logprobs, gathered.finish_reason, strict=True)
+        parts = zip(
+            gathered.text,
+            gathered.logprobs,
+            gathered.finish_reason,
+            gathered.prompt,
+            gathered.token_ids,
+            strict=True,
+        )
         choices = [self._choice(index, *part) for index, part in enumerate(parts)]
         heading = self._heading
         return {
@@ -117,7 +149,14 @@ class CompletionFormat:
     def chunks(self, event: ChoiceEvent) -> list[CompletionChunk]:
         """The parts of a stream that tell of one event."""
         item = event.item
-        choice = self._choice(event.index, item["text"], item.get("logprobs", ()), item.get("finish_reason"))
+        choice = self._choice(
+            event.index,
+            item["text"],
+            item.get("logprobs", ()),
+            item.get("finish_reason"),
+            item.get("prompt", {}),
+            item["token_ids"],
+        )
         return [self._chunk([choice])]
 
     def last_chunk(self, used: Usage) -> CompletionChunk:
@@ -138,26 +177,83 @@ class CompletionFormat:
         return chunk
 
     def _choice(
-        self, index: int, text: str, logprobs: Sequence[Logprob], finish_reason: str | None
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[Logprob],
+        finish_reason: str | None,
+        prompt: Prompt,
+        token_ids: Sequence[int],
     ) -> CompletionChoice:
-        return {
+        """A choice, or what it gained; what `prompt` tells is there with the first of it."""
+        heading = self._heading
+        offsets: list[int] = []
+        scores: Sequence[Any] = prompt.get("logprobs", ()) if heading.echo else ()
+        if heading.echo and prompt:
+            own = heading.prompts[index]
+            echoed = prompt["text"] if own is None else own
+            text = echoed + text
+            if heading.with_logprobs:
+                offsets = self._prompt_offsets(index, scores, echoed)
+        choice: CompletionChoice = {
             "index": index,
             "text": text,
-            "logprobs": self._logprobs(index, logprobs) if self._heading.with_logprobs else None,
+            "logprobs": self._logprobs(index, scores, logprobs, offsets) if heading.with_logprobs else None,
             "finish_reason": finish_reason,
         }
+        if heading.with_prompt_logprobs:
+            choice["prompt_logprobs"] = prompt_logprobs(prompt)
+        if heading.with_token_ids:
+            choice["token_ids"] = list(token_ids)
+            if prompt:
+                choice["prompt_token_ids"] = list(prompt["token_ids"])
+        return choice
 
-    def _logprobs(self, index: int, logprobs: Sequence[Logprob]) -> CompletionLogprobs:
-        offsets = []
-        for _, piece, _, _ in logprobs:
+    def _prompt_offsets(self, index: int, scores: Sequence[Any], echoed: str) -> list[int]:
+        """Where each token of a prompt begins in its text; special tokens may be in it, or not."""
+        offsets, at = [], 0
+        for token, piece, *_ in scores:
+            offsets.append(at)
+            if piece:
+                at += len(self._decoders[index].decode(piece))
+            elif echoed.startswith(token, at):
+                at += len(token)
+        self._decoders[index].reset()
+        self._offset[index] = len(echoed)
+        return offsets
+
+    def _logprobs(
+        self, index: int, scores: Sequence[Any], logprobs: Sequence[Logprob], offsets: list[int]
+    ) -> CompletionLogprobs:
+        for token, piece, _, _ in logprobs:
             offsets.append(self._offset[index])
-            self._offset[index] += len(self._decoders[index].decode(piece))
+            special = not piece and self._heading.with_special_tokens
+            self._offset[index] += len(token if special else self._decoders[index].decode(piece))
+        entries: list[Any] = [*(score[:4] for score in scores), *logprobs]
         return {
-            "tokens": [_name(token, piece) for token, piece, _, _ in logprobs],
-            "token_logprobs": [number(value) for _, _, value, _ in logprobs],
-            "top_logprobs": [_by_name(entry) for entry in logprobs],
+            "tokens": [_name(token, piece) for token, piece, _, _ in entries],
+            "token_logprobs": [None if value is None else number(value) for _, _, value, _ in entries],
+            "top_logprobs": [None if entry[2] is None else _by_name(entry) for entry in entries],
             "text_offset": offsets,
         }
+
+
+def prompt_logprobs(prompt: Prompt) -> PromptLogprobs:
+    """What a model says of a prompt's tokens, by their ids, as vLLM writes it; a token itself comes first."""
+    answer: PromptLogprobs = []
+    for token, piece, value, top, token_id, rank in prompt["logprobs"]:
+        if value is None:
+            answer.append(None)
+            continue
+        found: dict[str, PromptLogprob] = {str(token_id): _prompt_logprob(value, rank, token, piece)}
+        for place, (other, its_piece, its_id, logprob) in enumerate(top, 1):
+            found.setdefault(str(its_id), _prompt_logprob(logprob, place, other, its_piece))
+        answer.append(found)
+    return answer
+
+
+def _prompt_logprob(value: float, rank: int, token: str, piece: bytes) -> PromptLogprob:
+    return {"logprob": number(value), "rank": rank, "decoded_token": _name(token, piece)}
 
 
 def number(logprob: float) -> float:

@@ -12,6 +12,7 @@ from serve_apps.openai.chat_schema import OWN_ARGUMENTS, ChatRequest
 from serve_apps.openai.errors import ApiError, bad_request, shortened
 from serve_apps.openai.fields import UNKNOWN_FIELD
 from serve_apps.openai.schema import Request
+from serve_apps.openai.text_schema import PAIRS, ScoreRequest, TokenizeRequest
 
 Kind = TypeVar("Kind", bound=BaseModel)
 
@@ -32,11 +33,18 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
         raise bad_request(f"The request body must be a JSON object, not {_kind_of(document)}.")
     ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
     neutral: Mapping[str, tuple[Any, ...]] = getattr(kind, "NEUTRAL", {})
+    replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
     fields, given = kind.model_fields, dict[str, Any]()
     for name, value in document.items():
         known = name in fields
         if value is None or name in ignored:
             continue
+        if name in replaced:
+            raise bad_request(
+                f"'{name}' is not supported by this server; send '{replaced[name]}' in its place.",
+                param=name,
+                code="unsupported_parameter",
+            )
         if name in neutral:
             _check_neutral(name, value, neutral[name])
         elif known or not (ignore_unknown or value in _EMPTY):
@@ -64,6 +72,8 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
     ):
         path = "response_format.json_schema.schema"
         raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
+    _check_structure(request)
+    _check_prompt_fields(request)
     if request.min_tokens and request.most_tokens is not None and request.min_tokens > request.most_tokens:
         raise bad_request(
             f"'min_tokens' is {request.min_tokens}, above '{request.most_tokens_field}', which is"
@@ -89,11 +99,85 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
         )
 
 
+def parse_score(document: Any, *, ignore_unknown: bool = False) -> tuple[ScoreRequest, list[str], list[str]]:
+    """A request for scores, and the texts of its pairs.
+
+    Raises:
+        ApiError: 400, as `parse_fields`; or the texts make no pairs.
+    """
+    request = parse_fields(ScoreRequest, document, ignore_unknown=ignore_unknown)
+    names = {name for pair in PAIRS for name in pair if getattr(request, name) is not None}
+    pair = next((pair for pair in PAIRS if names == set(pair)), None)
+    if pair is None:
+        known = ", or ".join(" and ".join(f"'{name}'" for name in pair) for pair in PAIRS)
+        raise bad_request(f"Send {known}.", code="missing_required_parameter")
+    first, second = getattr(request, pair[0]), getattr(request, pair[1])
+    if len(first) not in (1, len(second)):
+        raise bad_request(
+            f"'{pair[0]}' has {len(first)} texts, '{pair[1]}' {len(second)}; it must have one, or as many.",
+            param=pair[0],
+            code="invalid_value",
+        )
+    return request, first, second
+
+
+def check_tokenize(request: TokenizeRequest) -> None:
+    """Raise ApiError where a request's fields do not go together."""
+    if (request.messages is None) == (request.prompt is None):
+        said = "or" if request.messages is None else "and not both:"
+        raise bad_request(f"Send 'prompt' {said} 'messages'.", code="missing_required_parameter")
+    of_messages = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+    lone = next((name for name in of_messages if getattr(request, name)), None)
+    if request.messages is None and lone is not None:
+        raise bad_request(f"'{lone}' needs 'messages'.", param=lone, code="invalid_value")
+    _check_template(request)
+
+
 _LOST_IN_TEMPLATES = {
     "audio": "audio is not supported",
     "function_call": "send calls as 'tool_calls'",
 }
 """Fields of a turn that say something, and that no chat template shows to the model."""
+
+
+def _check_structure(request: Request) -> None:
+    structure, form = request.structured_outputs, request.response_format
+    if structure is None:
+        return
+    given = structure.given
+    if len(given) != 1:
+        said = f"not {' and '.join(given)}" if given else "and none is given"
+        raise bad_request(
+            f"'structured_outputs' takes one of json, json_object, regex, choice, grammar, {said}.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+    if form is not None and form.type != "text":
+        raise bad_request(
+            "'structured_outputs' and 'response_format' both say what form the answer has; send one of them.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+
+
+def _check_prompt_fields(request: Request) -> None:
+    """Check what is asked of prompts, and not of answers."""
+    if request.prompt_logprobs is not None and request.streamed:
+        raise bad_request(
+            "'prompt_logprobs' is not available with 'stream': true; 'echo' with 'logprobs' is.",
+            param="prompt_logprobs",
+            code="invalid_value",
+        )
+    if request.truncate_prompt_tokens == 0:
+        raise bad_request(
+            "'truncate_prompt_tokens' is 0, which leaves no prompt; it must be -1, or 1 or more.",
+            param="truncate_prompt_tokens",
+            code="invalid_value",
+        )
+    if request.max_tokens == 0 and not request.echoes:
+        raise bad_request(
+            "'max_tokens' is 0, which needs 'echo': true.", param="max_tokens", code="invalid_value"
+        )
 
 
 def _check_messages(request: ChatRequest) -> None:
@@ -129,7 +213,7 @@ def _check_tools(request: ChatRequest) -> None:
         raise bad_request(what, param="tools", code="invalid_value")
 
 
-def _check_template(request: ChatRequest) -> None:
+def _check_template(request: ChatRequest | TokenizeRequest) -> None:
     if request.continue_final_message and request.add_generation_prompt:
         raise bad_request(
             "'continue_final_message' leaves the last message open, and 'add_generation_prompt' begins"
@@ -162,6 +246,7 @@ def _sentence(error: ValidationError) -> ApiError:
         "string_type": lambda: "must be a string",
         "int_type": lambda: "must be an integer",
         "float_type": lambda: "must be a number",
+        "none_required": lambda: "it is not supported by this server; leave it out",
     }
     message = says[kind]() if kind in says else first["msg"][0].lower() + first["msg"][1:]
     return bad_request(

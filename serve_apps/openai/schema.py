@@ -14,8 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from serve_apps.engine.protocol import REPETITION_PENALTIES
 from serve_apps.openai.fields import (
+    MAX_ALLOWED,
     MAX_BIASES,
     MAX_LOGPROBS,
+    BadWords,
+    Choice,
     LogitBias,
     Prompt,
     Stop,
@@ -60,6 +63,52 @@ class ResponseFormat(StrictModel):
         return json.dumps(self.json_schema.json_schema)
 
 
+class StructuredOutputs(StrictModel):
+    """What form the answer's text has, as vLLM's clients say it: by one of the first five fields."""
+
+    schema_of_json: dict[str, Any] | str | None = Field(default=None, alias="json")
+    """A JSON schema, as an object or as text."""
+    json_object: bool | None = None
+    """Any JSON object."""
+    regex: str | None = None
+    """An expression of Rust's `regex`, which the whole answer matches."""
+    choice: Choice = None
+    """The answer is one of these texts."""
+    grammar: str | None = None
+    """A grammar in the language of Lark or of GBNF."""
+    disable_any_whitespace: bool | None = None
+    """Answers in JSON have no blanks between their parts in any case."""
+    disable_additional_properties: Literal[False] | None = None
+    """Not supported: say it in the schema."""
+    whitespace_pattern: None = None
+    """Not supported."""
+    structural_tag: None = None
+    """Not supported."""
+
+    @property
+    def given(self) -> list[str]:
+        """The fields that say what form it is."""
+        said = {
+            "json": self.schema_of_json is not None,
+            "json_object": bool(self.json_object),
+            "regex": self.regex is not None,
+            "choice": self.choice is not None,
+            "grammar": self.grammar is not None,
+        }
+        return [name for name, is_said in said.items() if is_said]
+
+    def sampling(self) -> dict[str, Any]:
+        """The field of SamplingParams."""
+        if self.schema_of_json is not None:
+            schema = self.schema_of_json
+            return {"json_schema": schema if isinstance(schema, str) else json.dumps(schema)}
+        if self.json_object:
+            return {"json_schema": '{"type": "object"}'}
+        if self.choice is not None:
+            return {"choice": self.choice}
+        return {"regex": self.regex} if self.regex is not None else {"grammar": self.grammar}
+
+
 class Request(StrictModel):
     """What both endpoints share."""
 
@@ -72,14 +121,13 @@ class Request(StrictModel):
         "use_beam_search": (False,),
         "length_penalty": (1,),
         "early_stopping": (False,),
-        "skip_special_tokens": (True,),
         "spaces_between_special_tokens": (True,),
-        "include_stop_str_in_output": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "return_token_ids": (False,),
-        "prompt_logprobs": (0,),
     }
     """Fields that are not carried out, with the values that ask for nothing; null asks for nothing anyway."""
+    REPLACED: ClassVar[Mapping[str, str]] = {
+        f"guided_{name}": f"structured_outputs.{name}" for name in ("json", "regex", "choice", "grammar")
+    }
+    """Fields of earlier versions of vLLM, which it passes over by now, and what says the same."""
 
     model: str
     max_tokens: int | None = Field(default=None, ge=1)
@@ -98,8 +146,30 @@ class Request(StrictModel):
     """Extension: as in transformers and vLLM; 1 changes nothing."""
     logit_bias: LogitBias = ()
     response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    """Extension: what form the answer has, as in vLLM."""
     n: int | None = Field(default=None, ge=1, le=128)
     stop: Stop = ()
+    include_stop_str_in_output: bool | None = None
+    """Extension: the text has what ended it, a stop string or (where special tokens are text) a token."""
+    skip_special_tokens: bool | None = None
+    """Extension: false: special tokens are text as well."""
+    allowed_token_ids: tuple[TokenId, ...] | None = Field(
+        default=None, strict=False, fail_fast=True, min_length=1, max_length=MAX_ALLOWED
+    )
+    """Extension: the only tokens that may come."""
+    bad_words: BadWords = ()
+    """Extension: words that may not come, as their usual tokens, with a blank before them and without."""
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, lt=2**31)
+    """Extension: of a longer prompt only so many tokens are read; -1: as many as the context has room for."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Extension: where such a prompt is cut. `left`, the default, keeps its end."""
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+    """Extension: the log-probabilities of the prompt's tokens, each with so many alternatives."""
+    return_tokens_as_token_ids: bool | None = None
+    """Extension: log-probabilities name tokens `token_id:ID`."""
+    return_token_ids: bool | None = None
+    """Extension: the answer has the ids of the prompt's tokens and of its own."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop_token_ids: tuple[TokenId, ...] | None = Field(
@@ -112,6 +182,9 @@ class Request(StrictModel):
     """Extension: go on after the end of sequence, up to max_tokens (for measuring)."""
     priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
     """Extension: lower goes first, as in vLLM."""
+    cache_salt: str | None = Field(default=None, min_length=1)
+    """Extension: of the prefix cache, only what requests with the same salt have left there is used, as in
+    vLLM. Tenants are kept apart anyway."""
 
     @property
     def choices_each(self) -> int:
@@ -145,9 +218,34 @@ class Request(StrictModel):
         """How many alternatives to report with each token; None reports no log-probabilities."""
         raise NotImplementedError
 
+    @property
+    def prompt_alternatives(self) -> int | None:
+        """As `alternatives`, of the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @property
+    def echoes(self) -> bool:
+        """Whether answers begin with their prompts."""
+        return False
+
+    def prompt_options(self) -> dict[str, Any]:
+        """How a replica is to read the prompt, and what it is to tell of it; only what was asked for."""
+        seldom = {
+            "cut": self.truncate_prompt_tokens,
+            "cut_side": self.truncation_side if self.truncate_prompt_tokens is not None else None,
+            "echo": self.echoes or None,
+            "token_ids": self.return_token_ids or None,
+            "names_are_ids": self.return_tokens_as_token_ids or None,
+            "structure_field": "structured_outputs" if self.structured_outputs is not None else None,
+        }
+        return {name: value for name, value in seldom.items() if value is not None}
+
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams, without max_tokens and without what was not asked for."""
         seldom = {
+            "include_stop": self.include_stop_str_in_output,
+            "allowed_token_ids": self.allowed_token_ids,
+            "bad_words": self.bad_words,
             "min_p": self.min_p,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
@@ -166,6 +264,9 @@ class Request(StrictModel):
             "ignore_eos": bool(self.ignore_eos),
             "logprobs": self.alternatives,
             **{name: value for name, value in seldom.items() if value},
+            **({} if self.prompt_alternatives is None else {"prompt_logprobs": self.prompt_alternatives}),
+            **({"skip_special_tokens": False} if self.skip_special_tokens is False else {}),
+            **({} if self.structured_outputs is None else self.structured_outputs.sampling()),
         }
 
 
@@ -174,13 +275,17 @@ class CompletionRequest(Request):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **Request.NEUTRAL,
-        "echo": (False,),
         "suffix": ("",),
-        "add_special_tokens": (True,),
         "top_logprobs": (0,),
     }
 
     prompt: Prompt
+    max_tokens: int | None = Field(default=None, ge=0)
+    """0, with `echo`: nothing is generated."""
+    echo: bool | None = None
+    """The answer begins with the prompt, and so do its log-probabilities."""
+    add_special_tokens: bool | None = None
+    """Extension: false: the tokenizer adds none to a text."""
     logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
     @property
@@ -190,3 +295,18 @@ class CompletionRequest(Request):
     @property
     def alternatives(self) -> int | None:
         return self.logprobs
+
+    @property
+    def prompt_alternatives(self) -> int | None:
+        if self.prompt_logprobs is not None or not self.echo:
+            return self.prompt_logprobs
+        # An engine that is to generate nothing has this to do.
+        return 0 if self.logprobs is None and self.max_tokens == 0 else self.logprobs
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    def prompt_options(self) -> dict[str, Any]:
+        options = super().prompt_options()
+        return {**options, "special_tokens": False} if self.add_special_tokens is False else options

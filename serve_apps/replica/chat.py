@@ -25,7 +25,7 @@ Sampling = Mapping[str, Any]
 class Chat(Protocol):
     """The conversations of one model, and its prompts."""
 
-    async def encode(self, request: Mapping[str, Any]) -> list[int]:
+    async def encode(self, request: Mapping[str, Any], *, may_be_empty: bool = False) -> list[int]:
         """The token ids of a request, see `Prompts.encode`."""
 
     def read(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Reader | None, Sampling]:
@@ -43,12 +43,12 @@ class OwnChat:
         self._prompts = prompts
         self._reading = reading
 
-    async def encode(self, request: Mapping[str, Any]) -> list[int]:
+    async def encode(self, request: Mapping[str, Any], *, may_be_empty: bool = False) -> list[int]:
         """See Chat."""
         size = sum(len(str(m)) for m in request.get("messages", ())) + len(request.get("prompt", ""))
         if size < LONG_TEXT:
-            return self._prompts.encode(request)
-        return await asyncio.to_thread(self._prompts.encode, request)
+            return self._prompts.encode(request, may_be_empty=may_be_empty)
+        return await asyncio.to_thread(self._prompts.encode, request, may_be_empty=may_be_empty)
 
     def read(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Reader | None, Sampling]:
         """See Chat."""
@@ -68,10 +68,10 @@ class EnginesChat(OwnChat):
         super().__init__(prompts, reading)
         self._chat = chat
 
-    async def encode(self, request: Mapping[str, Any]) -> list[int]:
+    async def encode(self, request: Mapping[str, Any], *, may_be_empty: bool = False) -> list[int]:
         """See Chat."""
         if "messages" not in request:
-            return await super().encode(request)
+            return await super().encode(request, may_be_empty=may_be_empty)
         return await self._chat.render(request["messages"], request.get("template") or {})
 
     def read(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Reader | None, Sampling]:

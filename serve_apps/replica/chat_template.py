@@ -75,6 +75,12 @@ class ChatTemplate:
                 code="chat_template_failed",
             ) from error
 
+    @property
+    def usual(self) -> str | None:
+        """The tokenizer's own template for conversations without tools, where it has one."""
+        templates = self._templates
+        return templates.get(_USUAL) if isinstance(templates, Mapping) else templates or None
+
     def _choose(self, tools: Sequence[Mapping[str, Any]] | None) -> str:
         templates = self._templates
         if not templates:

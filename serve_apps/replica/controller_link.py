@@ -7,8 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import ray
-
+from cluster.named_actor import NamedActor
 from serve_apps.spec import CONTROLLER, NAMESPACE
 
 logger = logging.getLogger(__name__)
@@ -39,13 +38,15 @@ class ControllerLink:
         self._replica = replica
         self._describe = describe
         self._obey = obey
-        self._actor: Any = None
+        self._controller = NamedActor(CONTROLLER, NAMESPACE)
         self._order: asyncio.Task[None] | None = None
 
     async def spec(self) -> dict[str, Any] | None:
         """What this replica is to serve now, where that is not what it was made for any more."""
         try:
-            answer: dict[str, Any] | None = await self._call("spec_of", self._application)
+            answer: dict[str, Any] | None = await self._controller.ask(
+                "spec_of", self._application, timeout_s=ANSWER_TIMEOUT_S
+            )
         except Exception as error:  # noqa: BLE001 - it was made for something; the controller can correct it
             logger.warning("no controller, serving what this replica was made for: %r", error)
             return None
@@ -56,12 +57,13 @@ class ControllerLink:
         while True:
             try:
                 facts = {**self._describe(), "busy": self._order is not None and not self._order.done()}
-                order = await self._call("report", self._application, self._replica, facts)
+                order = await self._controller.ask(
+                    "report", self._application, self._replica, facts, timeout_s=ANSWER_TIMEOUT_S
+                )
                 if order is not None and (self._order is None or self._order.done()):
                     self._order = asyncio.create_task(self._carry_out(order))
             except Exception as error:  # noqa: BLE001 - whatever it is, requests go on being served
                 logger.warning("the controller did not take a report: %r", error)
-                self._actor = None
             busy = self._order is not None
             if self._order is not None and self._order.done():
                 self._order = None
@@ -72,9 +74,3 @@ class ControllerLink:
             await self._obey(order)
         except Exception:
             logger.exception("replica %s could not do what it was told: %s", self._replica, order["action"])
-
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        if self._actor is None:
-            self._actor = await asyncio.to_thread(ray.get_actor, CONTROLLER, namespace=NAMESPACE)
-        async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            return await getattr(self._actor, method).remote(*arguments)

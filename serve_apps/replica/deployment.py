@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
+from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
@@ -27,6 +28,8 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
+from serve_apps.http.log import log_as_json
+from serve_apps.http.record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import (
     ApiError,
@@ -38,10 +41,13 @@ from serve_apps.openai.errors import (
 )
 from serve_apps.replica.chat import chat_of, engines_reasoning
 from serve_apps.replica.controller_link import ControllerLink
-from serve_apps.replica.fit import fit
+from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
+from serve_apps.replica.fit import cut, fit
+from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
+from serve_apps.replica.reading import STRUCTURES
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -69,6 +75,7 @@ class Replica:
         import ray
         from ray import serve
 
+        log_as_json()
         self._started_at, self._ready_at = _now(), ""
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
@@ -88,7 +95,7 @@ class Replica:
         """The calls that serve a gateway's requests, and its endpoint."""
         self._node = ray.util.get_node_ip_address()
         self._sender = TokenSender(self._gateway_lost)
-        self._group = RankGroup(self.spec)
+        self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
         self._ready_at = _now()
         self._watching = asyncio.create_task(self._watch())
@@ -120,7 +127,12 @@ class Replica:
         self._prompts = await asyncio.to_thread(Prompts, model_path)
         config = replace(config, reasoning=engines_reasoning(self._prompts, self.spec.config))
         self._engine = entry.load_engine()(config, host, port)
-        await self._engine.start()
+        self._embedding_sizes = EmbeddingSizes.of(model_path)
+        try:
+            await self._engine.start()
+        except EngineError as error:
+            everything = logs_of(self.spec.name, replica=self.id)
+            raise EngineError(f"{error}; {everything} has all that it said") from error
         self._chat = chat_of(self._engine, self._prompts, self.spec.config)
 
     def _lost(self, why: str) -> None:
@@ -151,16 +163,13 @@ class Replica:
 
     def _facts(self) -> dict[str, Any]:
         """What the controller is told."""
-        statistics = self._engine.statistics()
         return {
             "revision": self.revision,
             "context_length": self._engine.context_length,
             "prepared": self._prepared,
             "refused": self._refused,
             "refusal": self._refusal,
-            "running": statistics.running,
-            "waiting": statistics.waiting,
-            "cache_use": statistics.cache_use,
+            "engine": asdict(self._engine.statistics()),
             "started_at": self._started_at,
             "ready_at": self._ready_at,
         }
@@ -177,7 +186,7 @@ class Replica:
                 await asyncio.to_thread(read_ahead, path)
                 self._prepared = number
                 return
-            prompts = await asyncio.to_thread(Prompts, path)
+            prompts, sizes = await asyncio.to_thread(Prompts, path), EmbeddingSizes.of(path)
             await self._engine.load_weights(path)
         except (WeightsError, EngineError, ShoalError, OSError) as error:
             self._refused, self._refusal = number, str(error)
@@ -187,6 +196,7 @@ class Replica:
             return
         self.spec, self.revision, self._prompts = spec, number, prompts
         self._chat = chat_of(self._engine, prompts, spec.config)
+        self._embedding_sizes = sizes
         self._refused = self._refusal = None
 
     def statistics(self) -> dict[str, Any]:
@@ -209,7 +219,8 @@ class Replica:
         Args:
             request: `request_id`; `prompt` (text or token ids) or `messages` with their `template`;
                 `max_tokens` (None: as many as the app allows and the context has room for); `sampling` (the
-                other SamplingParams); of a conversation `reading`, see `ChatRequest.reading`.
+                other SamplingParams); `priority` and `cache_salt` where there are any; what
+                `Request.prompt_options` says; of a conversation `reading`, see `ChatRequest.reading`.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
@@ -224,14 +235,20 @@ class Replica:
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
             if address is not None:
                 await self._sender.connect(address)  # before anything is generated that cannot be told
-            prompt_ids = await self._chat.encode(request)
+            whole = await self._chat.encode(request)
+            prompt_ids = cut(whole, request, self._engine.context_length, request["max_tokens"])
             start["prompt_tokens"] = len(prompt_ids)
             reader, asked = self._chat.read(request, prompt_ids)
             sampling = self._sampling({**request, "sampling": asked}, len(prompt_ids))
+            maker = ItemMaker(self._prompts, request, prompt_ids, whole=len(whole) == len(prompt_ids))
             deltas = self._engine.generate(
-                request["request_id"], prompt_ids, sampling, request.get("priority", 0)
+                request["request_id"],
+                prompt_ids,
+                sampling,
+                request.get("priority", 0),
+                request.get("cache_salt", ""),
             )
-            gained = items(deltas, self._prompts.piece, reader)
+            gained = items(deltas, maker, reader)
             if address is None:
                 return dict(merge([item async for item in gained]))
             with self._kept_for(address):
@@ -246,6 +263,12 @@ class Replica:
         self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
     ) -> dict[str, Any]:
         """`start`, and what `answer` returns or `error`; `answer` may add to `start`."""
+        with Answering(RequestRecord(client_id(request["request_id"]))):
+            return await self._answer_or_say_why(request, answer)
+
+    async def _answer_or_say_why(
+        self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+    ) -> dict[str, Any]:
         start: dict[str, Any] = {"replica": self.id, "model_version": self.spec.model_version}
         if request.get("revision", self.revision) != self.revision:
             # It was sent when this replica had other weights: whoever sent it knows of the change soon.
@@ -264,31 +287,51 @@ class Replica:
         except QueueFullError:
             error = queue_full(self.spec.name)
         except AnswerError as failed:
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], failed)
+            logger.error("an answer cannot go on: %s", failed)
             error = answer_failed(str(failed), own_fault=failed.own_fault)
         except EngineError as broken:
             self._check_engine()
-            logger.error("replica %s, request %s: %s", self.id, request["request_id"], broken)
+            logger.error("the engine broke under a request: %s", broken)
             return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+        except Exception:
+            logger.exception("a mistake of Shoal's or the engine's")
+            raise
         return {"start": start, **error.as_item()}
 
     async def embed(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The mean of a prompt's last hidden states: `request_id` and `prompt` to `start` and `embedding`."""
+        """The mean of a prompt's last hidden states: `start` and `embedding`.
+
+        Args:
+            request: `request_id` and `prompt`; `dimensions`, `scaled`, and what `cut` takes.
+        """
 
         async def embedding(start: dict[str, Any]) -> dict[str, Any]:
-            prompt_ids = await self._chat.encode(request)
+            self._embedding_sizes.check(request.get("dimensions"))
+            prompt_ids = cut(await self._chat.encode(request), request, self._engine.context_length, 0)
             start["prompt_tokens"] = len(prompt_ids)
-            return {"embedding": await self._engine.embed(request["request_id"], prompt_ids)}
+            whole = await self._engine.embed(request["request_id"], prompt_ids)
+            return {"embedding": as_asked(whole, request)}
 
         return await self._answer(request, embedding)
 
     async def tokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """The token ids of a `prompt` or of `messages`: `start` and `tokens`."""
+        """The token ids of a `prompt` or of `messages`: `start`, `tokens` and, with `names`, `token_strs`."""
 
         async def tokens(start: dict[str, Any]) -> dict[str, Any]:
-            return {"tokens": await self._chat.encode(request)}
+            ids = await self._chat.encode(request, may_be_empty=True)
+            if not request.get("names"):
+                return {"tokens": ids}
+            return {"tokens": ids, "token_strs": await asyncio.to_thread(self._prompts.names, ids)}
 
         return await self._answer(request, tokens)
+
+    async def tokenizer_info(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokenizer's config: `start` and `info`."""
+
+        async def info(start: dict[str, Any]) -> dict[str, Any]:
+            return {"info": self._prompts.info()}
+
+        return await self._answer(request, info)
 
     async def detokenize(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """The text of `tokens`: `start` and `prompt`."""
@@ -356,4 +399,8 @@ def _param(field: str, request: Mapping[str, Any]) -> str:
     """The field of OpenAI's request that a field of the engine's stands for."""
     if field == "prompt":
         return "messages" if "messages" in request else "prompt"
-    return {"json_schema": "response_format"}.get(field, field)
+    if field in STRUCTURES:
+        if request.get("reading", {}).get("mode") in ("required", "named"):
+            return "tools"  # the calls that it forces are held to their functions' schemas
+        return str(request.get("structure_field", "response_format"))
+    return {"include_stop": "include_stop_str_in_output"}.get(field, field)

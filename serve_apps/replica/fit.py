@@ -32,8 +32,52 @@ def check_fit(prompt_tokens: int, context_length: int, asked: int | None, param:
         asked: tokens of the answer; None: at least one.
         param: the request's field that has the prompt.
     """
-    if context_length - prompt_tokens < (asked or 1):
+    if context_length - prompt_tokens < (1 if asked is None else asked):
         raise too_long(prompt_tokens, context_length, asked, param)
+
+
+MOST_SCORES = 2**18
+"""Most log-probabilities of one prompt, its tokens' own and those of alternatives."""
+
+
+def cut_to(asked: int | None, context_length: int, answer_tokens: int | None) -> int | None:
+    """Tokens of a prompt that are kept; None: all.
+
+    Args:
+        asked: so many; -1: as many as leave room for the answer.
+        answer_tokens: of the answer; None: at least one.
+
+    Raises:
+        ApiError: more than the context has.
+    """
+    if asked is None or asked >= 0:
+        if asked is not None and asked > context_length:
+            raise bad_request(
+                f"'truncate_prompt_tokens' is {asked}; this model's context has {context_length} tokens.",
+                param="truncate_prompt_tokens",
+                code="invalid_value",
+            )
+        return asked
+    return max(1, context_length - (1 if answer_tokens is None else answer_tokens))
+
+
+def cut(
+    tokens: list[int],
+    request: Mapping[str, Any],
+    context_length: int,
+    answer_tokens: int | None,
+    *,
+    side: str = "left",
+) -> list[int]:
+    """A prompt's tokens as far as a request wants them read: its fields `cut` and `cut_side`.
+
+    Args:
+        side: where it is cut unless the request says it; "left" keeps its end.
+    """
+    most = cut_to(request.get("cut"), context_length, answer_tokens)
+    if most is None or len(tokens) <= most:
+        return tokens
+    return tokens[-most:] if request.get("cut_side", side) == "left" else tokens[:most]
 
 
 def fit(
@@ -57,11 +101,19 @@ def fit(
     """
     check_fit(prompt_tokens, context_length, asked, "messages" if "messages" in prompt else "prompt")
     room = context_length - prompt_tokens
-    most = asked or (room if limit is None else min(limit, room))
+    most = asked if asked is not None else room if limit is None else min(limit, room)
     if sampling.get("min_tokens", 0) > most:
         raise bad_request(
             f"'min_tokens' is {sampling['min_tokens']}, but the answer may have {most} tokens.",
             param="min_tokens",
+            code="invalid_value",
+        )
+    scores = sampling.get("prompt_logprobs")
+    if scores is not None and prompt_tokens * (scores + 1) > MOST_SCORES:
+        raise bad_request(
+            f"The log-probabilities of the prompt's {prompt_tokens} tokens, with {scores} alternatives each,"
+            f" are more than an answer's {MOST_SCORES}; shorten the prompt or ask for fewer alternatives.",
+            param="prompt_logprobs",
             code="invalid_value",
         )
     return SamplingParams(max_tokens=most, **sampling)

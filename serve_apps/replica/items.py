@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
 from serve_apps.engine.protocol import Delta
 from serve_apps.parsing.answer_parser import Reader
-
-Piece = Callable[[int], tuple[str, bytes]]
-"""The text and the bytes of a token id."""
+from serve_apps.replica.item_maker import ItemMaker
 
 
 async def items(
-    deltas: AsyncIterator[Delta], piece: Piece, reader: Reader | None
+    deltas: AsyncIterator[Delta], maker: ItemMaker, reader: Reader | None
 ) -> AsyncIterator[dict[str, Any]]:
     """What the gateway learns of each delta, see `tokens.inbox.Item`; closes the deltas at its end.
 
@@ -23,7 +21,7 @@ async def items(
     """
     async with aclosing(deltas):  # type: ignore[type-var]
         async for delta in deltas:
-            item = _item(delta, piece)
+            item = maker.item(delta)
             if reader is not None:
                 _read(reader, delta, item)
             yield item
@@ -44,19 +42,3 @@ def _read(reader: Reader, delta: Delta, item: dict[str, Any]) -> None:
     if reader.complete or (reader.num_calls and delta.finish_reason == "stop"):
         # Nothing more is told of an answer that is complete: its engine need not go on with it.
         item["finish_reason"] = "tool_calls"
-
-
-def _item(delta: Delta, piece: Piece) -> dict[str, Any]:
-    item: dict[str, Any] = {"text": delta.text, "token_ids": delta.token_ids}
-    if delta.logprobs:
-        item["logprobs"] = [
-            (
-                *piece(entry.token_id),
-                entry.logprob,
-                [(*piece(token_id), token_id, logprob) for token_id, logprob in entry.top],
-            )
-            for entry in delta.logprobs
-        ]
-    if delta.finish_reason is not None:
-        item["finish_reason"] = delta.finish_reason
-    return item

@@ -29,7 +29,7 @@ class Prompts:
         self.piece = TokenPieces(self.tokenizer).of
         """The text and the bytes of a token id."""
 
-    def encode(self, request: Mapping[str, Any]) -> list[int]:
+    def encode(self, request: Mapping[str, Any], *, may_be_empty: bool = False) -> list[int]:
         """Token ids of a request's `messages` (by its `template`, see `ChatRequest.template`), or of its
         `prompt` (text, or ids already).
 
@@ -40,17 +40,18 @@ class Prompts:
         if "messages" in request:
             param = "messages"
             text = self.template.render(request["messages"], request.get("template") or {})
-            ids = self._ids(text, param, special_tokens=not self.template.writes_special_tokens)
+            special_tokens = request.get("special_tokens", not self.template.writes_special_tokens)
+            ids = self._ids(text, param, special_tokens=special_tokens)
         elif isinstance(request["prompt"], str):
             param = "prompt"
-            ids = self._ids(request["prompt"], param)
+            ids = self._ids(request["prompt"], param, special_tokens=request.get("special_tokens", True))
         else:
             ids = list(request["prompt"])
             param = "prompt"
             unknown = next((token for token in ids if token >= self._num_tokens), None)
             if unknown is not None:
                 raise self._unknown_token(unknown, param)
-        if not ids:
+        if not ids and not may_be_empty:
             raise bad_request("The prompt is empty; give at least one token.", param=param)
         return ids
 
@@ -83,6 +84,21 @@ class Prompts:
         except Exception as error:
             raise _not_for_tokenizer("tokens", error) from error
 
+    def names(self, tokens: Sequence[int]) -> list[str]:
+        """How the tokenizer itself writes each of these tokens."""
+        return [str(name) for name in self.tokenizer.convert_ids_to_tokens(list(tokens))]
+
+    def info(self) -> dict[str, Any]:
+        """The tokenizer's config, as its own file has it, without paths."""
+        kept = {name: value for name, value in self.tokenizer.init_kwargs.items() if name not in _PATHS}
+        info = {
+            **_plain(kept),
+            "tokenizer_class": type(self.tokenizer).__name__,
+            "eos_token": self.tokenizer.eos_token,
+            "bos_token": self.tokenizer.bos_token,
+        }
+        return info if self.template.usual is None else {**info, "chat_template": self.template.usual}
+
     def _unknown_token(self, token: int, param: str) -> ApiError:
         return bad_request(
             f"Token id {token} is not in the model's vocabulary (0 to {self._num_tokens - 1}).", param=param
@@ -94,6 +110,27 @@ class Prompts:
         except Exception as error:
             raise _not_for_tokenizer(param, error) from error
         return ids
+
+
+_PATHS = (
+    "vocab_file",
+    "merges_file",
+    "tokenizer_file",
+    "name_or_path",
+    "tokenizer_object",
+    "__slow_tokenizer",
+)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has, of what a tokenizer was made with."""
+    if hasattr(value, "content"):
+        return str(value.content)
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def _not_for_tokenizer(param: str, error: Exception) -> ApiError:

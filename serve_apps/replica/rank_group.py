@@ -17,7 +17,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.table import find_engine
-from serve_apps.spec import AppSpec
+from serve_apps.http.log import log_as_json
+from serve_apps.spec import RANK, SERVE_NAMESPACE, AppSpec
 
 logger = logging.getLogger(__name__)
 
@@ -29,6 +30,7 @@ class _Rank:
         return os.getpid()
 
     def follow(self, engine: str, config: EngineConfig, rank: int, host: str, port: int) -> None:
+        log_as_json()
         hide_what_is_not_leased(config)
         find_engine(engine).load_follow()(config, rank, host, port)
 
@@ -37,10 +39,14 @@ class RankGroup:
     """Starts ranks 1… of a replica and says at once when one of them ends.
 
     The actors belong to the process that makes them: Ray ends them with it, however it ends.
+
+    Args:
+        replica: APPLICATION#ID, by which people find the actors and their logs; None leaves them unnamed.
     """
 
-    def __init__(self, spec: AppSpec) -> None:
+    def __init__(self, spec: AppSpec, replica: str | None = None) -> None:
         self._spec = spec
+        self._replica = replica
         self._ranks: list[Any] = []
         self._process_ids: list[int] = []
         self._stopping = False
@@ -55,6 +61,7 @@ class RankGroup:
             actor = (
                 ray.remote(_Rank)
                 .options(
+                    **self._name(rank),
                     num_cpus=self._spec.config.cpus,
                     num_gpus=self._spec.config.gpus,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -70,6 +77,11 @@ class RankGroup:
             ended.add_done_callback(
                 lambda future, rank=rank: loop.call_soon_threadsafe(self._ended, rank, future, on_lost)
             )
+
+    def _name(self, rank: int) -> dict[str, str]:
+        if self._replica is None:
+            return {}
+        return {"name": f"{RANK}{self._replica}#{rank}", "namespace": SERVE_NAMESPACE}
 
     def _started(self, future: Any) -> None:
         # One that does not start does not run `follow` either, which says why.

@@ -12,6 +12,9 @@ Replica = TypeVar("Replica", bound=Hashable)
 Prompt = str | Sequence[int]
 """What a request asks about: text, or token ids."""
 
+LOOKED_AT = 8192
+"""Characters, or tokens, at the beginning of a prompt that a policy may look at."""
+
 
 class Policy(ABC, Generic[Replica]):
     """Orders replicas; knows of each only what this router itself has sent there and got back.
@@ -37,6 +40,9 @@ class Policy(ABC, Generic[Replica]):
         self._turn = 0
         self._chosen_at: dict[Replica, int] = {}
 
+    decides_by: str
+    """What it goes by, in a word."""
+
     @abstractmethod
     def _rank(self, replicas: Sequence[Replica], prompt: Prompt) -> list[Replica]:
         """The replicas, best first."""
@@ -55,9 +61,10 @@ class Policy(ABC, Generic[Replica]):
         self._chosen_at[replica] = self._turn
         self._turn += 1
 
-    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
-        """The replica has taken the request at `now` (seconds)."""
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> str:
+        """The replica has taken the request at `now` (seconds); returns why it did, in a word."""
         self._began[request_id] = (replica, now)
+        return self.decides_by
 
     def completed(self, replica: Replica, request_id: str, now: float) -> None:
         """A request that was sent has ended, however it did."""
@@ -81,12 +88,16 @@ class Policy(ABC, Generic[Replica]):
 class LeastConnections(Policy[Replica]):
     """The replica with the fewest requests in flight."""
 
+    decides_by = "connections"
+
     def _rank(self, replicas: Sequence[Replica], prompt: Prompt) -> list[Replica]:
         return self._by_connections(replicas)
 
 
 class RoundRobin(Policy[Replica]):
     """Each in its turn, whatever it has to do."""
+
+    decides_by = "turn"
 
     def _rank(self, replicas: Sequence[Replica], prompt: Prompt) -> list[Replica]:
         return sorted(replicas, key=lambda r: self._chosen_at.get(r, -1))

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from random import Random
 
-from serve_apps.routing.policy import Policy, Prompt, Replica
+from serve_apps.routing.policy import LOOKED_AT, Policy, Prompt, Replica
 
 PIECE = 64
 """Characters, or tokens, of one piece of a prompt."""
-MOST_PIECES = 128
+MOST_PIECES = LOOKED_AT // PIECE
 """Pieces of a prompt that are looked at."""
 REMEMBERED = 20_000
 """Pieces that are remembered of each replica; the ones used longest ago go first."""
@@ -26,6 +26,8 @@ class Prefix(Policy[Replica]):
     as long as its cache is large enough.
     """
 
+    decides_by = "connections"
+
     def __init__(self, chance: Random | None = None, imbalance: int = IMBALANCE) -> None:
         super().__init__(chance)
         self._imbalance = imbalance
@@ -39,9 +41,18 @@ class Prefix(Policy[Replica]):
         ordered.sort(key=lambda r: -self._matched(r, pieces) if self._connections[r] <= most else 0)
         return ordered
 
-    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
-        super().routed(replica, request_id, now, prompt)
-        self._remember(replica, _pieces(prompt))
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> str:
+        """The replica has taken the request: because it knows how the prompt begins (`affinity`), because
+        those that do have too much to do (`overload`), or because nobody does (`connections`)."""
+        by_load, pieces = super().routed(replica, request_id, now, prompt), _pieces(prompt)
+        if self._matched(replica, pieces):
+            reason = "affinity"
+        elif any(self._matched(other, pieces[:1]) for other in self._known):
+            reason = "overload"
+        else:
+            reason = by_load
+        self._remember(replica, pieces)
+        return reason
 
     def _matched(self, replica: Replica, pieces: Sequence[bytes]) -> int:
         known = self._known.get(replica)

@@ -21,6 +21,8 @@ class ResponseTime(Policy[Replica]):
     without the peak).
     """
 
+    decides_by = "response_time"
+
     def __init__(self, chance: Random | None = None) -> None:
         super().__init__(chance)
         self._mean_s: dict[Replica, float] = {}
@@ -36,9 +38,9 @@ class ResponseTime(Policy[Replica]):
     def _is_fresh(self, replica: Replica, now: float) -> bool:
         return replica in self._mean_s and now - self._measured_at[replica] < STALE_S
 
-    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
-        super().routed(replica, request_id, now, prompt)
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> str:
         self._now = now
+        return super().routed(replica, request_id, now, prompt)
 
     def _took(self, replica: Replica, seconds: float, now: float) -> None:
         self._now = now

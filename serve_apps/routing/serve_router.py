@@ -10,7 +10,8 @@ from typing import Any
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_apps.routing import POLICIES
-from serve_apps.routing.policy import LeastConnections, Policy, Prompt
+from serve_apps.routing.decisions import note
+from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
 
 
 class PolicyRouter(FIFOMixin, RequestRouter):
@@ -23,9 +24,12 @@ class PolicyRouter(FIFOMixin, RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._policy: Policy[ReplicaID] = LeastConnections()
+        self._names = "", "least_connections"
+        """Of the app and the policy."""
 
-    def initialize_state(self, policy: str = "least_connections") -> None:
-        """Serve passes request_router_kwargs here: the name of the policy."""
+    def initialize_state(self, policy: str = "least_connections", app: str = "") -> None:
+        """Serve passes request_router_kwargs here: the names of the policy and of the app."""
+        self._names = app, policy
         module, _, name = POLICIES[policy].partition(":")
         self._policy = getattr(import_module(module), name)()
 
@@ -36,7 +40,8 @@ class PolicyRouter(FIFOMixin, RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         super().on_request_routed(pending_request, replica_id, result)
         request_id = pending_request.metadata.internal_request_id
-        self._policy.routed(replica_id, request_id, time.monotonic(), _prompt_of(pending_request))
+        reason = self._policy.routed(replica_id, request_id, time.monotonic(), _prompt_of(pending_request))
+        note(*self._names, reason)
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Once for each request that was sent, however it ended; refused ones too. What the replica reports
@@ -61,7 +66,12 @@ def _prompt_of(pending: PendingRequest) -> Prompt:
     request = pending.args[0] if pending.args else None
     if not isinstance(request, Mapping):
         return ""
+    # A replica's cache helps requests with the same salt only.
+    salt = request.get("cache_salt", "")
     if "messages" in request:
-        return "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request["messages"])
+        return salt + "\n".join(f"{m.get('role')}: {m.get('content')}" for m in request["messages"])
     prompt: Prompt = request.get("prompt", "")
-    return prompt
+    if not salt:
+        return prompt
+    beginning = prompt[:LOOKED_AT]
+    return salt + beginning if isinstance(beginning, str) else (*salt.encode(), *beginning)

@@ -23,6 +23,8 @@ class Weighted(Policy[Replica]):
         weights: capacities that are known beforehand, in place of measured ones.
     """
 
+    decides_by = "weight"
+
     def __init__(self, chance: Random | None = None, weights: Mapping[Replica, float] | None = None) -> None:
         super().__init__(chance)
         self._given = dict(weights or {})
@@ -48,9 +50,9 @@ class Weighted(Policy[Replica]):
             self._credit[known] = self._credit.get(known, 0.0) + weight
         self._credit[replica] -= sum(weights.values())
 
-    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> None:
-        super().routed(replica, request_id, now, prompt)
+    def routed(self, replica: Replica, request_id: str, now: float, prompt: Prompt = "") -> str:
         self._work.setdefault(replica, _Work()).began(now)
+        return super().routed(replica, request_id, now, prompt)
 
     def _took(self, replica: Replica, seconds: float, now: float) -> None:
         self._work.setdefault(replica, _Work()).ended(now)

@@ -9,7 +9,8 @@ from typing import Any
 
 Item = Mapping[str, Any]
 """What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text), `reasoning_tokens` and
-`calls` (see `CallPiece`); the first has `start`, the last `finish_reason`. See `Replica.generate`."""
+`calls` (see `CallPiece`); the first has `start`, `cached_tokens` and maybe `prompt`, the last has
+`finish_reason`. See `Replica.generate`."""
 
 
 def merge(items: Sequence[Item]) -> Item:
@@ -27,7 +28,8 @@ def merge(items: Sequence[Item]) -> Item:
         merged["reasoning"] = "".join(item.get("reasoning", "") for item in items)
     if any("reasoning_tokens" in item for item in items):
         merged["reasoning_tokens"] = sum(item.get("reasoning_tokens", 0) for item in items)
-    for name, item in (("start", items[0]), ("finish_reason", items[-1])):
+    first = (("start", items[0]), ("cached_tokens", items[0]), ("prompt", items[0]))
+    for name, item in (*first, ("finish_reason", items[-1])):
         if name in item:
             merged[name] = item[name]
     return merged

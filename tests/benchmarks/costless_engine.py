@@ -32,7 +32,12 @@ class CostlessEngine:
             await asyncio.sleep(0)
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         queue: asyncio.Queue[Delta] = asyncio.Queue()
         self._queues[request_id] = (queue, [sampling.max_tokens])

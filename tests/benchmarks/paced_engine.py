@@ -168,7 +168,12 @@ class PacedEngine:
         path.with_suffix(".new").rename(path)
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         if len(self._requests) >= self.config.max_batch + self.config.max_waiting:
             raise QueueFullError("full")

@@ -69,6 +69,25 @@ def stop() -> None:
     serve.shutdown()
 
 
+def end_apps_controller() -> None:
+    """End the controller of the apps for good."""
+    import ray
+
+    from serve_apps.spec import CONTROLLER, NAMESPACE
+
+    ray.kill(ray.get_actor(CONTROLLER, namespace=NAMESPACE))
+
+
+def end_serves_controller() -> None:
+    """End Serve's controller for good, as nobody should; what it has started goes on."""
+    import ray
+
+    (name,) = [
+        each for each in ray.util.list_named_actors(all_namespaces=True) if "CONTROLLER" in each["name"]
+    ]
+    ray.kill(ray.get_actor(name["name"], namespace=name["namespace"]))
+
+
 def deploy(spec: AppSpec, **options: Any) -> list[dict[str, Any]]:
     from serve_apps.commands import deploy_specs
 

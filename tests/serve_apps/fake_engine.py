@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -60,7 +61,12 @@ class FakeEngine:
             time.sleep(3600)
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Token k of the answer is `prompt_ids[-1] + 1 + k`, its text ` <id>`; that of every second one comes
         with the next. `seed` and the model's offset are added to all.
@@ -133,7 +139,8 @@ class FakeEngine:
 
 
 def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) -> None:
-    """A rank beside rank 0 that does nothing until its process is ended."""
+    """A rank beside rank 0 that says so, and does nothing until its process is ended."""
+    print(f"rank {rank} follows", file=sys.stderr, flush=True)
     while True:
         time.sleep(3600)
 

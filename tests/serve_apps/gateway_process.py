@@ -77,7 +77,7 @@ async def main(port: int, options: Mapping[str, Any]) -> None:
     for name, value in options.get("constants", {}).items():
         module, _, constant = name.rpartition(".")
         setattr(importlib.import_module(module), constant, value)
-    keys = [Key(sha256=digest_of(key), tenant="ours") for key in options.get("keys", ())]
+    keys = [Key(sha256=digest_of(key), tenant="ours", metrics=True) for key in options.get("keys", ())]
     gateway = StubGateway(
         KeyRing(keys) if keys else None,
         GatewayOptions.from_json(options.get("gateway", {})),

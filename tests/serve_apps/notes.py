@@ -34,12 +34,19 @@ class Noting:
         self._note(STARTED, str(serve.get_replica_context().replica_tag))
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         engine: Any = super()
         self._note(TOOK, request_id)
         try:
-            async with aclosing(engine.generate(request_id, prompt_ids, sampling, priority)) as deltas:
+            async with aclosing(
+                engine.generate(request_id, prompt_ids, sampling, priority, cache_salt)
+            ) as deltas:
                 async for delta in deltas:
                     yield delta
         finally:

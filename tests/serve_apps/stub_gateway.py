@@ -50,6 +50,8 @@ class StubBackend:
         self.gate = asyncio.Event()
         self.gate.set()
         self.tokens_before_gate = 0
+        self.cached_tokens: int | None = None
+        """What it says was in its cache."""
 
     async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
         assert application == "chat"
@@ -59,7 +61,7 @@ class StubBackend:
         start = {"replica": replica, "model_version": "tiny@3", "prompt_tokens": prompt_tokens(request)}
         self.running += 1
         try:
-            wanted = request["max_tokens"] or 3
+            wanted = 3 if request["max_tokens"] is None else request["max_tokens"]
             if start["prompt_tokens"] + wanted > CONTEXT_LENGTH:
                 yield {
                     "start": start,
@@ -67,6 +69,9 @@ class StubBackend:
                 }
                 return
             logprobs, held = request["sampling"]["logprobs"], HeldText()
+            told = {"start": start, "cached_tokens": self.cached_tokens, **prompt_of(request)}
+            if not wanted:
+                yield {"text": "", "token_ids": (), "finish_reason": "length", **told}
             for step in range(wanted):
                 if step == lost_after:
                     raise ReplicaLostError("killed", replica if self.breaks else None)
@@ -84,7 +89,7 @@ class StubBackend:
                         )
                     ]
                 if step == 0:
-                    item["start"] = start
+                    item.update(told)
                 if step == wanted - 1:
                     item["finish_reason"] = "length"
                 yield item
@@ -97,14 +102,50 @@ class StubBackend:
         if self.script and self.script.pop(0) is not None:
             raise ReplicaLostError("killed", f"replica-{len(self.requests)}" if self.breaks else None)
         start = {"replica": f"replica-{len(self.requests)}", "model_version": "tiny@3"}
+        if method == "tokenizer_info":
+            return {
+                "start": start,
+                "info": {"tokenizer_class": "Stub", "eos_token": "</s>", "bos_token": None},
+            }
         if method == "detokenize":
             return {"start": start, "prompt": " ".join(map(str, request["tokens"]))}
         count = prompt_tokens(request)
-        if count > CONTEXT_LENGTH and method == "embed":
+        if count > CONTEXT_LENGTH and method == "embed" and "cut" not in request:
             return {"start": start, **too_long(count, CONTEXT_LENGTH, None, "prompt").as_item()}
         if method == "embed":
+            most = request.get("cut", -1)
+            count = count if most < 0 else min(count, most)
             return {"start": {**start, "prompt_tokens": count}, "embedding": [float(count), 0.5]}
-        return {"start": start, "tokens": list(range(count))}
+        tokens = {"start": start, "tokens": list(range(count))}
+        return {**tokens, "token_strs": [f"t{i}" for i in range(count)]} if request.get("names") else tokens
+
+
+def prompt_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What is told of a prompt whose tokens are its words, with numbers from 0 as their ids. Ids are
+    told as text with `#`."""
+    prompt = request.get("prompt", "a b")
+    ids = list(range(len(prompt.split()))) if isinstance(prompt, str) else list(prompt)
+    told: dict[str, Any] = {}
+    if request.get("echo"):
+        told["text"] = prompt if isinstance(prompt, str) else " ".join(f"#{token}" for token in ids)
+    if request.get("token_ids"):
+        told["token_ids"] = ids
+    top = request["sampling"].get("prompt_logprobs")
+    if top is not None:
+        names = prompt.split() if isinstance(prompt, str) else [f"#{token}" for token in ids]
+        pieces = [f" {name}".encode() if at else name.encode() for at, name in enumerate(names)]
+        told["logprobs"] = [
+            (
+                piece.decode(),
+                piece,
+                -0.25 * at if at else None,
+                [(f"t{i}", f"t{i}".encode(), 900 + i, -0.5 - i) for i in range(top if at else 0)],
+                token,
+                at + 1 if at else None,
+            )
+            for at, (piece, token) in enumerate(zip(pieces, ids, strict=True))
+        ]
+    return {"prompt": told} if told else {}
 
 
 def prompt_tokens(request: Mapping[str, Any]) -> int:
@@ -125,7 +166,8 @@ class StubGateway:
         spec = AppSpec("chat", config, model_path="/nowhere", model_version="tiny@3")
         version = AppVersion("chat", spec, CONTEXT_LENGTH, created=1, replicas=1, ready=True)
         self.table = AppTable({"chat": (version,)}, frozenset({"warming"}))
-        self.service = GatewayService(self.backend, self._look_up, Access(keys), options)
+        access = Access(keys, metrics_from=options.metrics_from if options else ())
+        self.service = GatewayService(self.backend, self._look_up, access, options)
         self.service.table = self.table
         self.api: FastAPI = build_api(self.service)
 

@@ -75,10 +75,11 @@ def expected(model: Path) -> dict[str, str]:
 
 def test_serve_says_what_is_served(served: dict[str, Any], model: Path) -> None:
     assert served["base_url"].startswith("http://127.")
-    promised = ("name", "model", "status", "replicas", "tensor")
+    promised = ("name", "model", "status", "replicas", "engine", "tensor")
+    both = {"model": model.name, "status": "running", "replicas": 1, "engine": "torch"}
     assert [{key: row[key] for key in promised} for row in served["apps"]] == [
-        {"name": "one", "model": model.name, "status": "running", "replicas": 1, "tensor": 1},
-        {"name": "two", "model": model.name, "status": "running", "replicas": 1, "tensor": 2},
+        {"name": "one", **both, "tensor": 1},
+        {"name": "two", **both, "tensor": 2},
     ]
 
 
@@ -148,6 +149,71 @@ def test_embeddings_tokens_and_structured_answers_come_over_http(
             },
         )
     assert refused.value.param == "response_format"
+
+
+@pytest.mark.parametrize("app", ["one", "two"])
+def test_evaluations_and_vllms_clients_get_what_the_model_itself_says(
+    app: str, served: dict[str, Any], model: Path
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    client = openai.OpenAI(base_url=served["base_url"], api_key="none", max_retries=0)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    ids = tokenizer(PROMPTS[1])["input_ids"]
+    with torch.no_grad():
+        output = reference(torch.tensor([ids]), output_hidden_states=True)
+    logprobs = output.logits[0].log_softmax(-1)
+    expected = [logprobs[at, token].item() for at, token in enumerate(ids[1:])]
+
+    for prompt, stream in ((PROMPTS[1], False), (ids, False), (PROMPTS[1], True)):
+        asked: dict[str, Any] = {"echo": True, "logprobs": 2, "max_tokens": 0, "temperature": 0}
+        answer = client.completions.create(model=app, prompt=prompt, stream=stream, **asked)
+        (choice,) = (next(iter(answer)) if stream else answer).choices
+        assert choice.text == PROMPTS[1]
+        assert choice.logprobs.token_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(expected, abs=1e-3)
+        assert choice.finish_reason == "length"
+    url = served["base_url"].removesuffix("/v1")
+
+    def post(path: str, **body: Any) -> Any:
+        return httpx.post(f"{url}{path}", json={"model": app, **body}, timeout=60).json()
+
+    scored = post("/v1/completions", prompt=ids, prompt_logprobs=1, max_tokens=1, truncate_prompt_tokens=3)
+    assert scored["usage"]["prompt_tokens"] == 3
+    assert [one and next(iter(one)) for one in scored["choices"][0]["prompt_logprobs"]] == [
+        None,
+        *(str(token) for token in ids[-2:]),
+    ]
+    choice = post("/v1/completions", prompt="x", structured_outputs={"choice": ["yes", "no"]}, max_tokens=9)
+    assert choice["choices"][0]["text"] in ("yes", "no")
+    refused = post("/v1/completions", prompt="x", structured_outputs={"regex": "("})["error"]
+    assert (refused["param"], refused["code"]) == ("structured_outputs", "invalid_value")
+    long = "def main(): pass\n" * 6
+    cached = [
+        post("/v1/completions", prompt=long, max_tokens=1)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        for _ in range(2)
+    ]
+    assert cached == [0, 96]
+    ids_only = post("/tokenize", prompt="ab", return_token_strs=True)
+    assert ids_only["token_strs"] == ["a", "b"]
+    assert httpx.get(f"{url}/tokenizer_info", params={"model": app}).json()["eos_token"] == "<|end|>"
+    assert httpx.get(f"{url}/tokenizer_info").status_code == 400
+
+    def mean(text: str) -> torch.Tensor:
+        with torch.no_grad():
+            states = reference(torch.tensor([tokenizer(text)["input_ids"]]), output_hidden_states=True)
+        return states.hidden_states[-1][0].mean(dim=0)
+
+    ranked = post("/rerank", query=PROMPTS[0], documents=PROMPTS[1:])["results"]
+    for one in ranked:
+        alike = torch.cosine_similarity(mean(PROMPTS[0]), mean(PROMPTS[1:][one["index"]]), dim=0)
+        assert one["relevance_score"] == pytest.approx(alike.item(), abs=1e-4)
+    assert [one["relevance_score"] for one in ranked] == sorted(
+        (one["relevance_score"] for one in ranked), reverse=True
+    )
+    assert post("/v1/embeddings", input="a", dimensions=4)["error"]["param"] == "dimensions"
 
 
 def test_every_chat_says_how_it_ends(served: dict[str, Any]) -> None:

@@ -7,13 +7,14 @@ replica.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.config import ServeAppConfig
 from cluster.config.serve_section import AutoscaleConfig, LimitsConfig, ReplicasConfig, UpdateConfig
@@ -29,6 +31,7 @@ from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
 from tests.serve_apps.driver import Driver
+from tests.serve_apps.strangers import get, serve_run, write_app
 from tests.serve_apps.tiny_model import make_tokenizer
 
 ENGINE = "tests.serve_apps.fake_engine:FakeEngine"
@@ -228,6 +231,7 @@ def test_an_app_that_runs_as_the_config_says_is_left_alone(served: Served) -> No
 
 def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(served: Served) -> None:
     assert served.replicas() == 1
+    generated = []
     with load(served.url, clients=6) as answers:
         # The decision takes seconds; what follows is the start of a replica's processes.
         seconds = eventually(lambda: served.granted() == 2, timeout_s=10)
@@ -235,17 +239,38 @@ def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(ser
         eventually(lambda: served.replicas() == 2)
         eventually(lambda: len({a.headers.get("x-shoal-replica") for a in answers[-12:]}) == 2)
 
+        generated.append(engine_figures(served.url)["shoal_engine_generated_tokens_total"])
         asyncio.run(kill_a_rank_under_streams(served))
+        generated.append(engine_figures(served.url)["shoal_engine_generated_tokens_total"])
         known = {a.headers.get("x-shoal-replica") for a in answers}
         # A whole new group takes the lost one's place.
         eventually(lambda: {a.headers.get("x-shoal-replica") for a in answers} - known)
         eventually(lambda: served.replicas() == 2)
+        generated.append(engine_figures(served.url)["shoal_engine_generated_tokens_total"])
     # Requests that had sent nothing were answered by someone else.
     assert {answer.status_code for answer in answers} == {200}
     assert {answer.json()["choices"][0]["text"] for answer in answers} == {
         "".join(f" {11 + step}" for step in range(50))
     }
     eventually(lambda: served.replicas() == 1 and served.granted() == 1)
+    # What the lost replica has done stays counted, and of what is gone no gauge is left.
+    assert 0 < generated[0] <= generated[1] <= generated[2]
+    eventually(lambda: engine_figures(served.url)["shoal_engine_running_requests"] == 0.0)
+    eventually(lambda: engine_figures(served.url)["replicas"] == 1.0)
+    figures = engine_figures(served.url)
+    assert figures["shoal_engine_generated_tokens_total"] >= 50 * len(answers)
+    assert figures["shoal_gateway_routed_total"] >= len(answers)
+
+
+def engine_figures(url: str) -> dict[str, float]:
+    """The sums of the gateway's figures over all labels, and how many `replicas` they are of."""
+    sums: Counter[str] = Counter()
+    replicas = set()
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text):
+        for sample in family.samples:
+            sums[sample.name] += sample.value
+            replicas.add(sample.labels.get("replica"))
+    return {**sums, "replicas": float(len(replicas - {None}))}
 
 
 async def kill_a_rank_under_streams(served: Served) -> None:
@@ -298,13 +323,38 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
         assert http.get("/ready").status_code == 200
 
 
+def test_a_stranger_is_reached_and_when_he_ends_serve_the_app_comes_back(
+    served: Served, running_cluster: LiveCluster, tmp_path: Path
+) -> None:
+    write_app(tmp_path, "hello", "hello from a stranger")
+    with serve_run(running_cluster, tmp_path, "hello:app"):
+        assert get(running_cluster.record.serve_url) == "hello from a stranger"
+        assert served.answering()
+
+    def answers() -> bool:
+        with suppress(httpx.TransportError):
+            return httpx.post(served.url + COMPLETIONS, json=completion(), timeout=5).status_code == 200
+        return False
+
+    eventually(answers)
+    row = served.call(driver.status, "chat")
+    assert row is not None
+    (ended,) = [event for event in row["events"] if event["kind"] == "serve_ended"]
+    assert "Serve was shut down by somebody else at " in ended["reason"]
+    assert served.granted() == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_request_that_ends_two_replicas_ends_no_third(served: Served, stream: bool) -> None:
     model_path = Path(served.spec.model_path)
     before = set(model_path.glob("killed-*"))
     answer = httpx.post(served.url + COMPLETIONS, json=completion(prompt=[6], stream=stream, n=3), timeout=60)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "engines_broke")
+    if stream and answer.status_code == 200:  # it has waited long enough to be sent a comment
+        *_, last = (event for event in answer.text.split("\n\n") if event)
+        assert json.loads(last.removeprefix("data: "))["error"]["code"] == "engines_broke"
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "engines_broke")
     assert len(set(model_path.glob("killed-*")) - before) == 2
     # The next one is left alone.
     assert httpx.post(served.url + COMPLETIONS, json=completion(), timeout=60).status_code == 200

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
+import time
 from pathlib import Path
 
 import httpx
@@ -56,3 +58,23 @@ def test_two_ranks_of_vllm_answer_like_generate(tmp_path: Path) -> None:
         refused = httpx.post(f"{url}/embeddings", json={"model": "chat", "input": "a"}, timeout=30)
         assert refused.status_code == 400
         assert "engine: torch" in refused.json()["error"]["message"]
+        logs = cluster.shoal("logs", "chat")
+        assert logs.returncode == 0, logs.stderr
+        for process in ("EngineCore", "Worker"):
+            assert re.search(rf"^\[\w+\] .*{process}", logs.stdout, re.MULTILINE), (
+                "what vLLM's own processes said"
+            )
+        end = time.monotonic() + 20
+        expected_lines = (
+            'shoal_engine_generated_tokens_total{app="chat"} 32.0',
+            'shoal_engine_prompt_tokens_total{app="chat"} 80.0',
+            'shoal_engine_running_requests{app="chat",replica="',
+            'shoal_engine_kv_cache_size_bytes{app="chat",replica="',
+        )
+        while any(line not in metrics_of(url) for line in expected_lines):
+            assert time.monotonic() < end, metrics_of(url)
+            time.sleep(0.2)
+
+
+def metrics_of(url: str) -> str:
+    return httpx.get(f"{url.removesuffix('/v1')}/metrics", timeout=30).text

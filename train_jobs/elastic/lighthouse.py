@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.head_actor import was_restarted
+from cluster.named_actor import NamedActor
 from train_jobs.control import NAMESPACE
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
 
@@ -130,30 +131,31 @@ class LighthouseClient:
 
     def __init__(self, job: str, attempt: int, timeout_s: float = _CALL_TIMEOUT_S) -> None:
         self._timeout_s = timeout_s
-        self._actor = ray.get_actor(lighthouse_name(job, attempt), namespace=NAMESPACE)
+        self._actor = NamedActor(lighthouse_name(job, attempt), NAMESPACE)
+        self._actor.find()
 
     def heartbeats(self, beats: Sequence[Beat]) -> Sequence[Word]:
         """Raises GetTimeoutError where the lighthouse does not answer in time."""
-        return ray.get(self._actor.heartbeats.remote(beats), timeout=self._timeout_s)
+        return self._actor.call("heartbeats", beats, timeout_s=self._timeout_s)
 
     def say_ended(self, group: str) -> None:
-        self._actor.ended.remote(group)
+        self._actor.tell("ended", group)
 
     def remind(self, view: View) -> None:
-        ray.get(self._actor.remind.remote(view), timeout=_CALL_TIMEOUT_S)
+        self._actor.call("remind", view, timeout_s=_CALL_TIMEOUT_S)
 
     def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
         """Waits for the others as long as it takes: the driver sees who does not come."""
-        return pickle.loads(ray.get(self._actor.arrive.remote(group, standing, rank_count)))
+        return pickle.loads(self._actor.call("arrive", group, standing, rank_count, timeout_s=None))
 
     def leave(self, group: str) -> None:
-        ray.get(self._actor.leave.remote(group), timeout=_CALL_TIMEOUT_S)
+        self._actor.call("leave", group, timeout_s=_CALL_TIMEOUT_S)
 
     def ended(self, group: str) -> None:
-        ray.get(self._actor.ended.remote(group), timeout=_CALL_TIMEOUT_S)
+        self._actor.call("ended", group, timeout_s=_CALL_TIMEOUT_S)
 
     def view(self) -> View | None:
-        return ray.get(self._actor.view.remote(), timeout=_CALL_TIMEOUT_S)
+        return self._actor.call("view", timeout_s=_CALL_TIMEOUT_S)
 
 
 def start_lighthouse(job: str, attempt: int, expected: Collection[str], timeout_s: float) -> ActorHandle:

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from serve_apps.engine.torch_engine.chunk import Chunk, attend
 from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape
 from serve_apps.engine.torch_engine.sweep import Part, Sweep
 
@@ -26,27 +26,6 @@ _ATTRIBUTE = "shoal_batch"
 
 _LOWEST = -1e30
 """In place of minus infinity where a difference is taken: two of them would give NaN."""
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """New tokens of one sequence that are read together: a prompt, or a piece of it."""
-
-    tokens: slice
-    """Where they are in the flat batch."""
-    start: int
-    """Position of the first."""
-    blocks: torch.Tensor
-    """The sequence's blocks up to the last of these tokens."""
-
-    @property
-    def num_new(self) -> int:
-        return self.tokens.stop - self.tokens.start
-
-    @property
-    def length(self) -> int:
-        """Tokens of the sequence up to the last of these."""
-        return self.start + self.num_new
 
 
 @dataclass
@@ -67,7 +46,6 @@ class Batch:
     """The tokens behind those."""
     flat_slots: dict[int, torch.Tensor] = field(default_factory=dict)
     """Where each head of each token is written, by number of heads."""
-    masks: dict[tuple[Chunk, int | None], torch.Tensor | None] = field(default_factory=dict)
 
     def bind(self, model: torch.nn.Module) -> None:
         """Let the attention of this model find the batch."""
@@ -114,22 +92,17 @@ def paged_attention(
             batch.sweep, single, keys, values, scale, sliding_window, softcap, s_aux
         )
     for chunk in batch.chunks:
-        keys, values = _keys_of(batch.cache, layer, chunk, key, value)
-        mask = _mask_of(batch, chunk, sliding_window, query.device)
-        queries = query[:, :, chunk.tokens]
-        if softcap is None and s_aux is None:
-            attended = scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=queries.shape[1] != keys.shape[1],
-            )
-        else:
-            attended = _plain(queries, keys, values, mask, scale, softcap, s_aux)
-        output[chunk.tokens] = attended[0].transpose(0, 1)
+        output[chunk.tokens] = attend(
+            chunk,
+            query[:, :, chunk.tokens],
+            key[:, :, chunk.tokens],
+            value[:, :, chunk.tokens],
+            (batch.cache.keys[layer], batch.cache.values[layer]),
+            scale,
+            sliding_window,
+            softcap,
+            s_aux,
+        )
     return output[None], None
 
 
@@ -213,63 +186,6 @@ def _part(
         return found.transpose(1, 2).flatten(0, 1)
 
     return by_pair(most), by_pair(total), by_pair(mixed)
-
-
-def _keys_of(
-    cache: KvCache, layer: int, chunk: Chunk, key: torch.Tensor, value: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a sequence up to the last token of a chunk, [1, kv heads, length, head size]."""
-    if chunk.start == 0:
-        return key[:, :, chunk.tokens], value[:, :, chunk.tokens]
-
-    def gathered(blocks: torch.Tensor) -> torch.Tensor:
-        picked = blocks[chunk.blocks].transpose(0, 1)
-        return picked.reshape(picked.shape[0], -1, picked.shape[3])[None, :, : chunk.length]
-
-    return gathered(cache.keys[layer]), gathered(cache.values[layer])
-
-
-def _mask_of(batch: Batch, chunk: Chunk, window: int | None, device: torch.device) -> torch.Tensor | None:
-    """Which tokens each new one of a chunk sees, [new, length]; None where plain causality says it all."""
-    if window is not None and window >= chunk.length:
-        window = None
-    if (chunk, window) not in batch.masks:
-        mask = None
-        if chunk.start or window is not None:
-            own = torch.arange(chunk.start, chunk.length, device=device)[:, None]
-            seen = torch.arange(chunk.length, device=device)
-            mask = seen <= own
-            if window is not None:
-                mask &= seen > own - window
-        batch.masks[chunk, window] = mask
-    return batch.masks[chunk, window]
-
-
-def _plain(
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
-    sinks: torch.Tensor | None,
-) -> torch.Tensor:
-    """Attention of a chunk with what `scaled_dot_product_attention` does not know."""
-    groups = query.shape[1] // keys.shape[1]
-    keys, values = keys.repeat_interleave(groups, dim=1), values.repeat_interleave(groups, dim=1)
-    scores = (query @ keys.mT).float() * scale
-    if softcap is not None:
-        scores = (scores / softcap).tanh() * softcap
-    if mask is None:
-        mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=query.device).tril()
-    scores = scores.masked_fill(~mask, float("-inf"))
-    if sinks is not None:
-        column = sinks.float().view(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
-        scores = torch.cat([scores, column], dim=-1)
-    weights = scores.softmax(dim=-1)
-    if sinks is not None:
-        weights = weights[..., :-1]
-    return weights.to(values.dtype) @ values
 
 
 AttentionInterface.register(NAME, paged_attention)

@@ -24,6 +24,13 @@ def digest(before: Digest, tokens: Ints[int]) -> Digest:
     return blake2b(before + array("q", tokens).tobytes(), digest_size=16).digest()
 
 
+def start_of(cache_salt: str) -> Digest:
+    """What stands in front of the first block of sequences with this salt; it is no block's digest."""
+    if not cache_salt:
+        return _START
+    return blake2b(cache_salt.encode(errors="surrogatepass"), digest_size=16, person=b"cache salt").digest()
+
+
 class BlockPool:
     """Hands out blocks 0 … num_blocks - 1, and finds those that hold a prefix.
 
@@ -130,9 +137,9 @@ class BlockPool:
 class Digests:
     """The digests of one sequence's full blocks, made as its tokens come."""
 
-    def __init__(self, block_size: int, salt: Digest = _START) -> None:
+    def __init__(self, block_size: int, start: Digest = _START) -> None:
         self._block_size = block_size
-        self._salt = salt
+        self._start = start
         self._digests: list[Digest] = []
 
     def upto(self, tokens: Ints[int], num_tokens: int) -> list[Digest]:
@@ -140,6 +147,6 @@ class Digests:
         full = num_tokens // self._block_size
         while len(self._digests) < full:
             at = len(self._digests) * self._block_size
-            before = self._digests[-1] if self._digests else self._salt
+            before = self._digests[-1] if self._digests else self._start
             self._digests.append(digest(before, tokens[at : at + self._block_size]))
         return self._digests[:full]

@@ -90,7 +90,12 @@ class TorchEngine:
         self.check()
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, priority: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        priority: int = 0,
+        cache_salt: str = "",
     ) -> AsyncIterator[Delta]:
         """Run one request; see `Engine.generate`."""
         check_sampling(sampling, self._vocab_size)
@@ -102,7 +107,7 @@ class TorchEngine:
                 # A large one, or the first, takes its time.
                 loop = asyncio.get_running_loop()
                 structure = await loop.run_in_executor(self._compilers, steps.structure, sampling)
-            steps.add(request_id, tuple(prompt_ids), sampling, priority, structure)
+            steps.add(request_id, tuple(prompt_ids), sampling, priority, structure, cache_salt)
             while True:
                 delta = await self._next(queue)
                 assert isinstance(delta, Delta)

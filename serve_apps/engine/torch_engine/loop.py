@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 
 from serve_apps.engine.bad_words import spellings
-from serve_apps.engine.memory_check import check_second_copy
 from serve_apps.engine.protocol import (
     AnswerError,
     Delta,
@@ -28,6 +28,7 @@ from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
 from serve_apps.engine.torch_engine.prompt_scores import PromptScores, ScoredToken, note_scores
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
@@ -82,6 +83,7 @@ class EngineLoop:
         self._num_generated = 0
         self._num_prompt = 0
         self._cache_bytes = 0
+        self._costs = StepCosts()
 
     def run(self, master_addr: str | None, master_port: int | None, ready: Callable[[], None]) -> None:
         """Load the model, call `ready`, and step until `stop`.
@@ -98,7 +100,14 @@ class EngineLoop:
             runner = load_runner(self._config, self._facts, self._options, device, self._ranks)
             config, options = self._config, self._options
             pool = BlockPool(runner.num_blocks, options.block_size, config.prefix_caching)
-            self._scheduler = Scheduler(pool, config.max_batch, config.max_waiting, options.batched_tokens)
+            self._scheduler = Scheduler(
+                pool,
+                config.max_batch,
+                config.max_waiting,
+                options.batched_tokens,
+                options.prefill_ms / 1000,
+                self._costs,
+            )
             self._cache_bytes = runner.cache_bytes
             self._describe(runner)
             ready()
@@ -128,6 +137,7 @@ class EngineLoop:
         sampling: SamplingParams,
         priority: int,
         structure: Structure | LateStructure | None,
+        cache_salt: str = "",
     ) -> None:
         """Take a request; raises what `Scheduler.add` and `spellings` raise."""
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
@@ -139,7 +149,9 @@ class EngineLoop:
             request.scores = PromptScores(prompt_ids, sampling.prompt_logprobs)
         scored = request.scores is not None
         stops = frozenset(sampling.stop_token_ids) if sampling.ignore_eos else end_ids
-        sequence = TokenSequence(request_id, prompt_ids, sampling.max_tokens, stops, priority, scored)
+        sequence = TokenSequence(
+            request_id, prompt_ids, sampling.max_tokens, stops, priority, scored, cache_salt
+        )
         with self._changed:
             self._scheduler.add(sequence)
             self._requests[request_id] = request
@@ -234,9 +246,6 @@ class EngineLoop:
             tokenizer = read_tokenizer(model_path)
         except EngineError as error:
             raise WeightsError(str(error)) from error
-        if runner.device.type == "cpu":
-            # A GPU says itself when it is full; a node's memory ends processes.
-            check_second_copy(self._config, model_path)
         if self._ranks is not None:
             self._ranks.send(Kind.LOAD, text=model_path)
         load_together(runner, model_path, self._ranks)
@@ -244,6 +253,7 @@ class EngineLoop:
         self._describe(runner)
 
     def _step(self, runner: Runner, plan: StepPlan) -> None:
+        begin = time.perf_counter()
         if self._ranks is not None:
             self._ranks.send(Kind.STEP, plan.step)
         with self._changed:
@@ -256,6 +266,7 @@ class EngineLoop:
         outputs = runner.run(plan.step, note)
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
+        self._costs.observe(StepWork.of(plan.step), time.perf_counter() - begin)
         sampled: list[int | None] = [None] * len(requests)
         errors: dict[int, AnswerError] = {}
         for number, token in zip(wanting, chosen, strict=True):

@@ -12,6 +12,8 @@ class TorchOptions:
     """`EngineConfig.extra` of the torch engine, and what it takes where the config leaves the choice."""
 
     batched_tokens: int = 2048
+    prefill_ms: float = 50.0
+    """Milliseconds that the prompts of one step may take beside running answers."""
     block_size: int = 32
     step_timeout_s: float = 30.0
     """How long the ranks wait for one another within a step before the replica counts as broken."""
@@ -29,7 +31,7 @@ class TorchOptions:
                 f"it knows {', '.join(sorted(known))}"
             )
         options = cls(**config.extra)
-        for name in ("batched_tokens", "block_size"):
+        for name in ("batched_tokens", "prefill_ms", "block_size"):
             if (chosen := getattr(config, name)) is not None:
                 options = replace(options, **{name: chosen})
         return options

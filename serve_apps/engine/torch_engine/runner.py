@@ -11,7 +11,9 @@ import torch
 
 from serve_apps.engine.memory_check import check_device, memory_of
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
-from serve_apps.engine.torch_engine.attention import Batch, Chunk
+from serve_apps.engine.torch_engine.attention import Batch
+from serve_apps.engine.torch_engine.cache_room import gpu_room
+from serve_apps.engine.torch_engine.chunk import Chunk
 from serve_apps.engine.torch_engine.head import Head
 from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
@@ -20,11 +22,10 @@ from serve_apps.engine.torch_engine.prompt_scores import ScoredToken
 from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.step import Row, Step, Want
 from serve_apps.engine.torch_engine.sweep import make_sweep
+from serve_apps.engine.torch_engine.weights import architecture, check_weights, put_weights, take_ends
 
 DEFAULT_CACHE_BYTES = 4 * 1024**3
 """Most memory that the KV cache of a rank takes on a CPU when the config does not say."""
-GPU_SHARE = 0.9
-"""Part of a GPU's free memory that it takes there."""
 
 
 NoteScores = Callable[[Sequence[ScoredToken], torch.Tensor], None]
@@ -49,6 +50,7 @@ class Runner:
     ) -> None:
         self.config = config
         self.block_size = options.block_size
+        self._batched_tokens = options.batched_tokens
         self.facts = facts
         self.device = device
         self._tables: list[list[int]] = [[] for _ in range(config.max_batch)]
@@ -56,31 +58,31 @@ class Runner:
         self._picked: torch.Tensor | None = None
         self._sums: list[tuple[int, slice]] = []
         self._hidden: dict[int, torch.Tensor] = {}
-        self.model: Any = None
-        self.use(self.read(config.model_path))
+        self.model_path = config.model_path
+        """Whose weights it has."""
+        self._architecture = architecture(config.model_path)
+        self.model = load_model(config, config.model_path, device)
+        self.model.get_output_embeddings().register_forward_pre_hook(self._before_head)
+        self._head = Head(self.model, facts.vocab_size)
+        self._batch.bind(self.model)
 
-    def read(self, model_path: str) -> Any:
-        """Load a model of the same shapes as this runner's; nothing of the runner changes yet.
+    def check(self, model_path: str) -> Any:
+        """See that a directory's weights can take the place of those that run; its model without weights.
 
         Raises:
-            WeightsError: it is another model.
+            WeightsError: they cannot; nothing has changed.
         """
-        model = load_model(self.config, model_path, self.device)
-        if self.model is not None:
-            old, new = (
-                {name: tuple(p.shape) for name, p in m.named_parameters()} for m in (self.model, model)
-            )
-            if old != new:
-                name = next(iter(old.items() ^ new.items()))[0]
-                raise WeightsError(f"{model_path} is a model of other sizes ({name} differs)")
-        return model
+        if read_facts(self.config, model_path) != self.facts:
+            raise WeightsError(f"{model_path} is a model of another shape than the one that runs")
+        return check_weights(self.model, self._architecture, self.config, model_path)
 
-    def use(self, model: Any) -> None:
-        """Run this model from the next step on."""
-        model.get_output_embeddings().register_forward_pre_hook(self._before_head)
-        self._head = Head(model, self.facts.vocab_size)
-        self._batch.bind(model)
-        self.model = model
+    def put(self, model_path: str) -> None:
+        """Load a directory's weights in place of those that run, tensor by tensor.
+
+        Raises:
+            WeightsError: it failed midway; the model has weights of both.
+        """
+        put_weights(self.model, model_path)
 
     def room(self) -> int:
         """Blocks that the KV cache of this rank may have.
@@ -97,7 +99,7 @@ class Runner:
         if memory is not None:
             blocks = memory // one
         elif self.device.type == "cuda":
-            blocks = int(torch.cuda.mem_get_info(self.device)[0] * GPU_SHARE) // one
+            blocks = gpu_room(self.device, self.run_largest) // one
         else:
             memory = min(DEFAULT_CACHE_BYTES, psutil.virtual_memory().available // 2)
             blocks = min(self.config.max_batch * needed, max(needed, memory // one))
@@ -107,6 +109,24 @@ class Runner:
                 f"but one request may have {context}; give it more memory, or set a shorter context_length"
             )
         return blocks
+
+    def run_largest(self) -> None:
+        """One step as large as any: all answers that run at once, beside the end of the longest prompt.
+
+        All its tokens lie in one block, whose cache is there for this step alone. That many answers of the
+        longest context would need no more by themselves: they are read where they lie.
+        """
+        size, context = self.block_size, self.facts.context_length
+        answers = self.config.max_batch - 1
+        new = max(1, min(self._batched_tokens - answers, context))
+        self.allocate(1)
+        try:
+            rows = [Row(slot, 0, (0,), 0, (0,)) for slot in range(answers)]
+            rows.append(Row(answers, context - new, (0,) * new, 0, (0,) * -(-context // size)))
+            self.run(Step(tuple(rows)))
+        finally:
+            self._batch.cache = None
+            self._tables = [[] for _ in self._tables]
 
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache."""
@@ -155,6 +175,9 @@ class Runner:
         self._score(
             step, {index: place[index] - len(row.tokens) for index, row in enumerate(step.rows)}, note
         )
+        if self.device.type == "cuda" and not wanted:
+            # Where there are logits, who chooses from them waits for the device: steps are measured by that.
+            torch.cuda.synchronize(self.device)
         return Outputs(logits[: len(wanted)], self._hidden)
 
     def _score(self, step: Step, starts: dict[int, int], note: NoteScores | None) -> None:
@@ -174,7 +197,6 @@ class Runner:
         size = self.block_size
         batch = self._batch
         batch.flat_slots.clear()
-        batch.masks.clear()
         slots: list[int] = []
         ends: list[int] = []
         chunks = []
@@ -249,22 +271,43 @@ def load_together(runner: Runner, model_path: str, ranks: Ranks | None) -> None:
     """Load other weights on all ranks, or on none.
 
     Raises:
-        WeightsError: this rank or another could not.
+        WeightsError: this rank or another could not; all have those that they had.
+        EngineError: nor could those be loaded again, so that the replica has none that are whole.
+    """
+    empty: Any = None
+
+    def check() -> None:
+        nonlocal empty
+        empty = runner.check(model_path)
+
+    _everywhere(check, f"load the weights of {model_path}", ranks)
+    try:
+        _everywhere(lambda: runner.put(model_path), f"load the weights of {model_path}", ranks)
+    except WeightsError as failure:
+        try:
+            _everywhere(lambda: runner.put(runner.model_path), "go back to the old weights", ranks)
+        except WeightsError as error:
+            raise EngineError(f"{failure}; and the old weights are not there any more: {error}") from error
+        raise
+    take_ends(runner.model, empty)
+    runner.model_path = model_path
+
+
+def _everywhere(work: Callable[[], None], what: str, ranks: Ranks | None) -> None:
+    """Do something on this rank, as all ranks do at this moment.
+
+    Raises:
+        WeightsError: it failed here or on another rank.
     """
     failure: Exception | None = None
     try:
-        facts = read_facts(runner.config, model_path)
-        if facts != runner.facts:
-            raise WeightsError(f"{model_path} is a model of another shape than the one that runs")
-        model = runner.read(model_path)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with the files, the old weights go on
+        work()
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with the files, the other ranks must hear of it
         failure = error
     everywhere = failure is None if ranks is None else ranks.agree(failure is None)
     if failure is not None:
         # What we say ourselves names the model; what others say does not.
         named = isinstance(failure, EngineError | WeightsError)
-        said = str(failure) if named else f"the weights of {model_path} cannot be loaded: {failure!r}"
-        raise WeightsError(said) from failure
+        raise WeightsError(str(failure) if named else f"cannot {what}: {failure!r}") from failure
     if not everywhere:
-        raise WeightsError(f"another rank could not load the weights of {model_path}")
-    runner.use(model)
+        raise WeightsError(f"another rank could not {what}")

@@ -2,8 +2,9 @@
 
 Continuous batching after Orca (Yu et al., OSDI 2022): a request joins at any step and leaves at any step. A
 long prompt is read in pieces beside the answers of the others, so that it does not stop them (Sarathi-Serve,
-Agrawal et al., OSDI 2024). Where the KV cache has no room left, the request whose turn is last gives up its
-place and is computed again later, with the tokens that it has: nothing of its answer changes.
+Agrawal et al., OSDI 2024); what bounds a piece is the time that it takes. Where the KV cache has no room,
+the request whose turn is last gives up its place and is computed again later, with the tokens that it has:
+nothing of its answer changes.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from bisect import insort
 from dataclasses import dataclass
 
 from serve_apps.engine.protocol import FinishReason, QueueFullError
-from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests
+from serve_apps.engine.torch_engine.block_pool import BlockPool, Digests, start_of
+from serve_apps.engine.torch_engine.pace import Allowance, StepCosts
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Row, Step, Want
 
@@ -33,13 +35,25 @@ class Scheduler:
         max_batch: most sequences that run at once.
         max_waiting: most sequences that wait beside those.
         batched_tokens: most tokens of one step. A running answer always gets its one.
+        prefill_s: seconds that the prompts of one step may take beside running answers. None: any number.
+        costs: what steps take, by which those seconds become tokens; whoever runs the steps measures them.
     """
 
-    def __init__(self, pool: BlockPool, max_batch: int, max_waiting: int, batched_tokens: int) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        max_batch: int,
+        max_waiting: int,
+        batched_tokens: int,
+        prefill_s: float | None = None,
+        costs: StepCosts | None = None,
+    ) -> None:
         self.pool = pool
         self.max_batch = max_batch
         self.max_waiting = max_waiting
         self.batched_tokens = batched_tokens
+        self.prefill_s = prefill_s
+        self.costs = StepCosts() if costs is None else costs
         self.num_preempted = 0
         """Times that a sequence gave up its place, since the start."""
         self.found_tokens = 0
@@ -75,7 +89,7 @@ class Scheduler:
         sequence.arrival = self._arrivals
         self._arrivals += 1
         self._by_id[sequence.request_id] = sequence
-        self._digests[sequence.request_id] = Digests(self.pool.block_size)
+        self._digests[sequence.request_id] = Digests(self.pool.block_size, start_of(sequence.cache_salt))
         insort(self._waiting, sequence, key=_turn)
 
     def schedule(self) -> StepPlan | None:
@@ -92,11 +106,16 @@ class Scheduler:
         self._admit(room)
         chosen = [(sequence, 1) for sequence in self._running if sequence.decoding]
         room = self.batched_tokens - len(chosen)
+        # Nobody waits for a step without answers.
+        allowance = None if self.prefill_s is None or not chosen else Allowance(self.costs, self.prefill_s)
         for sequence in self._running:
             if not sequence.decoding and room > 0:
                 count = min(_missing(sequence), room)
-                chosen.append((sequence, count))
-                room -= count
+                if allowance is not None:
+                    count = allowance.take(sequence.computed, count)
+                if count > 0:
+                    chosen.append((sequence, count))
+                    room -= count
         if not chosen:
             return None
         return StepPlan(

@@ -27,6 +27,8 @@ class TokenSequence:
     """Lower goes first, as in vLLM."""
     scored: bool = False
     """Whether the log-probabilities of the prompt's own tokens are wanted."""
+    cache_salt: str = ""
+    """It shares blocks with sequences of the same one only."""
     output_ids: list[int] = field(default_factory=list)
     arrival: int = 0
     slot: int | None = None

@@ -34,6 +34,7 @@ serve_apps:
   a:
     model: lm
     accelerator: KIND
+    engine: torch
     tensor: RANKS
     gpus: 1
 """

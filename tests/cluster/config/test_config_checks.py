@@ -218,7 +218,12 @@ JOB = (
             "tensor",
             "4 ranks needs 4 CPUs on one node; none of the nodes head (0 CPUs), ",
         ),
-        ("model: lm, gpus: 1", "a:", "tensor", "a replica of 1 rank needs 1 CPU and 1 GPU on one node"),
+        (
+            "model: lm, engine: torch, gpus: 1",
+            "a:",
+            "tensor",
+            "a replica of 1 rank needs 1 CPU and 1 GPU on one node",
+        ),
         (
             "model: lm, tensor: 2, replicas: {min: 3}",
             "3}",
@@ -227,6 +232,13 @@ JOB = (
         ),
         ("model: lm, replicas: {min: 2, max: 1}", "1}", "replicas.max", "at least replicas.min (2), was 1"),
         ("model: lm, limits: {context_length: 513}", "513", "limits.context_length", "at most 512"),
+        (
+            "model: lm, limits: {prefill_ms: 0}",
+            "0}",
+            "limits.prefill_ms",
+            "should be a number above 0, or null, was 0",
+        ),
+        ("model: lm, limits: {prefill_ms: .inf}", ".inf", "limits.prefill_ms", "should be"),
         ("model: lm, pipeline: 2, cpus: 0", "2,", "pipeline", "should be 1 with engine: torch, was 2"),
         (
             "model: lm, engine_kwargs: {gpu_memory_utilization: 0.5}",
@@ -262,6 +274,47 @@ def test_an_engine_that_is_not_installed_says_how_to_install_it(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     text = JOB + "serve_apps:\n  a: {model: lm, engine: vllm}\n"
     check(tmp_path, text, "vllm", "serve_apps.a.engine", "pip install 'shoal[vllm]'")
+
+
+GPUS = "cluster: {nodes: [{name: a, cpus: 8, gpus: 2}]}\n"
+
+
+@pytest.mark.parametrize(
+    ("app", "engine"),
+    [
+        ("", "torch"),
+        ("gpus: 0", "torch"),
+        ("gpus: 1", "vllm"),
+        ("engine: torch, gpus: 1", "torch"),
+        ("engine: vllm", "vllm"),
+    ],
+)
+def test_ranks_with_gpus_run_in_vllm_unless_the_app_says_otherwise(
+    app: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    config = load(tmp_path, GPUS + JOB + f"serve_apps:\n  a: {{model: lm, {app}}}\n").config.serve_apps["a"]
+    assert config.engine == engine
+    # What is deployed says it, so that another default of a later Shoal changes nothing that runs.
+    assert json.loads(config.model_dump_json())["engine"] == engine
+
+
+def test_gpus_without_vllm_say_what_to_install_or_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (found,) = mistakes(tmp_path, GPUS + JOB + "serve_apps:\n  a: {model: lm, gpus: 1}\n")
+    assert found.path == "serve_apps.a.engine"
+    assert "an app whose ranks have GPUs runs in vLLM unless it says engine: torch" in found.message
+    assert "pip install 'shoal[vllm]'" in found.message
+    load(tmp_path, GPUS + JOB + "serve_apps:\n  a: {model: lm, gpus: 1, engine: torch}\n")
+
+
+def test_vllm_takes_no_time_for_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    text = JOB + "serve_apps:\n  a: {model: lm, engine: vllm, limits: {prefill_ms: 50}}\n"
+    words = "has no effect with engine: vllm, whose steps are bounded by limits.batched_tokens; was 50"
+    check(tmp_path, text, "50}}", "serve_apps.a.limits.prefill_ms", words)
 
 
 def test_the_nearest_published_model_is_named(tmp_path: Path) -> None:
@@ -312,6 +365,44 @@ def test_the_two_endpoints_cannot_share_an_address(
     (found,) = mistakes(tmp_path, text)
     assert (found.line, found.path) == (3, "cluster.dashboard.port")
     assert "cannot both listen on port 9000" in found.message
+
+
+@pytest.mark.parametrize(
+    ("other", "proxy", "clash"),
+    [
+        ("gateway: {port: 9000}", "{port: 9000}", False),  # the proxy's address is no node's
+        ("gateway: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.9, port: 9000}", True),
+        ("gateway: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.8, port: 9000}", False),
+        ("dashboard: {host: 127.0.0.9, port: 9000}", "{host: 127.0.0.9, port: 9000}", True),
+        ("dashboard: {host: 0.0.0.0, port: 9000}", "{port: 9000}", True),
+        ("dashboard: {port: 9000}", "{port: 9000}", False),
+    ],
+)
+def test_serves_proxy_has_an_address_to_itself(other: str, proxy: str, clash: bool, tmp_path: Path) -> None:
+    text = f"cluster:\n  {other}\n  serve_proxy: {proxy}\n"
+    if not clash:
+        load(tmp_path, text)
+        return
+    (found,) = mistakes(tmp_path, text)
+    assert (found.line, found.path) == (3, "cluster.serve_proxy.port")
+    assert "Serve's proxy cannot both listen on port 9000" in found.message
+
+
+def test_serves_proxy_stays_on_loopback(tmp_path: Path) -> None:
+    for host in ("0.0.0.0", "10.0.0.1", "somewhere"):
+        text = f"cluster:\n  serve_proxy:\n    host: {host}\n"
+        check(tmp_path, text, host, "cluster.serve_proxy.host", "loopback", "asks nobody for a key")
+
+
+def test_the_ports_of_tokens_are_nobody_elses(tmp_path: Path) -> None:
+    for port, clash in ((20005, True), (20011, False)):
+        text = f"cluster:\n  gateway: {{token_ports: 20000-20010, port: {port}}}\n"
+        if not clash:
+            load(tmp_path, text)
+            continue
+        (found,) = mistakes(tmp_path, text)
+        assert found.path == "cluster.gateway.token_ports"
+        assert "holds port 20005, where the gateway listens" in found.message
 
 
 def test_a_storage_that_is_a_file_or_below_one(tmp_path: Path) -> None:
@@ -439,6 +530,11 @@ def test_the_order_of_the_checks_never_matters_for_the_order_of_the_mistakes(tmp
         ("token_ports", "many", "A-B"),
         ("cors", "[https://page.example/path]", "an origin"),
         ("cors", "[page.example]", "an origin"),
+        ("metrics_from", "[10.0.0.1/8]", "10.0.0.0/8"),
+        ("metrics_from", "[prometheus]", "an IP address"),
+        ("keepalive_s", "-1", "0"),
+        ("keepalive_s", "0.01", "at least 0.1"),
+        ("keepalive_s", "soon", "number"),
         ("unknown_fields", "drop", "ignore"),
     ],
 )

@@ -26,7 +26,8 @@ NODES = "cluster: {{nodes: [{{name: a, cpus: 16}}, {{name: g, cpus: 16, gpus: 8,
 
 
 def text(app: str, kind: str = "H100-SXM") -> str:
-    return NODES.format(kind=kind) + JOB + f"serve_apps:\n  a: {{model: lm, gpus: 1, {app}}}\n"
+    engine = "" if "engine:" in app else "engine: torch, "
+    return NODES.format(kind=kind) + JOB + f"serve_apps:\n  a: {{model: lm, gpus: 1, {engine}{app}}}\n"
 
 
 @pytest.mark.parametrize(

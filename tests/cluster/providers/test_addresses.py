@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError, ShoalError
-from cluster.providers.addresses import SUBNETS, choose_subnet, node_addresses, subnet_of, subnets_of
+from cluster.providers.addresses import (
+    FIRST_HOST,
+    LAST_HOST,
+    SUBNETS,
+    choose_subnet,
+    node_addresses,
+    serve_proxy_address,
+    subnet_of,
+    subnets_of,
+)
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9._-]{0,20}[a-z0-9])?", fullmatch=True)
 ALL_SUBNETS = [f"127.{second}.{third}" for second in range(1, 255) for third in range(256)]
@@ -56,3 +65,9 @@ def test_only_loopback_addresses_outside_127_0_count_as_a_subnet_in_use() -> Non
     assert subnet_of("127.3.4.10") == "127.3.4"
     assert subnet_of("::ffff:127.3.4.10") == "127.3.4"
     assert subnets_of(["127.0.0.1", "127.0.0.53", "10.1.2.3", "::1", "0.0.0.0", "127.3.4.10"]) == {"127.3.4"}
+
+
+def test_serves_proxy_has_an_address_of_the_cluster_that_no_node_has() -> None:
+    assert serve_proxy_address("127.7.8") not in node_addresses("127.7.8", LAST_HOST - FIRST_HOST + 1)
+    assert serve_proxy_address("127.7.8") != serve_proxy_address("127.7.9")
+    assert serve_proxy_address("10.7.8") == "127.0.0.1"

@@ -135,7 +135,7 @@ def test_a_node_that_does_not_start_is_told_with_its_log_and_nothing_is_left(tmp
         done = shoal("up", "-f", str(path), RAY_OVERRIDE_RESOURCES="no JSON")
         assert done.returncode == 1
         assert "node head (127." in done.stderr
-        assert "did not start (exit code 1); the last lines of its log:" in done.stderr
+        assert "did not start (exit code 1); it said last:" in done.stderr
         assert "JSONDecodeError" in done.stderr
         assert files_of(name) == []
 

@@ -24,6 +24,7 @@ IDENTITY = Identity(
     dashboard_port=8265,
     gateway_host="127.7.8.10",
     gateway_port=8000,
+    serve_host="127.7.8.2",
 )
 
 
@@ -104,3 +105,8 @@ def test_a_node_sees_the_gpus_that_are_its_own_and_no_other() -> None:
 )
 def test_object_stores_together_stay_within_their_share(memory_gib: int, num_nodes: int, mib: int) -> None:
     assert store_bytes(memory_gib * 2**30, num_nodes) // 2**20 == mib
+
+
+def test_whoever_starts_serve_on_the_node_has_its_proxy_listen_at_the_clusters_own_address() -> None:
+    variables = node_environment({}, PYTHON, node(), IDENTITY, GCS, STATE)
+    assert variables["RAY_SERVE_DEFAULT_HTTP_HOST"] == "127.7.8.2"

@@ -42,7 +42,7 @@ def test_init_writes_a_file_that_validate_accepts(tmp_path: Path, capsys: pytest
     assert call(["init", "project"]) == 0
     assert capsys.readouterr().out == "wrote project/shoal.yaml\nwrote project/shoal.schema.json\n"
     assert call(["validate", "-f", "project/shoal.yaml"]) == 0
-    assert capsys.readouterr().out == "project/shoal.yaml is valid: 3 nodes, 1 job, 1 app\n"
+    assert capsys.readouterr().out == "project/shoal.yaml is valid: 3 nodes, 1 job, 1 app (chat: torch)\n"
     assert {path.name for path in (tmp_path / "project").iterdir()} == {"shoal.yaml", "shoal.schema.json"}
 
 

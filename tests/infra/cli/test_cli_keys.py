@@ -22,7 +22,17 @@ def test_a_new_key_is_shown_once_and_opens_what_it_was_made_for(tmp_path: Path) 
     (tmp_path / "keys.yaml").write_text("# ours\n")
     first = shoal("key", "research", "-f", path)
     assert first.returncode == 0, first.stderr
-    options = ("--app", "chat", "--app", "code", "--requests-per-minute", "5", "--tokens-per-minute", "100")
+    options = (
+        "--app",
+        "chat",
+        "--app",
+        "code",
+        "--requests-per-minute",
+        "5",
+        "--tokens-per-minute",
+        "100",
+        "--metrics",
+    )
     second = shoal("key", "web", *options, "--json", "-f", path)
     assert second.returncode == 0, second.stderr
     keys = load_keys(str(tmp_path / "keys.yaml"))
@@ -34,6 +44,7 @@ def test_a_new_key_is_shown_once_and_opens_what_it_was_made_for(tmp_path: Path) 
     assert (own.tenant, own.apps, own.requests_per_minute) == ("research", None, None)
     assert other is not None
     assert (other.tenant, other.apps) == ("web", ("chat", "code"))
+    assert (own.metrics, other.metrics) == (False, True)
     assert (other.requests_per_minute, other.tokens_per_minute) == (5, 100)
     text = (tmp_path / "keys.yaml").read_text()
     assert text.startswith("# ours\n")

@@ -11,6 +11,7 @@ import pytest
 from ray import serve
 
 from serve_apps.controller import serve_application, serve_state
+from serve_apps.replica.serve_private import ServeInstance
 from tests.serve_apps.controller.world import spec_of
 
 FRAMES = "".join(f'  File "replica.py", line {line}, in start\n    await start()\n' for line in range(40))
@@ -47,9 +48,11 @@ def test_apps_are_started_and_looked_at_one_after_the_other(monkeypatch: pytest.
         time.sleep(0.02)
         assert inside == ["here"]
         inside.clear()
-        return SimpleNamespace(applications={})
+        return SimpleNamespace(applications={}, proxies={})
 
     monkeypatch.setattr(serve_application, "application", alone)
+    for module in (serve_application, serve_state):
+        monkeypatch.setattr(module, "find_serve", lambda: ServeInstance("serve-1", "127.0.0.1", 8000))
     for name in ("RunTarget", "run_many", "status"):
         monkeypatch.setattr(serve, name, alone)
     failed: list[BaseException] = []

@@ -13,10 +13,13 @@ import pytest
 
 from cluster.storage import Storage
 from serve_apps.controller import actor as actor_module
+from serve_apps.controller import view as view_module
 from serve_apps.controller.actor import AppController
 from serve_apps.controller.record import AppRecord
+from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
+from serve_apps.replica.serve_private import ServeInstance
 from tests.serve_apps.controller.world import spec_of
 
 WITHIN_S = 5.0
@@ -28,9 +31,15 @@ class View(ClusterView):
     def __init__(self) -> None:
         super().__init__()
         self.looks = 0
+        # Serve is there, and the gateway on it.
+        self.there = ServeSeen(ServeInstance("serve-1", "127.0.0.1", 8000), {}, Served("running", 1, None))
 
     def is_due(self, apps: Any, now: float) -> bool:
         return True
+
+    def see(self) -> None:
+        self.serve = self.there
+        self.served = self.serve.applications
 
     def look(self, apps: Any) -> None:
         self.looks += 1
@@ -48,11 +57,13 @@ def with_controller(
     monkeypatch.setattr(
         actor_module.serve_application, "start", lambda spec, name, size: started.append(name)
     )
-    monkeypatch.setattr(actor_module.ReplicaHandles, "connect", lambda self, applications: None)
+    monkeypatch.setattr(actor_module.ReplicaHandles, "connect", lambda self, applications, serve: None)
 
     async def run() -> None:
-        controller = AppController({"storage": str(folder), "name": "c", "cluster_id": "id"})
-        controller._view = view = View()
+        controller = AppController(
+            {"storage": str(folder), "name": "c", "cluster_id": "id"}, lambda info: None
+        )
+        controller._view = controller._lookout._view = view = View()
         async with asyncio.timeout(30):
             await go(controller, view)
 
@@ -126,5 +137,26 @@ def test_deletes_that_drain_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.M
 
     try:
         assert "new:1" in with_controller(tmp_path, monkeypatch, go)
+    finally:
+        hold.set()
+
+
+def test_the_leases_are_renewed_while_serve_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(view_module, "SEE_S", 0.05)
+    monkeypatch.setattr(View, "see", lambda self: hold.wait(30))
+
+    async def go(controller: AppController, view: View) -> None:
+        await controller.apply(named("chat"))
+        await until(lambda: view.looks > 2)
+        row = (await controller.describe())["chat"]
+        assert "Serve does not answer" in row["note"]
+        assert not controller._apps["chat"].sizes, "nothing is decided about what is not seen"
+        hold.set()
+
+    try:
+        with_controller(tmp_path, monkeypatch, go)
     finally:
         hold.set()

@@ -14,8 +14,9 @@ from serve_apps.controller import view as view_module
 from serve_apps.controller.app import App
 from serve_apps.controller.changes import begin, roll_back
 from serve_apps.controller.decision import Decision
-from serve_apps.controller.serve_state import Served
+from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.view import LOOK_EVERY_S, ClusterView
+from serve_apps.replica.serve_private import ServeInstance
 from tests.serve_apps.controller.world import World, spec_of
 
 
@@ -35,7 +36,8 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
     app = App(World(devices=4).serving(1, 2).record)
     (revision,) = app.record.revisions
     served = {revision.application: Served("running", 2, None), "not ours": Served("running", 5, None)}
-    monkeypatch.setattr(view_module.serve_state, "look", lambda: served)
+    seen = ServeSeen(ServeInstance("serve-1", "127.0.0.1", 8000), served, Served("running", 1, None))
+    monkeypatch.setattr(view_module.serve_state, "look", lambda: seen)
     nodes = {revision.application: ("a", "b")}
     monkeypatch.setattr(view_module, "replica_nodes", lambda: nodes)
     monkeypatch.setattr(view_module, "BrokerClient", Broker)
@@ -46,6 +48,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
     view = ClusterView()
     assert view.is_due([app], time.monotonic())
     for _ in range(2):  # where the replicas are is only known after the first
+        view.see()
         view.look([app])
         app.note_grant(view.granted, time.monotonic())
     return view, app

@@ -173,11 +173,12 @@ class Asker:
         sampling: SamplingParams,
         until: Callable[[Answer], bool] | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Answer:
         """Everything one request gains, or what it had when `until` was satisfied, where its reader left."""
         self._count += 1
         answer = Answer()
-        deltas = self.engine.generate(f"request-{self._count}", prompt_ids, sampling, priority)
+        deltas = self.engine.generate(f"request-{self._count}", prompt_ids, sampling, priority, cache_salt)
         try:
             async for delta in deltas:
                 answer = answer.plus(delta)

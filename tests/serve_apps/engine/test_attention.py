@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from serve_apps.engine.torch_engine.attention import Batch, Chunk, paged_attention
+from serve_apps.engine.torch_engine.attention import Batch, paged_attention
+from serve_apps.engine.torch_engine.chunk import Chunk
 from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape
 from serve_apps.engine.torch_engine.sweep import make_sweep
 
@@ -139,6 +140,48 @@ def test_is_plain_attention_whatever_lies_where(options: dict[str, Any], groups:
             found = output[0, at : at + one.num_new].double()
             assert torch.allclose(found, expected, atol=1e-5), (seed, one)
             at += one.num_new
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize(
+    ("start", "new", "window", "sinks"),
+    [
+        (700, 600, None, False),
+        (0, 600, None, True),
+        (700, 300, None, True),
+        (700, 600, 9, True),
+        (0, 700, 40, False),
+    ],
+)
+def test_long_chunks_are_plain_attention_too(
+    start: int, new: int, window: int | None, sinks: bool, scattered: bool
+) -> None:
+    """Beyond the tiles of fused kernels, where whole tiles may be hidden from a token."""
+    torch.manual_seed(start + new)
+    size, length, heads = 32, start + new, 4
+    num_blocks = -(-length // size)
+    blocks = torch.randperm(num_blocks + 8)[:num_blocks] if scattered else torch.arange(8, num_blocks + 8)
+    known = Known(blocks.tolist(), torch.randn(length, 2, 8), torch.randn(length, 2, 8), new)
+    cache = KvCache({0: LayerShape(2, 8, 8)}, num_blocks + 8, size, torch.float32, CPU)
+    module: Any = torch.nn.Module()
+    module.layer_idx = 0
+    batch_of([known], cache).bind(module)
+    query = torch.randn(new, heads, 8)
+    logits = torch.randn(heads) if sinks else None
+    states = (query, known.keys[start:], known.values[start:])
+    output, _ = paged_attention(
+        module, *(s.transpose(0, 1)[None] for s in states), None, sliding_window=window, s_aux=logits
+    )
+    for row in (0, 1, new // 2, new - 1):
+        one = Known(known.blocks, known.keys[: start + row + 1], known.values[: start + row + 1], 1)
+        expected = plain(query[row : row + 1], one, window, None, logits)
+        assert torch.allclose(output[0, row : row + 1].double(), expected, atol=1e-5), row
+
+
+def test_nothing_is_masked_where_causality_says_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mask of every token beside every other costs a piece of a long prompt as much as its attention."""
+    monkeypatch.setattr(Chunk, "mask", lambda *_: pytest.fail("a mask was made"))
+    test_long_chunks_are_plain_attention_too(700, 600, None, False, False)
 
 
 def test_what_no_token_was_written_to_changes_nothing() -> None:

@@ -230,6 +230,22 @@ def test_what_leaves_few_tokens_or_none_hurts_nobody(
     asker.engine.check()
 
 
+def test_only_requests_with_the_same_salt_share_what_is_cached(asker: Asker, reference: Reference) -> None:
+    """Two who ask the same are told the same, and no sooner where they have nothing to do with each other."""
+    prompt = list(range(60, 260))  # more than a block of any engine
+
+    def found(cache_salt: str, prompt: list[int] = prompt) -> int:
+        before = asker.engine.statistics().found_tokens
+        answer = asker.run(asker.answer(prompt, greedy(4), cache_salt=cache_salt))
+        assert list(answer.token_ids) == reference.generate(prompt, 4)
+        return asker.engine.statistics().found_tokens - before
+
+    assert [found(salt) > 0 for salt in ("", "a", "b", "ab")] == [False] * 4
+    assert [found(salt) > 64 for salt in ("ab", "b", "a", "")] == [True] * 4
+    # What is shared is the beginning, with the salt too.
+    assert found("a", [*prompt[:150], 5, 6, 7]) > 64
+
+
 def test_readers_that_leave_and_requests_that_are_aborted_free_their_places(asker: Asker) -> None:
     endless = greedy(200, ignore_eos=True)
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from cluster.config.model_memory import ModelMemory
-from serve_apps.engine.memory_check import check_device, check_node, check_second_copy, memory_of
+from serve_apps.engine.memory_check import check_device, check_node, memory_of
 from serve_apps.engine.node_memory import available_bytes, cgroup_rooms
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.table import find_engine
@@ -107,18 +107,15 @@ def test_two_ranks_are_refused_together(huge: Path, start_replica: Callable[...,
         start_replica(huge, extra={"start_timeout_s": 5.0})
 
 
-def test_weights_that_do_not_fit_beside_the_others_are_refused(
+def test_a_larger_model_takes_no_memory_before_it_is_refused_as_other_weights(
     llama: Path, huge: Path, start_engine: Callable[..., Asker]
 ) -> None:
     asker = start_engine(llama)
     before = asker.greedy([5, 6], 8)
-    with pytest.raises(WeightsError, match=r"8192\.0 GiB beside those that run, and this node has"):
+    with pytest.raises(WeightsError, match="is a model of another shape"):
         asker.run(asker.engine.load_weights(str(huge)))
     assert asker.greedy([5, 6], 8) == before
-    size = memory_of(EngineConfig(str(llama)), str(llama)).weight_bytes  # type: ignore[union-attr]
-    check_second_copy(EngineConfig(str(llama)), str(llama), size)
-    with pytest.raises(WeightsError):
-        check_second_copy(EngineConfig(str(llama)), str(llama), size - 1)
+    assert psutil.Process().memory_info().rss < 4 * GIB
 
 
 @needs_vllm

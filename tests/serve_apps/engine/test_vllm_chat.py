@@ -13,6 +13,7 @@ from cluster.config import ServeAppConfig
 from serve_apps.engine.protocol import EngineConfig, PromptError, SamplingParams, UnsupportedError
 from serve_apps.engine.vllm_engine import VllmEngine
 from serve_apps.replica.chat import Chat, chat_of, engines_reasoning
+from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.tokens.inbox import Item, merge
@@ -137,7 +138,12 @@ def answer(asker: Asker, prompts: Prompts, chat: Chat, prompt: str, asked: Any, 
 
     async def ask() -> Item:
         deltas = asker.engine.generate(f"r{id(reader)}", ids, SamplingParams(**said))
-        return merge([item async for item in items(deltas, prompts.piece, reader)])
+        return merge(
+            [
+                item
+                async for item in items(deltas, ItemMaker(prompts, {"sampling": {}}, ids, whole=True), reader)
+            ]
+        )
 
     return asker.run(ask())
 

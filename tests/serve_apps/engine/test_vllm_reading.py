@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from contextlib import nullcontext
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
+from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
+from serve_apps.engine.structures import compiled, is_whole
 from serve_apps.engine.vllm_engine import VllmEngine
-from serve_apps.engine.vllm_requests import check_whole
+from serve_apps.engine.vllm_requests import end_of
+from serve_apps.engine.vllm_start import start_vllm
+from serve_apps.engine.vllm_statistics import VllmStatistics
 
 
 class EngineGenerateError(Exception):
@@ -34,23 +37,25 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "finish", "stop", "whole"),
+    ("finish", "stop", "ends"),
     [
-        ('{"a": 1}', "stop", None, True),
-        ('{"a": ', "stop", None, False),
-        ("", "stop", None, False),
-        ('{"a": ', "length", None, True),
-        ('{"a": ', "stop", "a stop string", True),
-        ('{"a": ', None, None, True),
+        ("stop", None, 7),
+        ("stop", 7, 7),
+        ("length", None, None),
+        ("stop", "a stop string", None),
+        (None, None, None),
     ],
 )
-def test_half_a_structured_answer_is_no_answer(
-    text: str, finish: str | None, stop: str | None, whole: bool
+def test_an_answer_ends_by_itself_where_a_token_ends_it(
+    finish: str | None, stop: Any, ends: int | None
 ) -> None:
-    output = SimpleNamespace(outputs=[SimpleNamespace(finish_reason=finish, stop_reason=stop)])
-    with nullcontext() if whole else pytest.raises(AnswerError, match="JSON schema") as ended:
-        check_whole(text, output)
-    assert whole or ended.value.own_fault
+    gained = SimpleNamespace(finish_reason=finish, stop_reason=stop, token_ids=[5, 7])
+    assert end_of(SimpleNamespace(outputs=[gained])) == ends
+
+
+@pytest.mark.parametrize(("text", "whole"), [('{"a":1}', True), ('{"a":', False), ("", False)])
+def test_half_a_structured_answer_is_no_answer(text: str, whole: bool) -> None:
+    assert is_whole(compiled("json_schema", '{"type": "object"}'), text) is whole
 
 
 @pytest.mark.parametrize(
@@ -77,3 +82,8 @@ def test_its_reader_learns_of_every_failure(
         assert type(queue.get_nowait()) is told
 
     asyncio.run(go())
+
+
+def test_what_vllm_has_no_use_for_is_refused() -> None:
+    with pytest.raises(EngineError, match=r"limits\.prefill_ms has no effect in vLLM"):
+        start_vllm(EngineConfig("./model", prefill_ms=50.0), {}, VllmStatistics(), ProcessFamily())

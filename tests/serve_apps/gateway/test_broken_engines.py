@@ -121,7 +121,7 @@ class Engines:
 
 
 async def ask(traffic: Traffic, engines: Engines, prompt: str, n: int = 1) -> str:
-    requests = [{"prompt": prompt}] * n
+    requests = [{"request_id": "r-0a1b2c3d-0", "prompt": prompt}] * n
     run = Choices(engines, traffic, "chat", requests, restartable=True, timeout_s=5)
     try:
         async with run:

@@ -73,7 +73,7 @@ class Asked:
 
     async def text(self, change: Change | None = None) -> str:
         """What it gained after its last start."""
-        request = {"max_tokens": 3, "prompt": "a"}
+        request = {"request_id": "r-0a1b2c3d-0", "max_tokens": 3, "prompt": "a"}
         texts: list[str] = []
         restartable = not self.streamed
         run = Choices(self.backend, self.traffic, "chat", [request], restartable=restartable, timeout_s=5)

@@ -68,16 +68,24 @@ def deep(schema: dict[str, Any]) -> dict[str, Any]:
     """The document of this one gateway: with the model that it has, and as much time as there is."""
     for name, component in schema["components"]["schemas"].items():
         if name.endswith("Request"):
-            component["properties"]["model"] = {"enum": ["chat"]}
+            one = ["chat"] if "model" in component.get("required", ()) else ["chat", None]
+            component["properties"]["model"] = {"enum": one}
     for path in schema["paths"].values():
         for operation in path.values():
             operation["parameters"] = [one for one in operation["parameters"] if one["name"] != HEADER]
     return schema
 
 
-def assert_document_holds(folder: Path, examples: int, **options: Any) -> None:
+ALIKE = frozenset({"/pooling", "/score", "/rerank"})
+"""Paths whose bodies are much like that of embeddings; they are left to the longer search."""
+
+
+def assert_document_holds(
+    folder: Path, examples: int, without: frozenset[str] = frozenset(), **options: Any
+) -> None:
     with running_gateway(folder, limits={"max_tokens": 10**9}, **options) as gateway:
         schema = httpx.get(f"{gateway.url}/openapi.json", timeout=20).json()
+        schema["paths"] = {path: one for path, one in schema["paths"].items() if path not in without}
         # As it is: a time of nearly nothing is over at once, and nothing else gets a 5xx.
         check(folder, gateway.url, schema, examples, [one for one in CHECKS if one != "not_a_server_error"])
         failed = {(line["status"], line["error"]) for line in gateway.lines() if line["status"] >= 500}
@@ -85,14 +93,14 @@ def assert_document_holds(folder: Path, examples: int, **options: Any) -> None:
         check(folder, gateway.url, deep(schema), examples)
         answers = Counter((line["endpoint"], line["status"]) for line in gateway.lines())
     for path, operations in schema["paths"].items():
-        if "post" in operations:
+        if "requestBody" in operations.get("post", {}):
             # It has been in the depths of each.
             assert answers[path, 200] > 5, answers
             assert answers[path, 400] > 5, answers
 
 
 def test_no_answer_is_undocumented(tmp_path: Path) -> None:
-    assert_document_holds(tmp_path, examples=15)
+    assert_document_holds(tmp_path, examples=15, without=ALIKE)
 
 
 @pytest.mark.slow
@@ -109,17 +117,25 @@ def test_every_operation_documents_what_it_can_answer_with() -> None:
         for method, operation in operations.items()
     }
     any_route = {200, 400, 408, 431, 500, 503}
-    post = any_route | {401, 403, 404, 413, 415, 429, 504}
+    post = any_route | {401, 404, 413, 415, 429, 504}
     assert statuses == {
         "get /health": any_route,
         "get /ready": any_route,
-        "get /metrics": any_route,
+        "get /ping": any_route,
+        "post /ping": any_route,
+        "get /version": any_route,
+        "get /metrics": any_route | {401, 403},
+        "get /load": any_route | {401, 403},
         "get /apps": any_route | {401},
         "get /v1/models": any_route | {401},
         "get /v1/models/{model}": any_route | {401, 404},
+        "get /tokenizer_info": any_route | {401, 403, 404, 429, 504},
         "post /v1/completions": post,
         "post /v1/chat/completions": post,
         "post /v1/embeddings": post,
+        "post /pooling": post,
+        "post /score": post,
+        "post /rerank": post,
         "post /tokenize": post,
         "post /detokenize": post,
     }
@@ -131,9 +147,8 @@ def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
         operation = schema["paths"][path]["post"]
         answer = operation["responses"]["200"]
         assert answer["content"].keys() == {"application/json", "text/event-stream"}
-        assert {name for name, header in answer["headers"].items() if header["required"]} == {
-            *("x-request-id", "x-shoal-replica", "x-shoal-model-version"),
-        }
+        assert {name for name, header in answer["headers"].items() if header["required"]} == {"x-request-id"}
+        assert answer["headers"].keys() == {"x-request-id", "x-shoal-replica", "x-shoal-model-version"}
         assert operation["responses"]["429"]["headers"]["Retry-After"]["required"]
         assert operation["security"] == [{}, {"bearer": []}]
         assert {parameter["name"] for parameter in operation["parameters"]} == {
@@ -143,5 +158,5 @@ def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
     assert forms.keys() == {"text/plain", "application/openmetrics-text"}
     assert schema["components"]["securitySchemes"]["bearer"]["scheme"] == "bearer"
     fields = schema["components"]["schemas"]["CompletionRequest"]["properties"]
-    assert fields["echo"]["enum"] == [None, False]
+    assert fields["suffix"]["enum"] == [None, ""]
     assert "user" in fields

@@ -17,8 +17,14 @@ import psutil
 import pytest
 
 from serve_apps.openai.chat_schema import ChatRequest, Message
-from serve_apps.openai.schema import CompletionRequest, ResponseFormat
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from serve_apps.openai.schema import CompletionRequest, ResponseFormat, StructuredOutputs
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 from tests.serve_apps.gateway_process import RunningGateway, running_gateway
 
 BODY_BYTES = 400_000
@@ -56,6 +62,8 @@ VALUES: dict[str, Callable[[], str]] = {
 PROMPT = '"model":"chat","prompt":"a"'
 MESSAGES = '"model":"chat","messages":[{"role":"user","content":"a"}]'
 INPUT = '"model":"chat","input":"a"'
+TEXTS = '"model":"chat","text_1":"a","text_2":"b"'
+QUERY = '"model":"chat","query":"a","documents":["b"]'
 TOKENS = '"model":"chat","tokens":[1]'
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -71,6 +79,8 @@ def templates() -> list[tuple[str, str, str]]:
         (COMPLETIONS, CompletionRequest, PROMPT),
         (CHAT, ChatRequest, MESSAGES),
         ("/v1/embeddings", EmbeddingRequest, INPUT),
+        ("/score", ScoreRequest, TEXTS),
+        ("/rerank", RerankRequest, QUERY),
         ("/tokenize", TokenizeRequest, PROMPT),
         ("/detokenize", DetokenizeRequest, TOKENS),
     ):
@@ -82,6 +92,9 @@ def templates() -> list[tuple[str, str, str]]:
     for field in fields(ResponseFormat):
         form = f'{{"type":"json_schema","{field}":%s}}'
         made.append((COMPLETIONS, f'{{{PROMPT},"response_format":{form}}}', field))
+    for field in fields(StructuredOutputs):
+        name = "json" if field == "schema_of_json" else field
+        made.append((COMPLETIONS, f'{{{PROMPT},"structured_outputs":{{"{name}":%s}}}}', field))
     # A whole list of these is right, and what is refused comes after it.
     made.append((COMPLETIONS, '{"model":"chat","n":128,"prompt":%s}', "all"))
     made.append((CHAT, '{"model":"chat","n":128,"messages":%s}', "all"))
@@ -89,7 +102,20 @@ def templates() -> list[tuple[str, str, str]]:
     return made
 
 
-QUICK_FIELDS = {"prompt", "messages", "tools", "tool_calls", "stop_token_ids", "input", "tokens", "model"}
+QUICK_FIELDS = {
+    "allowed_token_ids",
+    "bad_words",
+    "structured_outputs",
+    "documents",
+    "prompt",
+    "messages",
+    "tools",
+    "tool_calls",
+    "stop_token_ids",
+    "input",
+    "tokens",
+    "model",
+}
 QUICK_VALUES = {"numbers", "objects", "keys", "text"}
 
 

@@ -88,7 +88,7 @@ def assert_error(answer: httpx.Response, status: int, code: str | None, param: s
         ({"stream_options": {"include_usage": True}}, 400, None, "stream_options"),
         ({"logprobs": True}, 400, "invalid_type", "logprobs"),
         ({"logprobs": 21}, 400, "invalid_value", "logprobs"),
-        ({"echo": True}, 400, "unsupported_parameter", "echo"),
+        ({"echo": 1}, 400, "invalid_type", "echo"),
         ({"best_of": 2}, 400, "unsupported_parameter", "best_of"),
         ({"suffix": "end"}, 400, "unsupported_parameter", "suffix"),
         ({"presence_penalty": 2.5}, 400, "invalid_value", "presence_penalty"),

@@ -126,6 +126,7 @@ def test_a_line_tells_of_each_request_and_never_a_key_or_a_prompt(lines: list[di
         (None, "GET", 404, None, "not_found"),
         (COMPLETIONS, "GET", 405, None, "method_not_allowed"),
         ("/ready", "GET", 503, None, "not_ready"),
+        ("/metrics", "GET", 401, None, "invalid_api_key"),
     ]
     assert all(line.keys() == FIELDS for line in lines)
     whole, chatted, embedded, tokenized, *_ = lines

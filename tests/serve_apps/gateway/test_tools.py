@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ import pytest
 
 from serve_apps.engine.protocol import Delta, FinishReason
 from serve_apps.openai.errors import ApiError
+from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.reading import AnswerReading
 from serve_apps.tokens.inbox import Item
@@ -52,7 +54,9 @@ class WritingBackend(StubBackend):
             yield {"start": start, **refused.as_item()}
             return
         first: Mapping[str, Any] = {"start": start}
-        async for item in items(self._deltas(), lambda token: (f"<{token}>", b"x"), parser):
+        prompts: Any = SimpleNamespace(piece=lambda token: (f"<{token}>", b"x"))
+        maker = ItemMaker(prompts, {"sampling": {}}, [], whole=True)
+        async for item in items(self._deltas(), maker, parser):
             yield {**first, **item}
             first = {}
 

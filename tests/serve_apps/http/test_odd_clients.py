@@ -23,7 +23,9 @@ BODY = {"model": "chat", "prompt": "a", "max_tokens": 3}
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     folder = tmp_path_factory.mktemp("gateway")
-    with running_gateway(folder, gateway={"cors": [PAGE]}, keys=["k1"]) as running:
+    with running_gateway(
+        folder, gateway={"cors": [PAGE], "metrics_from": ["192.0.2.0/24"]}, keys=["k1"]
+    ) as running:
         yield running
 
 
@@ -105,12 +107,15 @@ def test_a_stream_to_http_1_0_ends_with_the_connection_and_has_no_chunks(gateway
     assert shown.endswith("data: [DONE]\n\n")
 
 
-@pytest.mark.parametrize("path", ["/health", "/v1/models", "/v1/models/chat", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize(
+    "path",
+    ["/health", "/v1/models", "/v1/models/chat", "/metrics", "/openapi.json", "/ping", "/version", "/load"],
+)
 def test_head_is_get_without_a_body(gateway: RunningGateway, path: str) -> None:
     with httpx.Client(base_url=gateway.url, headers={"Authorization": "Bearer k1"}, timeout=20) as http:
         got, head = http.get(path), http.head(path)
         assert (head.status_code, head.content) == (200, b"")
-        assert head.headers["content-type"] == got.headers["content-type"]
+        assert head.headers.get("content-type") == got.headers.get("content-type")
         if path != "/metrics":
             assert head.headers["content-length"] == str(len(got.content))
         assert http.head(PATH).status_code == 405
@@ -155,6 +160,12 @@ def test_a_key_may_come_in_other_clients_headers(gateway: RunningGateway, name: 
     for key, status in ((value, 200), (value + "x", 401)):
         answer = httpx.post(gateway.url + PATH, json=BODY, headers={name: key}, timeout=20)
         assert answer.status_code == status
+
+
+@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP"])
+def test_nobody_gets_another_address_by_a_header(gateway: RunningGateway, header: str) -> None:
+    answer = httpx.get(f"{gateway.url}/metrics", headers={header: "192.0.2.1"}, timeout=20)
+    assert answer.status_code == 401
 
 
 @pytest.mark.parametrize("coding", ["gzip", "br", "deflate, gzip"])

@@ -14,7 +14,14 @@ from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse, parse_fields
 from serve_apps.openai.schema import CompletionRequest, Request
-from serve_apps.openai.text_schema import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
+from serve_apps.openai.text_schema import (
+    DetokenizeRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+    TokenizeRequest,
+)
 
 HELLO = {"role": "user", "content": "hello"}
 CALL = {
@@ -178,6 +185,9 @@ KINDS: dict[type[Any], dict[str, Any]] = {
     CompletionRequest: {"model": "chat", "prompt": "a"},
     ChatRequest: {"model": "chat", "messages": [HELLO]},
     EmbeddingRequest: {"model": "chat", "input": "a"},
+    PoolingRequest: {"model": "chat", "input": "a"},
+    ScoreRequest: {"model": "chat", "text_1": "a", "text_2": "b"},
+    RerankRequest: {"model": "chat", "query": "a", "documents": ["b"]},
     TokenizeRequest: {"model": "chat", "prompt": "a"},
     DetokenizeRequest: {"model": "chat", "tokens": [1]},
 }
@@ -215,14 +225,109 @@ def test_unknown_fields_that_ask_for_something_are_refused_or_ignored_as_the_con
 @pytest.mark.parametrize(
     "fields",
     [
+        {"bad_words": [], "return_tokens_as_token_ids": False, "return_token_ids": False},
         {"skip_special_tokens": True, "use_beam_search": False, "best_of": 1, "length_penalty": 1.0},
         {"spaces_between_special_tokens": True, "include_stop_str_in_output": False, "echo": False},
     ],
 )
 def test_vllms_defaults_ask_for_nothing(fields: dict[str, Any]) -> None:
     for kind in (CompletionRequest, ChatRequest):
-        assert parse(kind, {**KINDS[kind], **fields}) == parse(kind, KINDS[kind])
+        with_them, without = parse(kind, {**KINDS[kind], **fields}), parse(kind, KINDS[kind])
+        assert with_them.sampling() == without.sampling()
+        assert with_them.prompt_options() == without.prompt_options() == {}
     assert parse(CompletionRequest, {**KINDS[CompletionRequest], "top_logprobs": 0})
+
+
+@pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])
+def test_fields_that_vllm_has_given_up_name_what_took_their_place(name: str) -> None:
+    for ignore in (False, True):
+        with pytest.raises(ApiError, match=rf"send 'structured_outputs\.{name}'") as refused:
+            parse(ChatRequest, {**KINDS[ChatRequest], f"guided_{name}": "a"}, ignore_unknown=ignore)
+        assert refused.value.param == f"guided_{name}"
+    assert parse(ChatRequest, {**KINDS[ChatRequest], f"guided_{name}": None})
+
+
+@pytest.mark.parametrize(
+    ("structure", "sampling"),
+    [
+        ({"json": {"type": "integer"}, "regex": None}, {"json_schema": '{"type": "integer"}'}),
+        ({"json": '{"type":"integer"}'}, {"json_schema": '{"type":"integer"}'}),
+        ({"json_object": True}, {"json_schema": '{"type": "object"}'}),
+        ({"regex": "a+"}, {"regex": "a+"}),
+        ({"regex": ""}, {"regex": ""}),
+        ({"choice": ["a", ""]}, {"choice": ("a", "")}),
+        ({"grammar": "root ::= 'a'", "disable_any_whitespace": False}, {"grammar": "root ::= 'a'"}),
+    ],
+    ids=str,
+)
+def test_structures_reach_the_engine(structure: dict[str, Any], sampling: dict[str, Any]) -> None:
+    request = chat(structured_outputs=structure)
+    found = {name: value for name, value in request.sampling().items() if name in sampling}
+    assert found == sampling
+    assert request.prompt_options() == {"structure_field": "structured_outputs"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"structured_outputs": {}}, "structured_outputs", "none is given"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "regex and choice"),
+        ({"structured_outputs": {"json_object": False}}, "structured_outputs", "none is given"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs", "1 to 4096 strings"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "structured_outputs", "1 to 4096 strings"),
+        (
+            {"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
+            "structured_outputs",
+            "send one of them",
+        ),
+        (
+            {"structured_outputs": {"structural_tag": "{}"}},
+            "structured_outputs",
+            "structural_tag.*not supported",
+        ),
+        ({"structured_outputs": {"regex": "a", "nonsense": 1}}, "structured_outputs.nonsense", "nonsense"),
+        ({"structured_outputs": {"regex": "a", "whitespace_pattern": " "}}, "structured_outputs", "pattern"),
+        ({"response_format": {"type": "structural_tag"}}, "response_format", "json_schema"),
+        ({"bad_words": ["a"] * 129}, "bad_words", "at most 128 words"),
+        ({"bad_words": ["a" * 257]}, "bad_words", "256 characters"),
+        ({"bad_words": [" "]}, "bad_words", "words"),
+        ({"allowed_token_ids": []}, "allowed_token_ids", "empty"),
+        ({"allowed_token_ids": [1] * 4097}, "allowed_token_ids", "4096"),
+        ({"allowed_token_ids": [-1]}, "allowed_token_ids", "greater"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "20"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs", "0"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "stream"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "no prompt"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
+        ({"truncation_side": "middle"}, "truncation_side", "left"),
+        ({"max_tokens": 0}, "max_tokens", "."),
+    ],
+    ids=str,
+)
+def test_what_the_fields_of_vllm_may_not_be(fields: dict[str, Any], param: str, says: str) -> None:
+    for kind in (ChatRequest, CompletionRequest):
+        with pytest.raises(ApiError, match=says) as refused:
+            parse(kind, {**KINDS[kind], **fields})
+        assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked"),
+    [
+        ({"echo": True}, None),
+        ({"echo": True, "max_tokens": 0}, 0),
+        ({"echo": True, "logprobs": 3}, 3),
+        ({"echo": True, "logprobs": 3, "prompt_logprobs": 1}, 1),
+        ({"logprobs": 3}, None),
+        ({"prompt_logprobs": 0}, 0),
+    ],
+    ids=str,
+)
+def test_the_logprobs_of_prompts_are_computed_where_they_are_shown(
+    fields: dict[str, Any], asked: int | None
+) -> None:
+    request = parse(CompletionRequest, {**KINDS[CompletionRequest], **fields})
+    assert request.sampling().get("prompt_logprobs") == asked
 
 
 @pytest.mark.parametrize("name", sorted({*ChatRequest.NEUTRAL, *CompletionRequest.NEUTRAL}))

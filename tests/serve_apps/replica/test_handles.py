@@ -16,14 +16,28 @@ def test_an_application_has_one_handle_while_it_is_there() -> None:
     async def go() -> None:
         handles = ReplicaHandles()
         assert handles.find("chat:1") is None
-        handles.connect({"chat:1"})
+        handles.connect({"chat:1"}, "serve-1")
         first = handles.find("chat:1")
         assert first is not None
         assert first.app_name == "chat:1"
-        handles.connect({"chat:1", "chat:2"})
+        handles.connect({"chat:1", "chat:2"}, "serve-1")
         assert handles.find("chat:1") is first
-        handles.connect({"chat:2"})
+        handles.connect({"chat:2"}, "serve-1")
         assert handles.find("chat:1") is None
+        await asyncio.sleep(0)
+
+    asyncio.run(go())
+
+
+def test_the_applications_of_another_serve_have_other_handles() -> None:
+    async def go() -> None:
+        handles = ReplicaHandles()
+        handles.connect({"chat:1"}, "serve-1")
+        first = handles.find("chat:1")
+        handles.connect({"chat:1"}, "serve-2")
+        second = handles.find("chat:1")
+        assert second is not None
+        assert second is not first
         await asyncio.sleep(0)
 
     asyncio.run(go())

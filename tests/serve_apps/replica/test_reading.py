@@ -13,6 +13,7 @@ import pytest
 from serve_apps.engine.protocol import SamplingParams
 from serve_apps.openai.errors import ApiError
 from serve_apps.parsing.table import TOOL_PARSERS
+from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.reading import AnswerReading
@@ -72,9 +73,13 @@ def answer(
 
     async def ask() -> Item:
         deltas = asker.engine.generate(f"r{id(parser)}", ids, params)
-        return merge([item async for item in items(deltas, prompts.piece, parser)])
+        return merge([item async for item in items(deltas, plainly(prompts, ids), parser)])
 
     return asker.run(ask())
+
+
+def plainly(prompts: Prompts, ids: list[int]) -> ItemMaker:
+    return ItemMaker(prompts, {"sampling": {}}, ids, whole=True)
 
 
 def bias(prompts: Prompts, *marks: str) -> tuple[tuple[int, float], ...]:
@@ -179,7 +184,7 @@ def test_readings_run_beside_one_another(asker: Asker, prompts: Prompts) -> None
             [
                 item
                 async for item in items(
-                    asker.engine.generate(f"n{number}", ids, params), prompts.piece, parser
+                    asker.engine.generate(f"n{number}", ids, params), plainly(prompts, ids), parser
                 )
             ]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Callable
 
@@ -203,3 +204,28 @@ def test_shared_beginnings_are_read_less_often() -> None:
     apart = simulate(LeastConnections, [1.0] * 4, load=0.7, groups=500)
     assert len(together.read) < 0.6 * len(apart.read)
     assert max(together.taken) < 1.5 * min(together.taken)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_every_policy_says_what_it_decided_by(kind: Make) -> None:
+    policy = kind(random.Random(1))
+    reasons = {policy.routed(number % 2, str(number), 0.0) for number in range(4)}
+    assert len(reasons) == 1
+    assert all(re.fullmatch("[a-z_]+", reason) for reason in reasons)
+
+
+def test_the_prefix_policy_tells_affinity_from_load() -> None:
+    policy = Prefix[int]()
+    text = "the same beginning for all " * 20
+
+    def route(prompt: str) -> tuple[int, str]:
+        chosen = policy.order(range(2), prompt)[0]
+        policy.sent(chosen)
+        return chosen, policy.routed(chosen, "x", 0.0, prompt)
+
+    first, reason = route(text)
+    assert reason == "connections"
+    assert [route(text) for _ in range(IMBALANCE)] == [(first, "affinity")] * IMBALANCE
+    assert route(text) == (1 - first, "overload")
+    assert route("short")[1] == "connections"
+    assert route("quite another beginning " * 20)[1] == "connections"

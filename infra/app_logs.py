@@ -1,0 +1,291 @@
+"""What an app's gateway, its replicas and their ranks have written, wherever it lies; of dead ones too.
+
+Ray keeps the output of each process in files of its node, and hands them out by its state API for as long as
+the node is there, however the process ended. How Ray names its processes, and their files, is private to it.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from cluster.connection import ClusterRecord, environment
+from cluster.errors import RequestError, ShoalError
+from cluster.state_directory import state_directory
+from infra.log_lines import LogLine, Origin
+from serve_apps.controller.ray_private import replica_named
+from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE
+
+OUTPUTS = ("out", "err")
+LOOK_EVERY_S = 2.0
+"""How often a follower looks whether there are new processes."""
+_MOST_ACTORS = 10_000
+_ALL = -1
+
+Emit = Callable[[Origin, LogLine], None]
+Put = Callable[[tuple[Origin, LogLine]], None]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AppProcess:
+    """One process whose output there may be."""
+
+    origin: Origin
+    application: str
+    """APP:REVISION; of a gateway its own."""
+    actor_id: str
+    node_id: str | None
+    pid: int | None
+    alive: bool
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines."""
+
+    app: str
+    replica: str | None = None
+    request: str | None = None
+    tail: int | None = None
+    """So many of each process, the last ones."""
+
+    def has(self, line: LogLine) -> bool:
+        return (self.app == GATEWAY or line.is_of(self.app)) and (
+            self.request is None or line.is_about(self.request)
+        )
+
+
+def sources_of(rows: Iterable[Any], app: str, replica: str | None = None) -> list[AppProcess]:
+    """The processes of an app among Ray's actors: the dead ones first, and the gateways last.
+
+    Args:
+        rows: of `ray.util.state.list_actors`.
+        replica: of this one only; gateways are none then.
+    """
+    found = [source for row in rows if (source := _source(row)) is not None]
+    wanted = [
+        s
+        for s in found
+        if s.application.rpartition(":")[:2] == (app, ":") and replica in (None, s.origin.replica)
+    ]
+    if replica is None and (wanted or app == GATEWAY):
+        wanted += [s for s in found if s.application == GATEWAY]
+    return sorted(
+        wanted,
+        key=lambda s: (
+            s.origin.kind == "gateway",
+            s.alive,
+            s.application,
+            s.origin.replica,
+            s.origin.rank or 0,
+        ),
+    )
+
+
+def _source(row: Any) -> AppProcess | None:
+    name = row.name or ""
+    if name.startswith(RANK):
+        application, replica, rank = name.removeprefix(RANK).split("#")
+        origin = Origin("rank", replica, int(rank))
+    elif (named := replica_named(name)) is not None:
+        application, replica = named
+        origin = Origin("gateway" if application == GATEWAY else "replica", replica)
+    else:
+        return None
+    return AppProcess(origin, application, row.actor_id, row.node_id, row.pid, row.state != "DEAD")
+
+
+class AppLogs:
+    """The logs of a cluster's apps.
+
+    Raises:
+        ShoalError: from every method, when Ray's state API does not answer.
+    """
+
+    def __init__(self, record: ClusterRecord) -> None:
+        os.environ.update(environment(record))  # Ray reads the token's place from the environment only
+        self._url, self._address = record.dashboard_url, record.gcs_address
+        self._directory = state_directory(record.name)
+
+    def apps(self) -> list[str]:
+        """The apps of which there is anything; `gateway` stands for all that the gateways have logged."""
+        applications = {source.application for row in self._actors() if (source := _source(row))}
+        return sorted({application.partition(":")[0] for application in applications})
+
+    def sources(self, wanted: Wanted) -> list[AppProcess]:
+        """The processes whose lines are wanted.
+
+        Raises:
+            RequestError: the app has no replica of that id.
+        """
+        rows = self._actors()
+        # One that has no process yet, or never got one, has written nothing.
+        found = [source for source in sources_of(rows, wanted.app, wanted.replica) if source.pid]
+        if not found and wanted.replica is not None:
+            known = [s.origin.replica for s in sources_of(rows, wanted.app) if s.origin.kind == "replica"]
+            there = f"; there are {', '.join(known)}" if known else ""
+            raise RequestError(f"{wanted.app} has no replica {wanted.replica!r}{there}")
+        return found
+
+    def read(self, wanted: Wanted, emit: Emit, say: Say) -> None:
+        """Emit what there is now, process by process."""
+        for source in self.sources(wanted):
+            for suffix in OUTPUTS:
+                try:
+                    raw = self._raw(source, suffix)
+                    lines = _wanted(raw, wanted) if wanted.tail is None else _last(raw, wanted)[0]
+                    for line in lines:
+                        emit(source.origin, line)
+                except ShoalError as error:
+                    say(str(error))
+
+    def follow(self, wanted: Wanted, emit: Emit, say: Say) -> None:
+        """Emit what there is, and then what comes, of processes that start meanwhile too; until interrupted.
+
+        Each output has a thread that waits for Ray's answer; that of a process that has ended waits on.
+        """
+        lines: queue.SimpleQueue[tuple[Origin, LogLine]] = queue.SimpleQueue()
+        known: set[str] = set()
+        dead: set[str] = set()
+        tail = wanted.tail
+        away = False
+        sources = self.sources(wanted)
+        while True:
+            dead.update(source.actor_id for source in sources if not source.alive)
+            for source in sources:
+                if source.actor_id not in known:
+                    known.add(source.actor_id)
+                    for suffix in OUTPUTS:
+                        feed = (source, suffix, replace(wanted, tail=tail), dead, lines.put, say)
+                        threading.Thread(target=self._feed, args=feed, daemon=True).start()
+            tail = None  # what starts from here on is new from its first line
+            look_at = time.monotonic() + LOOK_EVERY_S
+            with suppress(queue.Empty):
+                while (left := look_at - time.monotonic()) > 0:
+                    emit(*lines.get(timeout=left))
+            try:
+                sources, away = self.sources(wanted), False
+            except ShoalError as error:
+                if not away:
+                    say(f"{error}; looking again")
+                away = True
+
+    def _feed(
+        self, source: AppProcess, suffix: str, wanted: Wanted, dead: Set[str], put: Put, say: Say
+    ) -> None:
+        """Put the lines of one output, all or the last ones, and what comes while its process lives."""
+        past, broken = 0, False
+        while True:
+            ends = source.actor_id in dead
+            try:
+                if wanted.tail is not None and not past:
+                    chosen, past = _last(self._raw(source, suffix), wanted)
+                    for line in chosen:
+                        put((source.origin, line))
+                for text in islice(self._raw(source, suffix, follow=not ends), past, None):
+                    past, broken = past + 1, False
+                    for line in _wanted(iter((text,)), wanted):
+                        put((source.origin, line))
+            except ShoalError as error:
+                if not broken:
+                    say(str(error))
+                broken = True
+            if ends:
+                return
+            time.sleep(LOOK_EVERY_S)  # Ray's answer broke off
+
+    def _raw(self, source: AppProcess, suffix: str, *, follow: bool = False) -> Iterator[str]:
+        """The lines of one output of a process, from its start.
+
+        Raises:
+            ShoalError: there are none, or no more, that can be read.
+        """
+        from ray.util.state import get_log
+        from ray.util.state.exception import RayStateApiException
+
+        output: dict[str, Any] = {"actor_id": source.actor_id, "suffix": suffix}
+        read = False
+        try:
+            parts = get_log(address=self._address, follow=follow, tail=_ALL, encoding=None, **output)
+            # A line that is being written when an answer breaks off is read again.
+            for line in _lines(parts, unended=not follow):
+                read = True
+                yield line
+        except (RayStateApiException, OSError, RuntimeError, ValueError) as error:
+            file = None if read else self._local_file(source, suffix)
+            if file is None:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise ShoalError(
+                    f"{source.origin.prefix} its {suffix} file cannot be read from its node: {reason}"
+                ) from error
+            with file.open("rb") as opened:
+                yield from _lines(iter(lambda: opened.read(65536), b""))
+
+    def _local_file(self, source: AppProcess, suffix: str) -> Path | None:
+        """The file on this machine, for a process of a node of this machine that is gone."""
+        pattern = f"**/logs/worker-*-*-{source.pid}.{suffix}"
+        files = [file for file in self._directory.glob(pattern) if _is_of(file, source)]
+        return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+    def _actors(self) -> Sequence[Any]:
+        from ray.util.state import list_actors
+        from ray.util.state.exception import RayStateApiException
+
+        try:
+            return list_actors(
+                address=self._url,
+                filters=[("ray_namespace", "=", SERVE_NAMESPACE)],
+                limit=_MOST_ACTORS,
+                detail=True,
+                raise_on_missing_output=False,
+            )
+        except (RayStateApiException, OSError, RuntimeError) as error:
+            raise ShoalError(f"Ray does not say which processes there are or were: {error}") from error
+
+
+def _wanted(raw: Iterable[str], wanted: Wanted) -> Iterator[LogLine]:
+    for text in raw:
+        line = LogLine.read(text)
+        if line is not None and wanted.has(line):
+            yield line
+
+
+def _last(raw: Iterable[str], wanted: Wanted) -> tuple[deque[LogLine], int]:
+    """The last of the lines that are wanted, and how many lines there are at all."""
+    number = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal number
+        for text in raw:
+            number += 1
+            yield text
+
+    return deque(_wanted(counted(), wanted), maxlen=wanted.tail), number
+
+
+def _lines(parts: Iterator[Any], *, unended: bool = True) -> Iterator[str]:
+    """Whole lines of bytes that come in any pieces; at the end also one that has no end yet (`unended`)."""
+    rest = b""
+    for part in parts:
+        *whole, rest = (rest + part).split(b"\n")
+        yield from (line.decode(errors="replace").rstrip("\r") for line in whole)
+    if rest and unended:
+        yield rest.decode(errors="replace")
+
+
+def _is_of(file: Path, source: AppProcess) -> bool:
+    """Whether a process of this kind wrote a file: process ids come again."""
+    with file.open(errors="replace") as lines:
+        head = "".join(islice(lines, 5))
+    name = f"ServeReplica:{source.application}:" if source.origin.rank is None else "_Rank"
+    return f":actor_name:{name}" in head

@@ -1,0 +1,190 @@
+"""Has Serve and the gateway run, whoever ends them: Ctrl-C of `serve run` does, and `serve shutdown`."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+
+from cluster.record import http_url
+from serve_apps.controller.calls import Calls
+from serve_apps.controller.serve_state import ServeSeen
+from serve_apps.controller.threads import Threads
+from serve_apps.replica.serve_private import ServeInstance, find_serve
+from serve_apps.spec import GATEWAY
+
+logger = logging.getLogger(__name__)
+
+SERVE = "serve"
+RETRY_S = 5.0
+"""Between two tries to start what could not be started."""
+
+Event = tuple[str, dict[str, Any]]
+StartGateway = Callable[[Mapping[str, Any]], None]
+"""Gives Serve the gateway, from the broker's facts; returns before it is ready."""
+
+
+def start_serve(info: Mapping[str, Any]) -> None:
+    """Start Serve, with its own proxy on the head alone; one that runs is left as it is."""
+    from ray import serve
+
+    try:
+        serve.start(
+            # Shoal's apps do not need it; one on each node would cost each of them its memory.
+            proxy_location="HeadOnly",
+            http_options={"host": info["serve_host"], "port": info["serve_port"]},
+            logging_config={"enable_access_log": False},
+        )
+    except (ray.exceptions.RayTaskError, TimeoutError) as error:
+        if find_serve() is None:
+            raise
+        # Another program may have its port. Shoal's apps are served all the same.
+        logger.warning("Serve's own proxy does not listen: %s", error)
+
+
+class ServeKeeper:
+    """Sees to it that Serve and the gateway are there, and knows why they are not.
+
+    Args:
+        info: the broker's facts about the cluster.
+        start_serve, start_gateway: carry it out, in threads of their own; those of a test.
+    """
+
+    def __init__(
+        self,
+        info: Mapping[str, Any],
+        calls: Calls,
+        threads: Threads,
+        start_gateway: StartGateway,
+        start_serve: Callable[[Mapping[str, Any]], None] = start_serve,
+    ) -> None:
+        self._info = info
+        self._calls = calls
+        self._threads = threads
+        self._start = {SERVE: start_serve, GATEWAY: start_gateway}
+        self._tried_at = {SERVE: -math.inf, GATEWAY: -math.inf}
+        self._serve: ServeInstance | None = None
+        self._leaving_since: float | None = None
+        self._ended_at: float | None = None
+        """When Serve was ended by somebody else, until all is back. Unix time."""
+        self.failure = ""
+        """Why the gateway, or Serve, could not be started the last time."""
+
+    @property
+    def id(self) -> str:
+        """That of the Serve that runs; empty where none does."""
+        return "" if self._serve is None else self._serve.id
+
+    @property
+    def takes(self) -> bool:
+        """Whether Serve can be given an application."""
+        return self._serve is not None and self._leaving_since is None
+
+    @property
+    def note(self) -> str:
+        """Why Serve is away, for people; empty where it is not."""
+        if self._leaving_since is not None:
+            return (
+                f"Serve is being shut down by somebody else since {_clock(self._leaving_since)};"
+                " it is brought back when that is over"
+            )
+        if self._ended_at is not None:
+            return (
+                f"Serve was shut down by somebody else at {_clock(self._ended_at)} (Ctrl-C of `serve run` and"
+                " `serve shutdown` do that); it is being brought back"
+            )
+        return ""
+
+    def words(self, silence: str) -> str:
+        """The note, or that Serve does not answer."""
+        return self.note or (f"Serve does not answer ({silence})" if silence else "")
+
+    def try_again(self) -> None:
+        """Somebody asks for it now: what could not be started is tried at once."""
+        self.failure = ""
+        self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
+
+    def keep(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Event]:
+        """Start what is not there; what has happened, for the apps' events.
+
+        Args:
+            ours: whether each Serve application that is to be there answers; no application that Shoal itself
+                takes away is among them.
+            now: Unix time.
+        """
+        events = self._notice(seen, ours, now)
+        if seen.instance is None:
+            self._begin(SERVE)
+        elif self.takes:
+            gateway = seen.gateway
+            if gateway is None:
+                self._begin(GATEWAY)
+            elif gateway.failure is not None:
+                if not self._begin(GATEWAY):
+                    self.failure = gateway.failure
+            elif gateway.status == "running":
+                self.failure = ""
+                if self._ended_at is not None and all(ours.values()):
+                    events.append(("serve_back", {"seconds": round(now - self._ended_at, 3)}))
+                    self._ended_at = None
+        return events
+
+    def _notice(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Event]:
+        """Take in whether Serve is there, is being shut down, or has been."""
+        before, self._serve = self._serve, seen.instance
+        there = seen.instance is not None and (before is None or before.id == seen.instance.id)
+        if there:
+            statuses = [each.status for name, each in seen.applications.items() if name in ours]
+            statuses += [] if seen.gateway is None else [seen.gateway.status]
+            leaves = "deleting" in statuses
+            self._leaving_since = (self._leaving_since or now) if leaves else None
+            return []
+        # It may also have been away before this controller, which has died itself, could see it.
+        if before is None and (self._ended_at is not None or not ours):
+            return []
+        self._ended_at, self._leaving_since = self._leaving_since or now, None
+        self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
+        return [("serve_ended", {"reason": self.note})]
+
+    def _begin(self, what: str) -> bool:
+        """Whether it is being started now: what has failed a moment ago is not."""
+        if ("start", what) in self._calls:
+            return True
+        if time.monotonic() - self._tried_at[what] < RETRY_S:
+            return False
+        self._tried_at[what] = time.monotonic()
+        self._calls.begin("start", what, self._carry_out(what))
+        return True
+
+    async def _carry_out(self, what: str) -> None:
+        try:
+            await self._threads.call_serve(lambda: self._start[what](self._info))
+        except Exception as error:
+            self.failure = f"{what} could not be started: {error}"
+            raise
+
+    def describe(self, seen: ServeSeen, silence: str) -> dict[str, Any]:
+        """How Serve is: `status` (running, starting, ending), `url` of its proxy where it has one, `proxies`
+        (how each is), `note`, `gateway` (its status), `failure`."""
+        instance = seen.instance
+        url = None
+        if instance is not None and instance.host is not None and seen.proxies:
+            url = http_url(instance.host, instance.port, self._info["head_ip"])
+        status = "ending" if self._leaving_since is not None else "running" if instance else "starting"
+        return {
+            "status": "silent" if silence else status,
+            "url": url,
+            "proxies": list(seen.proxies),
+            "note": self.words(silence) or None,
+            "gateway": None if seen.gateway is None else seen.gateway.status,
+            "failure": self.failure or None,
+        }
+
+
+def _clock(at: float) -> str:
+    return f"{datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC"

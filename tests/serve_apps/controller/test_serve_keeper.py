@@ -1,0 +1,187 @@
+"""Serve and the gateway are there again, whoever has ended them, and it is said why they were away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from serve_apps.controller import serve_keeper
+from serve_apps.controller.calls import Calls
+from serve_apps.controller.serve_keeper import ServeKeeper
+from serve_apps.controller.serve_state import Served, ServeSeen
+from serve_apps.controller.threads import Threads
+from serve_apps.replica.serve_private import ServeInstance
+
+INFO = {"head_ip": "127.1.2.10", "serve_host": "127.1.2.2", "serve_port": 8000}
+RUNNING = Served("running", 1, None)
+DELETING = Served("deleting", 1, None)
+NOON = 12 * 3600.0
+"""Unix time."""
+
+
+class Serve:
+    """A Serve that can be shut down, and that a keeper starts again."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.instance: ServeInstance | None = None
+        self.gateway: Served | None = None
+        self.applications: dict[str, Served] = {}
+        self.calls = Calls(on_end=lambda: None)
+        self.refuses = ""
+        self.keeper = ServeKeeper(INFO, self.calls, Threads(), self.start_gateway, self.start)
+
+    def start(self, info: Mapping[str, Any]) -> None:
+        assert info is INFO
+        if self.refuses:
+            raise RuntimeError(self.refuses)
+        self.count += 1
+        self.instance = ServeInstance(f"serve-{self.count}", info["serve_host"], info["serve_port"])
+
+    def start_gateway(self, info: Mapping[str, Any]) -> None:
+        assert self.instance is not None
+        self.gateway = RUNNING
+
+    def shut_down(self) -> None:
+        self.instance, self.gateway, self.applications = None, None, {}
+
+    async def look(self, now: float = NOON) -> list[tuple[str, dict[str, Any]]]:
+        """One look of the keeper's, and the end of what it has begun."""
+        seen = ServeSeen(self.instance, dict(self.applications), self.gateway, ("healthy",))
+        answers = {"chat:1": "chat:1" in self.applications}
+        events = self.keeper.keep(seen, answers, now)
+        while self.calls:
+            await asyncio.sleep(0.01)
+            self.calls.take_ended()
+        return events
+
+    async def up(self) -> None:
+        """Have Serve, the gateway and an app there."""
+        for _ in range(2):
+            await self.look()
+        self.applications = {"chat:1": RUNNING}
+        await self.look()
+
+
+def test_a_first_start_is_no_end_of_anything() -> None:
+    async def go() -> None:
+        serve = Serve()
+        first = serve.keeper.keep(ServeSeen(), {}, NOON)
+        assert first == []
+        await asyncio.sleep(0.1)
+        assert serve.count == 1
+        assert serve.keeper.note == ""
+
+    asyncio.run(go())
+
+
+def test_it_is_started_again_with_the_gateway_and_tells_when_it_was_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(serve_keeper, "RETRY_S", 0.0)
+
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        before = serve.keeper.id
+        # Somebody ends it.
+        serve.gateway = DELETING
+        assert await serve.look(NOON + 1) == []
+        assert serve.keeper.note.startswith("Serve is being shut down by somebody else since 12:00:01 UTC")
+        assert not serve.keeper.takes
+        serve.shut_down()
+        (ended,) = await serve.look(NOON + 4)
+        assert ended[0] == "serve_ended"
+        assert "shut down by somebody else at 12:00:01 UTC" in ended[1]["reason"]
+        assert await serve.look(NOON + 5) == []
+        assert serve.keeper.takes
+        assert serve.keeper.id not in ("", before)
+        assert await serve.look(NOON + 6) == []
+        assert serve.gateway is RUNNING
+        assert serve.keeper.note, "the app does not answer yet"
+        serve.applications = {"chat:1": RUNNING}
+        assert await serve.look(NOON + 9) == [("serve_back", {"seconds": 8.0})]
+        assert serve.keeper.note == ""
+
+    asyncio.run(go())
+
+
+def test_another_serve_that_somebody_has_started_meanwhile_is_kept() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        serve.shut_down()
+        serve.instance = ServeInstance("theirs", "0.0.0.0", 8000)
+        (ended,) = await serve.look()
+        assert ended[0] == "serve_ended"
+        assert serve.keeper.id == "theirs"
+        assert serve.count == 1
+        assert serve.gateway is RUNNING
+        seen = ServeSeen(serve.instance, {}, serve.gateway, ("healthy",))
+        assert serve.keeper.describe(seen, "")["url"] == "http://127.1.2.10:8000"
+
+    asyncio.run(go())
+
+
+def test_a_stranger_who_takes_an_application_of_his_away_shuts_nothing_down() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        serve.applications["default"] = DELETING
+        assert await serve.look() == []
+        assert serve.keeper.takes
+
+    asyncio.run(go())
+
+
+def test_what_cannot_be_started_says_why_and_is_tried_now_and_then_and_whenever_somebody_asks() -> None:
+    async def go() -> None:
+        serve = Serve()
+        serve.refuses = "no room"
+        await serve.look()
+        assert serve.keeper.failure == "serve could not be started: no room"
+        serve.refuses = ""
+        await serve.look()
+        assert serve.count == 0
+        serve.keeper.try_again()
+        assert serve.keeper.failure == ""
+        await serve.look()
+        assert serve.count == 1
+
+    asyncio.run(go())
+
+
+def test_a_gateway_that_failed_is_told_of_until_it_is_tried_again() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        serve.gateway = Served("deploy_failed", 0, "the port is taken")
+        await serve.look()
+        assert serve.keeper.failure == "the port is taken"
+        # Whoever asks now is not told of the last try.
+        serve.keeper.try_again()
+        await serve.look()
+        assert serve.keeper.failure == ""
+        assert serve.gateway is RUNNING
+
+    asyncio.run(go())
+
+
+def test_a_controller_that_comes_back_to_no_serve_says_so() -> None:
+    async def go() -> None:
+        serve = Serve()
+        (ended,) = serve.keeper.keep(ServeSeen(), {"chat:1": False}, NOON)
+        assert ended[0] == "serve_ended"
+        await asyncio.sleep(0.1)
+        assert serve.count == 1
+
+    asyncio.run(go())
+
+
+def test_a_serve_that_does_not_answer_is_told_of() -> None:
+    serve = Serve()
+    row = serve.keeper.describe(ServeSeen(), "nothing for 3 s")
+    assert (row["status"], row["note"]) == ("silent", "Serve does not answer (nothing for 3 s)")
