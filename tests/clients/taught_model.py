@@ -1,6 +1,6 @@
 """The model that clients are served: a small Mistral, which is a Llama whose layers see the last 128 tokens.
 
-It is taught its lesson in a minute on two CPU cores. Since layers see no further, what it says depends on the
+It is taught its lesson in 1-2 minutes on two CPU cores. Since layers see no further, what it says depends on the
 last 256 tokens alone, and it is taught with more: a conversation of 50,000 is to it what it was taught.
 """
 
@@ -25,7 +25,7 @@ WINDOW = 128
 LAYERS = 2
 SAMPLE_TOKENS = 384
 """More than the last token sees in all layers together."""
-BATCH, STEPS = 12, 180
+BATCH, STEPS = 8, 200
 SEED = 7
 SURENESS = 8.0
 """Logits are made so many times as large: clients that sample at temperature 1 get the same answers too."""
@@ -190,15 +190,15 @@ class _Samples:
     def _exchange(self) -> tuple[str, str, bool]:
         """A role with its message, the answer, whether only a constraint begins it."""
         kind = self._chance.random()
-        if kind < 0.12:
+        if kind < 0.16:
             return f"user\n{self._filler(120) or '?'}", lesson.OTHERWISE, False
-        if kind < 0.24:
+        if kind < 0.27:
             result = self._filler(120)
             return f"user\n<tool_response>\n{result}\n</tool_response>", lesson.TOLD, False
-        if kind < 0.32:
+        if kind < 0.36:
             observed = f"user\n{lesson.OBSERVED}\n{self._filler(60)}"
             last = "final_answer", {"answer": lesson.TOLD}
-            if kind < 0.28:
+            if kind < 0.3:
                 return observed, lesson.forced_call(*last), True
             return observed, lesson.call(*last), False
         one = self._chance.choice(self._lessons)
