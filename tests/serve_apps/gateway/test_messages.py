@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,8 +25,13 @@ NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 CITY = {"city": "北京 ☀️"}
 
 
-def gateway_of(backend: WritingBackend, **options: Any) -> StubGateway:
-    gateway = StubGateway(options=GatewayOptions(**options))
+@cache
+def gateway_that(*, ignores_unknown: bool) -> StubGateway:
+    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
+
+
+def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
+    gateway = gateway_that(ignores_unknown=ignore_unknown)
     gateway.backend = gateway.service.backend = backend
     return gateway
 
