@@ -86,7 +86,8 @@ class GatewayConfig(EndpointConfig):
     JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute}; `shoal key` writes entries.
     Without keys the gateway listens on loopback only."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """What happens to a request with a field that Shoal does not know and that asks for something."""
+    """What happens to a request with a field that Shoal does not know and that asks for something, or with a
+    tool that only OpenAI's or Anthropic's own servers have."""
     token_ports: Ports | None = None
     """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
     cors: list[Origin] = Field(default_factory=list)

@@ -247,6 +247,9 @@ def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:
     streamed = replayed(stream(gateway, fields))
     assert (streamed["stop_reason"], streamed["stop_sequence"]) == ("stop_sequence", ", three")
     assert backend.requests[0]["sampling"]["stop"] == ("X", ", three")
+    backend.text = NOW
+    called = post(gateway, {**fields, "tools": TOOLS})
+    assert (called["stop_reason"], called["stop_sequence"]) == ("tool_use", None)
 
 
 def test_blocks_become_turns() -> None:
