@@ -48,7 +48,7 @@ class MessagesFormat:
             **self._message(used),
             "content": self._blocks,
             "stop_reason": self._stop_reason,
-            "stop_sequence": self._stop_string,
+            "stop_sequence": self._stop_sequence,
         }
 
     def opening(self, used: Usage) -> list[Event]:
@@ -82,7 +82,7 @@ class MessagesFormat:
             # An answer without anything has an empty text: clients look for one.
             events += self._grow("text", "".join(self._late))
         events += self._close()
-        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_string}
+        delta = {"stop_reason": self._stop_reason, "stop_sequence": self._stop_sequence}
         return [
             *events,
             {"type": "message_delta", "delta": delta, "usage": _usage(used)},
@@ -94,8 +94,13 @@ class MessagesFormat:
         return error_body(error, self._request_id)
 
     @property
+    def _stop_sequence(self) -> str | None:
+        """The one that ended the answer; not where it ended with a call."""
+        return self._stop_string if self._finish_reason == "stop" else None
+
+    @property
     def _stop_reason(self) -> StopReason:
-        if self._finish_reason == "stop" and self._stop_string is not None:
+        if self._stop_sequence is not None:
             return "stop_sequence"
         return _STOP_REASONS.get(self._finish_reason, "end_turn")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,8 +25,13 @@ NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 CITY = {"city": "北京 ☀️"}
 
 
-def gateway_of(backend: WritingBackend, **options: Any) -> StubGateway:
-    gateway = StubGateway(options=GatewayOptions(**options))
+@cache
+def gateway_that(*, ignores_unknown: bool) -> StubGateway:
+    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
+
+
+def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
+    gateway = gateway_that(ignores_unknown=ignore_unknown)
     gateway.backend = gateway.service.backend = backend
     return gateway
 
@@ -241,6 +247,9 @@ def test_the_stop_sequence_that_ended_an_answer_is_told() -> None:
     streamed = replayed(stream(gateway, fields))
     assert (streamed["stop_reason"], streamed["stop_sequence"]) == ("stop_sequence", ", three")
     assert backend.requests[0]["sampling"]["stop"] == ("X", ", three")
+    backend.text = NOW
+    called = post(gateway, {**fields, "tools": TOOLS})
+    assert (called["stop_reason"], called["stop_sequence"]) == ("tool_use", None)
 
 
 def test_blocks_become_turns() -> None:

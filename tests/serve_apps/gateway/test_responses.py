@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from functools import cache
 from typing import Any
 
 import openai
@@ -30,8 +31,13 @@ JSON = {"content-type": "application/json"}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
 
 
-def gateway_of(backend: WritingBackend, **options: Any) -> StubGateway:
-    gateway = StubGateway(options=GatewayOptions(**options))
+@cache
+def gateway_that(*, ignores_unknown: bool) -> StubGateway:
+    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
+
+
+def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
+    gateway = gateway_that(ignores_unknown=ignore_unknown)
     gateway.backend = gateway.service.backend = backend
     return gateway
 
