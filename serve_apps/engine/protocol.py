@@ -235,7 +235,7 @@ class EngineChat(Protocol):
     """How an engine renders conversations, and reads answers."""
 
     async def render(self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[int]:
-        """The token ids of a conversation; `asked` is what the request says of its template.
+        """The token ids of a conversation; `asked` is what the request says of its template and its length.
 
         Raises:
             PromptError: it cannot be rendered.

@@ -86,7 +86,8 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
     if sampling.max_tokens == 0:
         reason = gained.finish_reason
         return Delta(finish_reason="length" if reason == "stop" else reason, **known)
-    if sampling.allowed_token_ids and not set(gained.token_ids) <= set(sampling.allowed_token_ids):
+    allowed = sampling.allowed_token_ids
+    if allowed and not all(token in allowed for token in gained.token_ids):
         raise AnswerError("none of the allowed tokens may come next", own_fault=True)
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None and gained.logprobs:
