@@ -1,7 +1,7 @@
 """The model that clients are served: a small Mistral, which is a Llama whose layers see the last 128 tokens.
 
-It is taught its lesson in 1-2 minutes on two CPU cores. Since layers see no further, what it says depends on the
-last 256 tokens alone, and it is taught with more: a conversation of 50,000 is to it what it was taught.
+It is taught its lesson in 1-2 minutes on two CPU cores. Since layers see no further, what it says depends on
+the last 256 tokens alone, and it is taught with more: a conversation of 50,000 is to it what it was taught.
 """
 
 from __future__ import annotations
