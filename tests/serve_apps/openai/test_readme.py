@@ -1,4 +1,4 @@
-"""The page of the API is true: each field that a request may have, what becomes of it, and the test that says so."""
+"""The page of the API is true: each field that a request may have, what becomes of it, and its test."""
 
 from __future__ import annotations
 
