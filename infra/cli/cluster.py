@@ -172,7 +172,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
             "jobs": list_jobs(
                 Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
             ),
-            "apps": [] if fresh else _apps(),
+            "apps": [] if fresh else _told(_apps, []),
             "serve": _serve(record, fresh=fresh),
         }
     finally:
