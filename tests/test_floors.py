@@ -17,7 +17,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"engine", "tokens", "routing"},
         {"openai"},
         {"http"},
-        {"replica"},
+        {"replica", "anthropic"},
         {"controller"},
         {"gateway"},
         {"status", "commands"},

@@ -108,7 +108,8 @@ class GatewayConfig(EndpointConfig):
     """Addresses (10.0.0.5) and networks (10.0.0.0/8) that may read /metrics and /load without a key, where
     the gateway has keys. Behind a proxy every request comes from the proxy's address."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
-    """What happens to a request with a field that Shoal does not know and that asks for something."""
+    """What happens to a request with a field that Shoal does not know and that asks for something, or with a
+    tool that only OpenAI's or Anthropic's own servers have."""
     token_ports: Ports | None = None
     """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
     keepalive_s: Annotated[float, AfterValidator(_pause)] = Field(default=15.0, ge=0)

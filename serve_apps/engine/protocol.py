@@ -116,6 +116,8 @@ class Delta:
     """Of the prompt's tokens but for the first, where they were asked for; the first delta has them all."""
     cached_tokens: int | None = None
     """The first delta says how many of the prompt's tokens were in the KV cache already."""
+    stop_string: str | None = None
+    """Of `SamplingParams.stop`, the one that ended the text."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,7 @@ class EngineChat(Protocol):
     """How an engine renders conversations, and reads answers."""
 
     async def render(self, messages: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[int]:
-        """The token ids of a conversation; `asked` is what the request says of its template.
+        """The token ids of a conversation; `asked` is what the request says of its template and its length.
 
         Raises:
             PromptError: it cannot be rendered.

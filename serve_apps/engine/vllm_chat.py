@@ -55,7 +55,9 @@ class VllmChat:
         """The token ids of a conversation, up to where the model's answer begins.
 
         Args:
-            asked: what the request says of it, see `ChatRequest.template`.
+            asked: what the request says of it, see `ChatRequest.template`; and `special_tokens`, `cut` and
+                `cut_side` of `Request.prompt_options`: vLLM refuses what is too long, unless it is to cut
+                it.
 
         Raises:
             PromptError: vLLM refuses it, with what it says.
@@ -69,6 +71,9 @@ class VllmChat:
             "add_generation_prompt": not (goes_on or asked.get("no_generation_prompt", False)),
             "continue_final_message": goes_on,
             "chat_template_kwargs": asked.get("arguments") or None,
+            "add_special_tokens": asked.get("special_tokens"),
+            "truncate_prompt_tokens": asked.get("cut"),
+            "truncation_side": asked.get("cut_side"),
         }
         try:
             rendered = await self._renderer.render_chat(self._request(said))

@@ -86,7 +86,8 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
     if sampling.max_tokens == 0:
         reason = gained.finish_reason
         return Delta(finish_reason="length" if reason == "stop" else reason, **known)
-    if sampling.allowed_token_ids and not set(gained.token_ids) <= set(sampling.allowed_token_ids):
+    allowed = sampling.allowed_token_ids
+    if allowed and not all(token in allowed for token in gained.token_ids):
         raise AnswerError("none of the allowed tokens may come next", own_fault=True)
     logprobs: tuple[TokenLogprob, ...] = ()
     if sampling.logprobs is not None and gained.logprobs:
@@ -94,6 +95,9 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
             _logprob(token_id, entry, sampling.logprobs)
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
+    # Of an answer that a token ends, it is the token's id.
+    if isinstance(gained.stop_reason, str):
+        known["stop_string"] = gained.stop_reason
     return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, **known)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -14,6 +15,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Scope
 
+from serve_apps.anthropic.answers import MessagesAnswer, MessagesErrorAnswer, MessagesEvent, TokenCount
+from serve_apps.anthropic.errors import error_body
+from serve_apps.anthropic.format import read_messages
+from serve_apps.anthropic.schema import CountTokensRequest, MessagesRequest, read_count
 from serve_apps.gateway.access import Caller, credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.call import Call
@@ -21,6 +26,7 @@ from serve_apps.gateway.document import (
     ANY_ROUTE,
     MODEL_POST,
     body_of,
+    events_too,
     openapi_document,
     refusals,
     streamed_too,
@@ -31,7 +37,7 @@ from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts, gateway_failed
 from serve_apps.http.leniency import Lenient
-from serve_apps.http.record import CLIENT_CLOSED, current_record
+from serve_apps.http.record import CLIENT_CLOSED, current_id, current_record
 from serve_apps.openai.answers import (
     ChatAnswer,
     ChatChunk,
@@ -39,6 +45,7 @@ from serve_apps.openai.answers import (
     CompletionChunk,
     DetokenizeAnswer,
     EmbeddingAnswer,
+    ErrorAnswer,
     ModelCard,
     ModelList,
     PoolingAnswer,
@@ -47,10 +54,12 @@ from serve_apps.openai.answers import (
     TokenizeAnswer,
     TokenizerInfo,
 )
-from serve_apps.openai.chat_format import ChatFormat
+from serve_apps.openai.asked import read_chat, read_completion
 from serve_apps.openai.chat_schema import ChatRequest
-from serve_apps.openai.errors import ApiError, unknown_model
-from serve_apps.openai.format import CompletionFormat
+from serve_apps.openai.errors import ApiError, not_kept, unknown_model
+from serve_apps.openai.responses_answers import ResponsesAnswer, ResponsesEvent
+from serve_apps.openai.responses_format import read_response
+from serve_apps.openai.responses_schema import ResponsesRequest
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.text_schema import (
     DetokenizeRequest,
@@ -69,6 +78,7 @@ _SHOWN_TO_PAGES = ("x-request-id", "x-shoal-replica", "x-shoal-model-version", "
 _BODIES: tuple[type[BaseModel], ...] = (
     *(CompletionRequest, ChatRequest),
     *(EmbeddingRequest, PoolingRequest, ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest),
+    *(ResponsesRequest, MessagesRequest, CountTokensRequest),
 )
 
 
@@ -101,7 +111,7 @@ class _Api(FastAPI):
             self.openapi_schema = openapi_document(
                 self,
                 _BODIES,
-                (CompletionChunk, ChatChunk),
+                (CompletionChunk, ChatChunk, ResponsesEvent, MessagesEvent),
                 ignore_unknown=self.service.options.ignore_unknown,
             )
         return self.openapi_schema
@@ -119,10 +129,15 @@ def build_api(service: GatewayService) -> FastAPI:
     api.service = service
 
     def post(
-        path: str, kind: type[BaseModel], answer: type[Any], chunk: type[Any] | None = None, *also: str
+        path: str,
+        kind: type[BaseModel],
+        answer: type[Any],
+        streamed: Mapping[int | str, dict[str, Any]] = MappingProxyType({}),
+        *also: str,
+        error: type[Any] = ErrorAnswer,
     ) -> Callable[[Handler], Handler]:
         """Register what answers a POST whose body is of this kind, under other paths `also`."""
-        responses = {**refusals(MODEL_POST), **(streamed_too(chunk) if chunk else {})}
+        responses = {**refusals(MODEL_POST, error), **streamed}
         extra = body_of(kind)
         register = api.post(
             path, response_model=answer, responses=responses, openapi_extra=extra, tags=["models"]
@@ -167,15 +182,37 @@ def build_api(service: GatewayService) -> FastAPI:
             raise unknown_model(model, shown, some_hidden=not caller.sees(model))
         return JSONResponse(_card(version))
 
-    @post("/v1/completions", CompletionRequest, CompletionAnswer, CompletionChunk)
+    @post("/v1/completions", CompletionRequest, CompletionAnswer, streamed_too(CompletionChunk))
     async def completions(request: Request) -> Response:
         """Continue one or several prompts."""
-        return await Call(service, request, CompletionRequest, CompletionFormat).answer()
+        return await Call(service, request, read_completion).answer()
 
-    @post("/v1/chat/completions", ChatRequest, ChatAnswer, ChatChunk)
+    @post("/v1/chat/completions", ChatRequest, ChatAnswer, streamed_too(ChatChunk))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        return await Call(service, request, ChatRequest, ChatFormat).answer()
+        return await Call(service, request, read_chat).answer()
+
+    @post("/v1/responses", ResponsesRequest, ResponsesAnswer, events_too(ResponsesEvent))
+    async def responses(request: Request) -> Response:
+        """Answer a conversation, as OpenAI's newer API does."""
+        return await Call(service, request, read_response).answer()
+
+    @api.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    async def kept_response(rest: str) -> Response:
+        """Nothing is kept of a response that has been sent."""
+        raise not_kept()
+
+    @post(
+        "/v1/messages", MessagesRequest, MessagesAnswer, events_too(MessagesEvent), error=MessagesErrorAnswer
+    )
+    async def messages(request: Request) -> Response:
+        """Answer a conversation, as Anthropic's API does."""
+        return await Call(service, request, read_messages(current_id())).answer()
+
+    @post("/v1/messages/count_tokens", CountTokensRequest, TokenCount, error=MessagesErrorAnswer)
+    async def count_tokens(request: Request) -> Response:
+        """The number of a conversation's tokens."""
+        return await TextCall(service, request).count(read_count, lambda count: {"input_tokens": count})
 
     @post("/v1/embeddings", EmbeddingRequest, EmbeddingAnswer)
     async def embeddings(request: Request) -> Response:
@@ -187,12 +224,12 @@ def build_api(service: GatewayService) -> FastAPI:
         """The embedding of each input."""
         return await EmbeddingCall(service, request).pooling()
 
-    @post("/score", ScoreRequest, ScoreAnswer, None, "/v1/score")
+    @post("/score", ScoreRequest, ScoreAnswer, {}, "/v1/score")
     async def score(request: Request) -> Response:
         """How alike texts are, by the cosine of their embeddings; /v1/score is the same."""
         return await EmbeddingCall(service, request).score()
 
-    @post("/rerank", RerankRequest, RerankAnswer, None, "/v1/rerank", "/v2/rerank")
+    @post("/rerank", RerankRequest, RerankAnswer, {}, "/v1/rerank", "/v2/rerank")
     async def rerank(request: Request) -> Response:
         """Documents in the order in which they are like a query, by the cosine of their embeddings.
 
@@ -220,14 +257,16 @@ def build_api(service: GatewayService) -> FastAPI:
         """The text of tokens."""
         return await TextCall(service, request).detokenize()
 
-    def refused(error: ApiError) -> Response:
+    def refused(request: Request, error: ApiError) -> Response:
         current_record().error = error.code or str(error.status)
-        return JSONResponse(error.body(), error.status, error.headers)
+        of_messages = request.url.path.startswith("/v1/messages")
+        body = error_body(error, current_id()) if of_messages else error.body()
+        return JSONResponse(body, error.status, error.headers)
 
     @api.exception_handler(ApiError)
     async def on_api_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
-        return refused(error)
+        return refused(request, error)
 
     @api.exception_handler(ClientDisconnect)
     async def on_disconnect(request: Request, error: Exception) -> Response:
@@ -242,12 +281,12 @@ def build_api(service: GatewayService) -> FastAPI:
         }
         message = known.get(error.status_code, str(error.detail))
         code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-        return refused(ApiError(error.status_code, message, code=code, headers=error.headers))
+        return refused(request, ApiError(error.status_code, message, code=code, headers=error.headers))
 
     @api.exception_handler(Exception)
     async def on_failure(request: Request, error: Exception) -> Response:
         # The traceback is logged where the request ends; the client learns no internals.
-        return refused(gateway_failed())
+        return refused(request, gateway_failed())
 
     return api
 

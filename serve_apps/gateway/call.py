@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import AsyncExitStack
 
 from starlette.requests import Request
@@ -21,10 +21,9 @@ from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import SILENCE, EventStream, ended, sse_event, unless_gone, wait_unless_gone
 from serve_apps.http.record import current_record
 from serve_apps.openai.answers import Usage
-from serve_apps.openai.chat_format import Format
+from serve_apps.openai.asked import Read
 from serve_apps.openai.errors import ApiError, body_too_large
 from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, usage
-from serve_apps.openai.parse import parse
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.schema import Request as ModelRequest
 from serve_apps.replica.fit import check_fit, cut_to, most_tokens
@@ -42,15 +41,16 @@ def expected_tokens(request: ModelRequest, most: int | None, body_bytes: int) ->
 
 
 class Call:
-    """One POST that generates, from its body to the end of its answer."""
+    """One POST that generates, from its body to the end of its answer.
 
-    def __init__(
-        self, service: GatewayService, http: Request, kind: type[ModelRequest], format_class: type[Format]
-    ) -> None:
+    Args:
+        read: what the body asks, in the words of the API that the route is of.
+    """
+
+    def __init__(self, service: GatewayService, http: Request, read: Read) -> None:
         self._service = service
         self._http = http
-        self._kind = kind
-        self._format_class = format_class
+        self._read = read
         self._record = current_record()
 
     async def answer(self) -> Response:
@@ -63,9 +63,8 @@ class Call:
         async with self._deadline.enforced():
             body = await read_body(self._http, limit)
             ignore = self._service.options.ignore_unknown
-            request = await in_thread_if_large(
-                body, lambda: parse(self._kind, read_json(body), ignore_unknown=ignore)
-            )
+            asked = await in_thread_if_large(body, lambda: self._read(read_json(body), ignore))
+            request = asked.request
             self._record.stream = request.streamed
             version = await self._service.find(request.model, self._caller)
             self._record.app = request.model
@@ -87,7 +86,7 @@ class Call:
                 with_usage=request.include_usage,
                 **prompt_heading(request),
             )
-            self._format: Format = self._format_class(heading)
+            self._format = asked.format(heading)
             self._gathered = Gathered(request.num_choices)
             self._last_seen_s = 0.0
             self._choices = Choices(
@@ -124,12 +123,13 @@ class Call:
                     first.result()
             except ApiError as error:
                 error = self._deadline.restated(error)
+                error.param = asked.fields.get(error.param or "", error.param)
                 error.headers.update(self._headers())
                 raise error from None
-            parts = self._stream(request, first, events)
+            parts = self._stream(first, events)
             # Before its first tokens another replica can still take it over.
             headers = self._headers() if first.done() else {}
-            return EventStream(parts, headers, stack.pop_all(), keepalive_s)
+            return EventStream(parts, headers, stack.pop_all(), self._failure, keepalive_s)
 
     async def _spend(self) -> None:
         """Note what the request took, however it ended, and count its tokens for its tenant."""
@@ -169,10 +169,17 @@ class Call:
             record.first_token_s = self._last_seen_s
             self._service.traffic.first_token(record.app, record.first_token_s)
 
+    def _sent(self, chunks: Iterable[Mapping[str, object]]) -> bytes:
+        named = self._format.NAMED_EVENTS
+        return b"".join(sse_event(chunk, str(chunk["type"]) if named else None) for chunk in chunks)
+
+    def _failure(self, error: ApiError) -> bytes:
+        return self._sent([self._format.failure(error)])
+
     async def _stream(
-        self, request: ModelRequest, first: asyncio.Future[ChoiceEvent], events: AsyncIterator[ChoiceEvent]
+        self, first: asyncio.Future[ChoiceEvent], events: AsyncIterator[ChoiceEvent]
     ) -> AsyncIterator[bytes]:
-        """Server-sent events; the last is [DONE], or an error."""
+        """Server-sent events; the last says that the answer is whole, or is an error."""
         if not first.done():
             yield SILENCE  # nobody on the way has heard of an answer yet
 
@@ -180,17 +187,17 @@ class Call:
             self._seen()
             # Of what is sent on, only the number is kept.
             self._gathered.count(event)
-            return b"".join(sse_event(chunk) for chunk in self._format.chunks(event))
+            return self._sent(self._format.chunks(event))
 
         try:
-            yield parts(await first)
+            event = await first
+            yield self._sent(self._format.opening(self._usage())) + parts(event)
             async for event in events:
                 yield parts(event)
         except ApiError as error:
             raise self._deadline.restated(error) from None
-        if request.include_usage:
-            yield sse_event(self._format.last_chunk(self._usage()))
-        yield b"data: [DONE]\n\n"
+        done = b"" if self._format.NAMED_EVENTS else b"data: [DONE]\n\n"
+        yield self._sent(self._format.ending(self._usage())) + done
 
     def _usage(self) -> Usage:
         # The choices of one prompt read it once; they stand side by side in the order of the prompts.

@@ -36,9 +36,9 @@ _STRING = {"type": "string"}
 _SCHEME = "bearer"
 
 
-def refusals(statuses: Iterable[int]) -> dict[int | str, dict[str, Any]]:
+def refusals(statuses: Iterable[int], error: type[Any] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route that can answer with these errors."""
-    return {status: {"model": ErrorAnswer, "description": _SAYS[status]} for status in statuses}
+    return {status: {"model": error, "description": _SAYS[status]} for status in statuses}
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
@@ -58,6 +58,19 @@ def streamed_too(chunk: type[Any]) -> dict[int | str, dict[str, Any]]:
             "content": {"text/event-stream": {"itemSchema": event}},
             "description": "The answer. With `stream` its parts (comments while it waits), then [DONE],"
             " or an error in place of it.",
+        }
+    }
+
+
+def events_too(event: type[Any]) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route whose answer may be a stream of events with names."""
+    reference = {"$ref": _SCHEMAS.format(model=event.__name__)}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": reference}
+    item = {"type": "object", "required": ["event", "data"], "properties": {"event": _STRING, "data": data}}
+    return {
+        200: {
+            "content": {"text/event-stream": {"itemSchema": item}},
+            "description": "The answer. With `stream` events, of which the last says how it ended.",
         }
     }
 

@@ -6,7 +6,6 @@ import json
 from hashlib import blake2b
 from typing import Any
 
-from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.schema import CompletionRequest, Request
 
 
@@ -19,17 +18,10 @@ def replica_requests(
         most_tokens: of each answer; None: as many as there is room for.
         tenant: whose it is; None: of a gateway without keys.
     """
-    prompts: list[dict[str, Any]]
-    if isinstance(request, ChatRequest):
-        messages = [message.for_template() for message in request.messages]
-        prompts = [{"messages": messages, "template": request.template(), "reading": request.reading()}]
-    else:
-        assert isinstance(request, CompletionRequest)
-        prompts = [{"prompt": prompt} for prompt in request.prompt]
     sampling, options = request.sampling(), request.prompt_options()
     salt = cache_salt(tenant, request.cache_salt)
     requests: list[dict[str, Any]] = []
-    for prompt in prompts:
+    for prompt in request.prompts():
         for number in range(request.choices_each):
             seed = None if request.seed is None else (request.seed + number + 2**63) % 2**64 - 2**63
             requests.append(

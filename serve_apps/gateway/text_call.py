@@ -20,10 +20,8 @@ from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import unless_gone
 from serve_apps.http.record import current_record
-from serve_apps.openai.answers import (
-    DetokenizeAnswer,
-    TokenizeAnswer,
-)
+from serve_apps.openai.answers import DetokenizeAnswer, TokenizeAnswer
+from serve_apps.openai.chat_schema import Conversation
 from serve_apps.openai.errors import (
     ApiError,
     body_too_large,
@@ -85,6 +83,22 @@ class TextCall:
         self._record.tokenized = len(request.tokens)
         answer: DetokenizeAnswer = {"prompt": result["prompt"]}
         return JSONResponse(answer, headers=headers_of(results))
+
+    async def count(self, read: Callable[[Any, bool], Conversation], form: Callable[[int], Any]) -> Response:
+        """Answer with the number of a conversation's tokens.
+
+        Args:
+            read: what the body asks, in the words of the API that the route is of.
+            form: makes the answer.
+        """
+
+        def alone(document: Any, *, ignore_unknown: bool) -> tuple[Conversation]:
+            return (read(document, ignore_unknown),)
+
+        (request,), version = await self.read_by(alone)
+        (result,) = results = await self.ask(version, "tokenize", 1, request.prompts)
+        self._record.tokenized = len(result["tokens"])
+        return JSONResponse(form(len(result["tokens"])), headers=headers_of(results))
 
     async def tokenizer_info(self, model: str | None) -> Response:
         """Answer /tokenizer_info, as vLLM does."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -15,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from serve_apps.openai.errors import (
     bad_request,
     body_too_large,
+    shortened,
     too_slow,
     unsupported_coding,
     unsupported_media_type,
@@ -75,11 +77,11 @@ def read_json(body: bytes) -> Any:
     """The document in a body.
 
     Raises:
-        ApiError: 400; it is no JSON, or JSON that no client means (NaN, half a surrogate pair).
+        ApiError: 400; it is no JSON, or JSON that no client means (NaN, 1e999, half a surrogate pair).
     """
     try:
         with _without_collector() if len(body) >= LARGE_BYTES else nullcontext():
-            document = json.loads(body, parse_constant=_no_constant)
+            document = json.loads(body, parse_constant=_no_constant, parse_float=_finite)
         if b"\\u" in body:
             # Half of a surrogate pair is valid JSON, but no text that a tokenizer could read.
             json.dumps(document, ensure_ascii=False).encode()
@@ -108,6 +110,13 @@ def _without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{shortened(text)} is larger than any number that can be read")
+    return value
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
@@ -97,6 +97,7 @@ class EventStream(Response):
     slowly holds nobody up.
 
     Args:
+        failure: the event that tells of an error, which is the last one then.
         keepalive_s: seconds of silence after which a comment is sent; 0: none is.
     """
 
@@ -107,12 +108,14 @@ class EventStream(Response):
         parts: AsyncIterator[bytes],
         headers: dict[str, str],
         held: AsyncExitStack,
+        failure: Callable[[ApiError], bytes],
         keepalive_s: float = 0.0,
     ) -> None:
         super().__init__(headers={**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._parts = parts
         self._held = held
+        self._failure = failure
         self._unsent = Unsent()
         self._keepalive_s = keepalive_s
         self._timer: asyncio.TimerHandle | None = None
@@ -168,7 +171,7 @@ class EventStream(Response):
                 logger.exception("a stream failed")
             await self._held.aclose()
         finally:
-            self._unsent.end(b"" if failed is None else sse_event(failed.body()))
+            self._unsent.end(b"" if failed is None else self._failure(failed))
         return failed
 
 
@@ -217,6 +220,7 @@ async def wait_unless_gone(
         await ended(gone)
 
 
-def sse_event(document: Mapping[str, Any]) -> bytes:
+def sse_event(document: Mapping[str, Any], name: str | None = None) -> bytes:
     """A document as one server-sent event."""
-    return f"data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()

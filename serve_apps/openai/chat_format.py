@@ -11,6 +11,7 @@ from serve_apps.openai.answers import (
     ChatChunk,
     ChatChunkChoice,
     ChatDelta,
+    ChatLogprob,
     ChatLogprobs,
     ChatMessage,
     ToolCall,
@@ -19,17 +20,17 @@ from serve_apps.openai.answers import (
 )
 from serve_apps.openai.format import (
     ChoiceEvent,
-    CompletionFormat,
     Gathered,
     Heading,
     Logprob,
+    OpenAIFormat,
     number,
     prompt_logprobs,
 )
 from serve_apps.parsing.answer_parser import CallPiece
 
 
-class ChatFormat:
+class ChatFormat(OpenAIFormat):
     """Answers of /v1/chat/completions."""
 
     def __init__(self, heading: Heading) -> None:
@@ -80,9 +81,9 @@ class ChatFormat:
             chunks[0]["prompt_token_ids"] = list(item["prompt"]["token_ids"])
         return chunks
 
-    def last_chunk(self, used: Usage) -> ChatChunk:
-        """The part of a stream that says what it took."""
-        return {**self._chunk([]), "usage": used}
+    def ending(self, used: Usage) -> list[ChatChunk]:
+        """The part of a stream that says what it took, where that was asked for."""
+        return [{**self._chunk([]), "usage": used}] if self._heading.with_usage else []
 
     def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
         heading = self._heading
@@ -124,13 +125,15 @@ class ChatFormat:
     def _logprobs(self, logprobs: Sequence[Logprob]) -> ChatLogprobs | None:
         if not self._heading.with_logprobs:
             return None
-        return {
-            "content": [
-                {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
-                for token, piece, value, top in logprobs
-            ],
-            "refusal": None,
-        }
+        return {"content": token_logprobs(logprobs), "refusal": None}
+
+
+def token_logprobs(logprobs: Sequence[Logprob]) -> list[ChatLogprob]:
+    """Tokens, each with its alternatives."""
+    return [
+        {**_token(token, piece, value), "top_logprobs": [_token(t, p, v) for t, p, _, v in top]}
+        for token, piece, value, top in logprobs
+    ]
 
 
 def whole_calls(pieces: Sequence[CallPiece]) -> list[ToolCall]:
@@ -164,6 +167,3 @@ def _delta(
 
 def _token(token: str, piece: bytes, value: float) -> TopLogprob:
     return {"token": token, "logprob": number(value), "bytes": list(piece)}
-
-
-Format = CompletionFormat | ChatFormat

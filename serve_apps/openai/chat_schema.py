@@ -27,6 +27,9 @@ OWN_ARGUMENTS = frozenset(
 """Arguments of a template's rendering that other fields give, or none may."""
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
 class Message(StrictModel):
     """One turn of a conversation. What is not known of it is for the model's chat template."""
 
@@ -57,26 +60,16 @@ class Message(StrictModel):
         return {**said, "content": self.content}
 
 
-class ChatRequest(Request):
-    """The body of POST /v1/chat/completions."""
+class Conversation(Request):
+    """What a request says of the answer to a conversation."""
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **Request.NEUTRAL,
-        "functions": ([],),
-        "function_call": ("none", "auto"),
-        "modalities": (["text"],),
-        "echo": (False,),
-        "add_special_tokens": (False,),
-    }
-
-    messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
     tools: Tools = None
     """Functions that the model may call."""
     tool_choice: Choice = None
     """Whether it calls them: none, auto (the default), required, or one by its name."""
     parallel_tool_calls: bool | None = None
     """Whether an answer may have several calls; the default is yes."""
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     """Handed to the chat template, with `enable_thinking`: whether it is not `none`."""
     include_reasoning: bool | None = None
     """Extension: false leaves the reasoning out of the answer."""
@@ -86,21 +79,13 @@ class ChatRequest(Request):
     """Extension: whether the prompt ends where an answer begins; the default is yes."""
     continue_final_message: bool | None = None
     """Extension: the answer goes on with the last message, which stays open."""
-    max_completion_tokens: int | None = Field(default=None, ge=1)
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
 
-    @property
-    def most_tokens(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+    def turns(self) -> list[dict[str, Any]]:
+        """The conversation, as chat templates take it."""
+        raise NotImplementedError
 
-    @property
-    def most_tokens_field(self) -> str:
-        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-
-    @property
-    def alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"messages": self.turns(), "template": self.template(), "reading": self.reading()}]
 
     @property
     def choice(self) -> ToolChoice:
@@ -153,3 +138,58 @@ class ChatRequest(Request):
                 schema_of_calls(self.callable_tools, self.choice, parallel=parallel)
             )
         return said
+
+
+class ChatRequest(Conversation):
+    """The body of POST /v1/chat/completions."""
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **Request.NEUTRAL,
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "modalities": (["text"],),
+        "echo": (False,),
+        "add_special_tokens": (False,),
+    }
+
+    messages: tuple[Message, ...] = Field(min_length=1, strict=False, fail_fast=True)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_LOGPROBS)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def most_tokens_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def turns(self) -> list[dict[str, Any]]:
+        return [message.for_template() for message in self.messages]
+
+
+class Translation(Conversation):
+    """A request of another API in the words of this one; made of what was checked there."""
+
+    spoken: list[dict[str, Any]]
+    """The turns, as chat templates take them."""
+    reported: int | None = None
+    """See `alternatives`."""
+    length_field: str = "max_tokens"
+    """What the other API calls `max_tokens`."""
+
+    @property
+    def most_tokens_field(self) -> str:
+        return self.length_field
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.reported
+
+    def turns(self) -> list[dict[str, Any]]:
+        return self.spoken

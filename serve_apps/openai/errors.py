@@ -97,6 +97,21 @@ def unknown_model(model: str, known: list[str], *, some_hidden: bool = False) ->
     )
 
 
+def not_kept() -> ApiError:
+    """What clients ask of a response that was sent before."""
+    return ApiError(
+        404,
+        "This server keeps no responses: each is gone when it has been sent. POST /v1/responses makes one.",
+        code="not_found",
+    )
+
+
+def not_allowed(app: str) -> ApiError:
+    return ApiError(
+        403, f"This API key does not open the model '{app}'.", param="model", code="model_not_allowed"
+    )
+
+
 def body_too_large(limit: int) -> ApiError:
     return ApiError(
         413,

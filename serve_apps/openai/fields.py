@@ -126,7 +126,7 @@ def _choice(value: Any) -> tuple[str, ...] | None:
     raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
 
 
-def _content(value: Any) -> str:
+def content_text(value: Any) -> str:
     """The text of a message; a list of text parts is joined."""
     if value is None:
         return ""
@@ -195,7 +195,7 @@ _STRINGS = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS, "items": {"
 _ID = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
 _IDS = {"type": "array", "minItems": 1, "items": _ID}
 _STOP = {"type": "string", "minLength": 1}
-_TEXT_PART = {
+TEXT_PART: dict[str, Any] = {
     "type": "object",
     "anyOf": [
         {
@@ -272,8 +272,8 @@ Choice = Annotated[
 ]
 Content = Annotated[
     str,
-    PlainValidator(_content),
-    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": _TEXT_PART}]}),
+    PlainValidator(content_text),
+    WithJsonSchema({"anyOf": [{"type": "null"}, {"type": "string"}, {"type": "array", "items": TEXT_PART}]}),
 ]
 
 ToolCalls = Annotated[

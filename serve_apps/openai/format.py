@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from serve_apps.openai.answers import (
     CompletionAnswer,
     CompletionChoice,
     CompletionChunk,
     CompletionLogprobs,
+    ErrorAnswer,
     PromptLogprob,
     PromptLogprobs,
     Usage,
 )
+from serve_apps.openai.errors import ApiError
 from serve_apps.parsing.answer_parser import CallPiece
 from serve_apps.tokens.inbox import Item
 
@@ -51,6 +53,10 @@ class Gathered:
         self.token_ids: list[list[int]] = [[] for _ in range(num_choices)]
         self.prompt: list[Prompt] = [{} for _ in range(num_choices)]
         self.finish_reason: list[str | None] = [None] * num_choices
+        self._stop_string: list[str | None] = [None] * num_choices
+        self._lead_tokens = [0] * num_choices
+        self._call_tokens = [0] * num_choices
+        self._text_after_calls = [0] * num_choices
 
     def add(self, event: ChoiceEvent) -> None:
         index, item = event.index, event.item
@@ -58,6 +64,8 @@ class Gathered:
             self.text[index], self.logprobs[index], self.tokens[index] = "", [], 0
             self.token_ids[index], self.prompt[index] = [], {}
             self.reasoning[index], self.reasoning_tokens[index], self.calls[index] = "", 0, []
+            self._lead_tokens[index], self._call_tokens[index] = 0, 0
+            self._text_after_calls[index] = 0
         self.prompt[index] = item.get("prompt", self.prompt[index])
         self.token_ids[index].extend(item["token_ids"])
         self.text[index] += item["text"]
@@ -65,7 +73,26 @@ class Gathered:
         self.calls[index].extend(item.get("calls", ()))
         self.logprobs[index].extend(item.get("logprobs", ()))
         self.count(event)
+        self._lead_tokens[index] += item.get("lead_tokens", 0)
+        self._call_tokens[index] += item.get("call_tokens", 0)
+        self._text_after_calls[index] += item.get("text_after_calls", 0)
         self.finish_reason[index] = item.get("finish_reason")
+        self._stop_string[index] = item.get("stop_string")
+
+    def event(self, index: int) -> ChoiceEvent:
+        """A whole choice, as if all of it had come at once."""
+        item = {
+            "text": self.text[index],
+            "reasoning": self.reasoning[index],
+            "calls": self.calls[index],
+            "logprobs": self.logprobs[index],
+            "lead_tokens": self._lead_tokens[index],
+            "call_tokens": self._call_tokens[index],
+            "text_after_calls": self._text_after_calls[index],
+            "finish_reason": self.finish_reason[index],
+            "stop_string": self._stop_string[index],
+        }
+        return ChoiceEvent(index, item)
 
     def count(self, event: ChoiceEvent) -> None:
         """Count an event's tokens, without keeping what it says."""
@@ -92,6 +119,17 @@ def usage(prompt_tokens: Iterable[int], gathered: Gathered, cached_tokens: int |
     return used
 
 
+def cached_tokens(used: Usage) -> int:
+    """Of the prompt's tokens, those that were in the KV cache already, where that is known."""
+    details: Mapping[str, int] = used.get("prompt_tokens_details") or {}  # type: ignore[assignment]
+    return details.get("cached_tokens", 0)
+
+
+def reasoning_tokens(used: Usage) -> int:
+    """Of the answer's tokens, those of the reasoning."""
+    return used["completion_tokens_details"]["reasoning_tokens"] if "completion_tokens_details" in used else 0
+
+
 @dataclass(frozen=True)
 class Heading:
     """What all parts of an answer begin with, and what it was asked to carry."""
@@ -115,7 +153,47 @@ class Heading:
     """Whether special tokens are part of the text."""
 
 
-class CompletionFormat:
+class Format(Protocol):
+    """Makes the answer to one request, whole or as a stream: the words of one API."""
+
+    NAMED_EVENTS: ClassVar[bool]
+    """Whether the events of a stream are named by their `type`; else its last one is [DONE]."""
+
+    def answer(self, gathered: Gathered, used: Usage) -> Mapping[str, object]:
+        """The whole answer."""
+
+    def opening(self, used: Usage) -> Sequence[Mapping[str, object]]:
+        """With what a stream begins.
+
+        Args:
+            used: what is known by then: the prompt's tokens.
+        """
+
+    def chunks(self, event: ChoiceEvent) -> Sequence[Mapping[str, object]]:
+        """The parts of a stream that tell of one event."""
+
+    def ending(self, used: Usage) -> Sequence[Mapping[str, object]]:
+        """With what a stream ends whose choices are complete."""
+
+    def failure(self, error: ApiError) -> Mapping[str, object]:
+        """The last part of a stream that breaks off."""
+
+
+class OpenAIFormat:
+    """What the streams of OpenAI's older endpoints share."""
+
+    NAMED_EVENTS: ClassVar[bool] = False
+
+    def opening(self, used: Usage) -> list[Mapping[str, object]]:
+        """See Format."""
+        return []
+
+    def failure(self, error: ApiError) -> ErrorAnswer:
+        """See Format."""
+        return error.body()
+
+
+class CompletionFormat(OpenAIFormat):
     """Answers of /v1/completions."""
 
     def __init__(self, heading: Heading) -> None:
@@ -159,9 +237,9 @@ class CompletionFormat:
         )
         return [self._chunk([choice])]
 
-    def last_chunk(self, used: Usage) -> CompletionChunk:
-        """The part of a stream that says what it took."""
-        return {**self._chunk([]), "usage": used}
+    def ending(self, used: Usage) -> list[CompletionChunk]:
+        """The part of a stream that says what it took, where that was asked for."""
+        return [{**self._chunk([]), "usage": used}] if self._heading.with_usage else []
 
     def _chunk(self, choices: list[CompletionChoice]) -> CompletionChunk:
         heading = self._heading

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from serve_apps.openai.chat_schema import OWN_ARGUMENTS, ChatRequest
+from serve_apps.openai.chat_schema import OWN_ARGUMENTS, ChatRequest, Conversation
 from serve_apps.openai.errors import ApiError, bad_request, shortened
 from serve_apps.openai.fields import UNKNOWN_FIELD
 from serve_apps.openai.schema import Request
@@ -34,6 +34,7 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
     ignored: frozenset[str] = getattr(kind, "IGNORED", frozenset())
     neutral: Mapping[str, tuple[Any, ...]] = getattr(kind, "NEUTRAL", {})
     replaced: Mapping[str, str] = getattr(kind, "REPLACED", {})
+    why: Mapping[str, str] = getattr(kind, "WHY", {})
     fields, given = kind.model_fields, dict[str, Any]()
     for name, value in document.items():
         known = name in fields
@@ -46,7 +47,7 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
                 code="unsupported_parameter",
             )
         if name in neutral:
-            _check_neutral(name, value, neutral[name])
+            _check_neutral(name, value, neutral[name], why.get(name, "leave it out"))
         elif known or not (ignore_unknown or value in _EMPTY):
             given[name] = value
     try:
@@ -62,7 +63,7 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_messages(request)
-        _check_tools(request)
+        check_tools(request)
         _check_template(request)
     form = request.response_format
     if (
@@ -89,11 +90,11 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
 _EMPTY: tuple[Any, ...] = ([], {}, "")
 
 
-def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
+def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...], why: str) -> None:
     # 0 == False in Python, but a penalty of `false` is a mistake: the types must agree too.
     if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in neutral):
         raise bad_request(
-            f"'{name}' is not supported by this server; leave it out.",
+            f"'{name}' is not supported by this server; {why}.",
             param=name,
             code="unsupported_parameter",
         )
@@ -195,7 +196,12 @@ def _check_messages(request: ChatRequest) -> None:
             )
 
 
-def _check_tools(request: ChatRequest) -> None:
+def check_tools(request: Conversation) -> None:
+    """Refuse what `tools` and `tool_choice` do not say together.
+
+    Raises:
+        ApiError
+    """
     choice, tools = request.choice, request.tools or []
     if choice.forced and not tools:
         what = "'tool_choice' asks for a call, but there are no 'tools'."

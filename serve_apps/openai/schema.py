@@ -240,6 +240,10 @@ class Request(StrictModel):
         }
         return {name: value for name, value in seldom.items() if value is not None}
 
+    def prompts(self) -> list[dict[str, Any]]:
+        """What a replica is asked to go on with, for each prompt; see `Replica.generate`."""
+        raise NotImplementedError
+
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams, without max_tokens and without what was not asked for."""
         seldom = {
@@ -310,3 +314,6 @@ class CompletionRequest(Request):
     def prompt_options(self) -> dict[str, Any]:
         options = super().prompt_options()
         return {**options, "special_tokens": False} if self.add_special_tokens is False else options
+
+    def prompts(self) -> list[dict[str, Any]]:
+        return [{"prompt": prompt} for prompt in self.prompt]

@@ -50,16 +50,24 @@ def _tool(number: int, tool: Any) -> dict[str, Any]:
     kind = tool.get("type", "function")
     if kind != "function":
         raise ValueError(f"tool {number} must be a function: this server has no tools of type {kind!r}")
-    function = tool.get("function")
+    said = checked_function(tool.get("function"), f"the function of tool {number}")
+    return {**tool, "type": "function", "function": said}
+
+
+def checked_function(function: Any, what: str) -> dict[str, Any]:
+    """A function with `name`, `description` and `parameters` of the right types; what is null was not said.
+
+    Raises:
+        ValueError: with a sentence.
+    """
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(name, str) or not 0 < len(name) <= MAX_NAME:
-        raise ValueError(f"the function of tool {number} must have a name of 1 to {MAX_NAME} characters")
+        raise ValueError(f"{what} must have a name of 1 to {MAX_NAME} characters")
     if not isinstance(function.get("parameters"), dict | None):
         raise ValueError(f"the parameters of function '{name}' must be a JSON schema, which is an object")
     if not isinstance(function.get("description"), str | None):
         raise ValueError(f"the description of function '{name}' must be a string")
-    said = {key: value for key, value in function.items() if value is not None}
-    return {**tool, "type": "function", "function": said}
+    return {key: value for key, value in function.items() if value is not None}
 
 
 def _choice(value: Any) -> ToolChoice | None:
@@ -158,7 +166,7 @@ def _moved(schema: Any, home: str) -> Any:
     }
 
 
-_FUNCTION = {
+FUNCTION_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["name"],
     "properties": {
@@ -170,7 +178,7 @@ _FUNCTION = {
 _TOOL = {
     "type": "object",
     "required": ["function"],
-    "properties": {"type": {"const": "function"}, "function": _FUNCTION},
+    "properties": {"type": {"const": "function"}, "function": FUNCTION_SCHEMA},
 }
 _HAS_NAME = {"required": ["name"], "properties": {"name": {"type": "string", "minLength": 1}}}
 _NAMES_ONE = {

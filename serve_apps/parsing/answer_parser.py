@@ -23,6 +23,10 @@ class Told:
     calls: list[CallPiece] = field(default_factory=list)
     thought: bool = False
     """The text was reasoning, told or not."""
+    answers: bool = True
+    """The answer itself had begun by the end of the text."""
+    text_after_calls: int = 0
+    """Characters at the end of the text that came after the answer's first call had begun."""
 
 
 class Reader(Protocol):
@@ -80,6 +84,7 @@ class AnswerParser:
         told = self.feed(text)
         if finished:
             self.finish(told)
+        told.answers = self.answers
         return told
 
     def feed(self, text: str) -> Told:
@@ -95,6 +100,11 @@ class AnswerParser:
     def thinks(self) -> bool:
         """The answer has not begun: what comes now is reasoning."""
         return self._reasoning is not None and self._reasoning.thinks
+
+    @property
+    def answers(self) -> bool:
+        """The answer has begun: nothing that comes now is reasoning, or may become it."""
+        return self._reasoning is None or self._reasoning.over
 
     def finish(self, told: Told) -> None:
         """Add what was held back, once no more text will come."""
@@ -125,6 +135,7 @@ class AnswerParser:
                 said = words.rstrip() if self._calls is not None else words
                 self._blanks = words[len(said) :]
                 told.text += said
+                told.text_after_calls += len(said) if self.num_calls else 0
             elif isinstance(part, Reasoning):
                 told.reasoning += "" if self._hide_reasoning else part.text
             elif isinstance(part, CallBegins):

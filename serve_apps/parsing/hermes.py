@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallObject
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import CallBegins, Function, Part, Text
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -19,14 +19,14 @@ class Hermes:
     BEGINS: ClassVar[str | None] = BEGIN
 
     def __init__(self, functions: Sequence[Function]) -> None:
-        self._text = Lookout(BEGIN)
+        self._text = MarkFinder(BEGIN)
         self._inside: str | None = None
         """Blanks between the mark and the call, while the call has not begun."""
         self._call: CallObject | None = None
         self._opening = ""
         """What stood before it."""
         self._named = False
-        self._after: Lookout | None = None
+        self._after: MarkFinder | None = None
         """Waits for the mark behind a call."""
         self._words_follow = False
 
@@ -41,7 +41,7 @@ class Hermes:
                 parts += self._told(more)
                 if self._call.over:
                     self._call = None
-                    self._after = Lookout(END, BEGIN) if self._named else None
+                    self._after = MarkFinder(END, BEGIN) if self._named else None
             elif self._inside is not None:
                 text = self._open(text, parts)
             else:
@@ -84,7 +84,7 @@ class Hermes:
             return list(parts)
         return [Text(self._opening + part.text) if isinstance(part, Text) else part for part in parts]
 
-    def _close(self, after: Lookout, text: str, parts: list[Part]) -> str:
+    def _close(self, after: MarkFinder, text: str, parts: list[Part]) -> str:
         before, mark, text = after.feed(text)
         # Weak models write a brace too many before the mark.
         before = before if self._words_follow else before.lstrip(" \t\r\n}")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallObject
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import CallBegins, Function, Part, Text
 
 BEGIN = "<|python_tag|>"
@@ -24,7 +24,7 @@ class Llama3Json:
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._known = frozenset(function.name for function in functions)
-        self._text = Lookout(BEGIN)
+        self._text = MarkFinder(BEGIN)
         self._expecting = True
         """A call may begin here."""
         self._before = ""

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from serve_apps.parsing.json_calls import CallList
 from serve_apps.parsing.json_text import ValueReader
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Function, Part, Text
 
 BEGIN, ARGUMENTS, ID = "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"
@@ -20,7 +20,7 @@ class Mistral:
     BEGINS: ClassVar[str | None] = r"\[TOOL_CALLS\]"
 
     def __init__(self, functions: Sequence[Function]) -> None:
-        self._text = Lookout(BEGIN)
+        self._text = MarkFinder(BEGIN)
         self._list: CallList | None = None
         self._head: str | None = None
         """What came between the mark and the arguments, which begin with a brace."""

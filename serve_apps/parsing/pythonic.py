@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import ClassVar
 
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Function, Part, Text
 
 BEGIN, END = "<|python_start|>", "<|python_end|>"
@@ -35,7 +35,7 @@ class Pythonic:
         """What came of the call that is being read, or of what may become the first."""
         self._name = ""
         self._end = _CallEnd()
-        self._tail = Lookout(END)
+        self._tail = MarkFinder(END)
 
     def feed(self, text: str) -> Sequence[Part]:
         """See Parser."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import Arguments, CallBegins, CallEnds, Function, Part, Text
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -26,7 +26,7 @@ class Qwen3Coder:
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._schemas = {function.name: function.parameters.get("properties", {}) for function in functions}
-        self._lookout = Lookout(BEGIN, FUNCTION)
+        self._finder = MarkFinder(BEGIN, FUNCTION)
         self._read = self._text
         self._name = ""
         self._key = ""
@@ -42,7 +42,7 @@ class Qwen3Coder:
 
     def finish(self) -> Sequence[Part]:
         """See Parser."""
-        rest = self._lookout.flush()
+        rest = self._finder.flush()
         if self._read == self._text:
             return [Text(rest)] if rest.strip() else []
         if self._read == self._function_name:
@@ -53,10 +53,10 @@ class Qwen3Coder:
         return []
 
     def _turn(self, read: Any, *marks: str) -> None:
-        self._read, self._lookout = read, Lookout(*marks)
+        self._read, self._finder = read, MarkFinder(*marks)
 
     def _text(self, text: str, parts: list[Part]) -> str:
-        before, mark, text = self._lookout.feed(text)
+        before, mark, text = self._finder.feed(text)
         parts += [Text(before)] if before else []
         if mark == FUNCTION:
             self._name = ""
@@ -64,7 +64,7 @@ class Qwen3Coder:
         return text
 
     def _function_name(self, text: str, parts: list[Part]) -> str:
-        before, mark, text = self._lookout.feed(text)
+        before, mark, text = self._finder.feed(text)
         self._name += before
         if mark is not None:
             self._name = self._name.strip()
@@ -74,7 +74,7 @@ class Qwen3Coder:
         return text
 
     def _between(self, text: str, parts: list[Part]) -> str:
-        _, mark, text = self._lookout.feed(text)
+        _, mark, text = self._finder.feed(text)
         if mark == PARAMETER:
             self._key = ""
             self._turn(self._parameter_name, ">")
@@ -86,7 +86,7 @@ class Qwen3Coder:
         return text
 
     def _parameter_name(self, text: str, parts: list[Part]) -> str:
-        before, mark, text = self._lookout.feed(text)
+        before, mark, text = self._finder.feed(text)
         self._key += before
         if mark is not None:
             self._key = self._key.strip()
@@ -99,7 +99,7 @@ class Qwen3Coder:
         return text
 
     def _argument(self, text: str, parts: list[Part]) -> str:
-        before, mark, text = self._lookout.feed(text)
+        before, mark, text = self._finder.feed(text)
         assert self._value is not None
         piece = self._value.add(before)
         if mark is not None:
@@ -112,7 +112,7 @@ class Qwen3Coder:
         return text
 
     def _after(self, text: str, parts: list[Part]) -> str:
-        before, mark, text = self._lookout.feed(text)
+        before, mark, text = self._finder.feed(text)
         parts += [Text(before)] if before.strip() else []
         if mark is not None:
             self._turn(self._text, BEGIN, FUNCTION)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from serve_apps.parsing.lookout import Lookout
+from serve_apps.parsing.mark_finder import MarkFinder
 from serve_apps.parsing.parts import Part, Reasoning, Text
 
 BEGIN, END = "<think>", "</think>"
@@ -24,15 +24,20 @@ class Thinking:
         self._state = "start"
         self._start = ""
         """What may become the opening mark."""
-        self._end = Lookout(END)
+        self._end = MarkFinder(END)
         self._blanks = ""
         """Held back until more of the reasoning follows."""
         self._any = False
 
     @property
     def thinks(self) -> bool:
-        """The answer has not begun."""
+        """What comes now is reasoning."""
         return self._state == "reasoning" or (self._state == "start" and self._open)
+
+    @property
+    def over(self) -> bool:
+        """The answer has begun."""
+        return self._state == "answer"
 
     def feed(self, text: str) -> Sequence[Part]:
         """See Parser."""

@@ -72,7 +72,8 @@ class EnginesChat(OwnChat):
         """See Chat."""
         if "messages" not in request:
             return await super().encode(request, may_be_empty=may_be_empty)
-        return await self._chat.render(request["messages"], request.get("template") or {})
+        how = {name: request[name] for name in ("special_tokens", "cut", "cut_side") if name in request}
+        return await self._chat.render(request["messages"], {**(request.get("template") or {}), **how})
 
     def read(self, request: Mapping[str, Any], prompt_ids: Sequence[int]) -> tuple[Reader | None, Sampling]:
         """See Chat."""

@@ -34,6 +34,8 @@ class ItemMaker:
             item["logprobs"] = [self._entry(entry) for entry in delta.logprobs]
         if delta.finish_reason is not None:
             item["finish_reason"] = delta.finish_reason
+        if delta.stop_string is not None:
+            item["stop_string"] = delta.stop_string
         if delta.cached_tokens is not None:
             item["cached_tokens"] = delta.cached_tokens
         if self._first:

@@ -37,8 +37,14 @@ def _read(reader: Reader, delta: Delta, item: dict[str, Any]) -> None:
         item["reasoning"] = told.reasoning
     if told.calls:
         item["calls"] = told.calls
+    if told.text_after_calls:
+        item["text_after_calls"] = told.text_after_calls
     if told.thought and delta.token_ids:
         item["reasoning_tokens"] = len(delta.token_ids)
+    if told.thought or not told.answers:
+        item["lead_tokens"] = len(delta.token_ids)
+    elif reader.num_calls:
+        item["call_tokens"] = len(delta.token_ids)
     if reader.complete or (reader.num_calls and delta.finish_reason == "stop"):
         # Nothing more is told of an answer that is complete: its engine need not go on with it.
         item["finish_reason"] = "tool_calls"

@@ -8,9 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Item = Mapping[str, Any]
-"""What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text), `reasoning_tokens` and
-`calls` (see `CallPiece`); the first has `start`, `cached_tokens` and maybe `prompt`, the last has
-`finish_reason`. See `Replica.generate`."""
+"""What an answer gains: `text`, `token_ids`, maybe `logprobs`, `reasoning` (a text) and `calls` (see
+`CallPiece`). Numbers: `reasoning_tokens`; `lead_tokens`, at the beginning, before the answer; `call_tokens`,
+at the end, from the first call on; `text_after_calls`, characters at the end of the text that came after it.
+The first has `start`, `cached_tokens` and maybe `prompt`, the last has `finish_reason`, and `stop_string`
+where one ended the text. See `Replica.generate`."""
+_COUNTS = ("reasoning_tokens", "lead_tokens", "call_tokens", "text_after_calls")
 
 
 def merge(items: Sequence[Item]) -> Item:
@@ -26,10 +29,11 @@ def merge(items: Sequence[Item]) -> Item:
             merged[name] = [entry for item in items for entry in item.get(name, ())]
     if any("reasoning" in item for item in items):
         merged["reasoning"] = "".join(item.get("reasoning", "") for item in items)
-    if any("reasoning_tokens" in item for item in items):
-        merged["reasoning_tokens"] = sum(item.get("reasoning_tokens", 0) for item in items)
+    for name in _COUNTS:
+        if any(name in item for item in items):
+            merged[name] = sum(item.get(name, 0) for item in items)
     first = (("start", items[0]), ("cached_tokens", items[0]), ("prompt", items[0]))
-    for name, item in (*first, ("finish_reason", items[-1])):
+    for name, item in (*first, ("finish_reason", items[-1]), ("stop_string", items[-1])):
         if name in item:
             merged[name] = item[name]
     return merged

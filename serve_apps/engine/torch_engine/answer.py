@@ -35,9 +35,9 @@ class Answer:
         hidden = finish_reason == "stop" and not self._include_stop
         text = "" if hidden else self._detokenizer.add(token_id)
         text = self._matcher.add(text)
-        if finish_reason is not None and not self._matcher.matched:
+        if finish_reason is not None and self._matcher.matched is None:
             text += self._matcher.add(self._detokenizer.finish())
-        if self._matcher.matched:
+        if self._matcher.matched is not None:
             finish_reason = "stop"
         elif finish_reason is not None:
             text += self._matcher.flush()
@@ -46,6 +46,7 @@ class Answer:
             token_ids=(token_id,),
             logprobs=() if logprobs is None else (TokenLogprob(token_id, logprobs.chosen, logprobs.top),),
             finish_reason=finish_reason,
+            stop_string=self._matcher.matched,
         )
 
     def abort(self) -> Delta:

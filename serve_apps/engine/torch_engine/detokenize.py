@@ -98,20 +98,21 @@ class StopMatcher:
         self._keep = keep
         self._stop = tuple(string for string in stop if string)
         self._held = ""
-        self.matched = False
+        self.matched: str | None = None
+        """The stop string that has ended the text."""
 
     def add(self, text: str) -> str:
         """The part of the text so far that is certain to belong to the answer and was not returned yet."""
-        if not self._stop or self.matched:
-            return "" if self.matched else text
+        if not self._stop or self.matched is not None:
+            return "" if self.matched is not None else text
         text = self._held + text
         # The earliest end; where two end together, the longer one.
         ends = [(at + len(string), at) for string in self._stop if (at := text.find(string)) >= 0]
         if ends:
-            self.matched = True
+            end, begin = min(ends)
+            self.matched = text[begin:end]
             self._held = ""
-            end, at = min(ends)
-            return text[: end if self._keep else at]
+            return text[: end if self._keep else begin]
         keep = max(self._overlap(text, string) for string in self._stop)
         certain = len(text) - keep
         self._held = text[certain:]

@@ -42,6 +42,7 @@ class Sampler:
     """The answer's tokens in their order, where it has bad words."""
 
     def __post_init__(self) -> None:
+        self._allowed = torch.tensor(self.params.allowed_token_ids, dtype=torch.long)
         if self.params.seed is None:
             self.generator.seed()
         else:
@@ -85,10 +86,9 @@ class Sampler:
         if self.structure is not None:
             self.structure.mask(logits)
         if params.allowed_token_ids:
-            allowed = list(params.allowed_token_ids)
-            kept = logits[allowed]
+            kept = logits[self._allowed]
             logits.fill_(float("-inf"))
-            logits[allowed] = kept
+            logits[self._allowed] = kept
         if self.bad_words:
             self._forbid_bad_words(logits)
         if params.logit_bias:

@@ -141,6 +141,7 @@ class Answer:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: str | None = None
+    stop_string: str | None = None
 
     def plus(self, delta: Delta) -> Answer:
         return Answer(
@@ -148,6 +149,7 @@ class Answer:
             self.token_ids + delta.token_ids,
             self.logprobs + delta.logprobs,
             delta.finish_reason,
+            delta.stop_string,
         )
 
 

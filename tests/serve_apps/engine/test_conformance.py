@@ -112,9 +112,10 @@ def test_the_text_ends_before_a_stop_string_and_at_a_stop_token(asker: Asker, re
     stop = whole.text[middle : middle + 3]
     answer = asker.greedy(PROMPTS[1], 60, ignore_eos=True, stop=("never in there", stop))
     assert answer.text == whole.text[: whole.text.index(stop)]
-    assert answer.finish_reason == "stop"
+    assert (answer.finish_reason, answer.stop_string) == ("stop", stop)
     token = whole.token_ids[5]
-    answer = asker.greedy(PROMPTS[1], 60, ignore_eos=True, stop_token_ids=(token,))
+    answer = asker.greedy(PROMPTS[1], 60, ignore_eos=True, stop=("never in there",), stop_token_ids=(token,))
+    assert (answer.finish_reason, answer.stop_string) == ("stop", None)
     assert answer.token_ids == whole.token_ids[: whole.token_ids.index(token) + 1]
 
 

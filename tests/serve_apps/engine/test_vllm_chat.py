@@ -99,6 +99,17 @@ def test_a_conversation_is_rendered_by_the_models_template(
         assert prompts.decode(found) == text
 
 
+def test_a_conversation_that_is_too_long_is_cut_where_that_is_asked_for(
+    asker: Asker, prompts: Prompts, chat: Chat
+) -> None:
+    request = {"messages": [{"role": "user", "content": "fish " * 600}], "template": {}}
+    with pytest.raises(PromptError, match="context length"):
+        asker.run(chat.encode(request))
+    whole = prompts.encode(request)
+    assert asker.run(chat.encode({**request, "cut": 5})) == whole[-5:]
+    assert asker.run(chat.encode({**request, "cut": 5, "cut_side": "right"})) == whole[:5]
+
+
 def test_a_template_that_refuses_says_why(asker: Asker, chat: Chat) -> None:
     with pytest.raises(PromptError, match="render"):
         asker.run(chat.encode({"messages": [{"role": "user", "content": "hi"}], "template": {"tools": [1]}}))

@@ -132,6 +132,9 @@ def test_every_operation_documents_what_it_can_answer_with() -> None:
         "get /tokenizer_info": any_route | {401, 403, 404, 429, 504},
         "post /v1/completions": post,
         "post /v1/chat/completions": post,
+        "post /v1/responses": post,
+        "post /v1/messages": post,
+        "post /v1/messages/count_tokens": post,
         "post /v1/embeddings": post,
         "post /pooling": post,
         "post /score": post,
@@ -143,7 +146,7 @@ def test_every_operation_documents_what_it_can_answer_with() -> None:
 
 def test_answers_have_their_forms_headers_and_keys_in_the_document() -> None:
     schema = document()
-    for path in ("/v1/completions", "/v1/chat/completions"):
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"):
         operation = schema["paths"][path]["post"]
         answer = operation["responses"]["200"]
         assert answer["content"].keys() == {"application/json", "text/event-stream"}

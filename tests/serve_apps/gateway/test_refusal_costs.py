@@ -16,7 +16,9 @@ import httpx
 import psutil
 import pytest
 
+from serve_apps.anthropic.schema import CountTokensRequest, MessagesRequest
 from serve_apps.openai.chat_schema import ChatRequest, Message
+from serve_apps.openai.responses_schema import ResponsesRequest
 from serve_apps.openai.schema import CompletionRequest, ResponseFormat, StructuredOutputs
 from serve_apps.openai.text_schema import (
     DetokenizeRequest,
@@ -54,6 +56,10 @@ VALUES: dict[str, Callable[[], str]] = {
     "lists of one": lambda: many("[1]"),
     "objects": lambda: many("{}"),
     "messages": lambda: many('{"role":"user","content":""}'),
+    "calls": lambda: many('{"type":"function_call","call_id":"","name":"","arguments":""}'),
+    "thoughts": lambda: many('{"type":"reasoning"}'),
+    "tools": lambda: many('{"type":"function","name":"a"}'),
+    "answers": lambda: many('{"role":"assistant","content":"aaaaaaaaaaaaaaaaaaaa"}'),
     "parts": lambda: many('{"type":"text","text":""}'),
     "keys": lambda: json.dumps({f"k{n}": 1 for n in range(BODY_BYTES // 13)}),
     "text": lambda: json.dumps("a " * (BODY_BYTES // 2)),
@@ -66,6 +72,7 @@ TEXTS = '"model":"chat","text_1":"a","text_2":"b"'
 QUERY = '"model":"chat","query":"a","documents":["b"]'
 TOKENS = '"model":"chat","tokens":[1]'
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 
 
 def fields(kind: Any) -> list[str]:
@@ -83,6 +90,9 @@ def templates() -> list[tuple[str, str, str]]:
         ("/rerank", RerankRequest, QUERY),
         ("/tokenize", TokenizeRequest, PROMPT),
         ("/detokenize", DetokenizeRequest, TOKENS),
+        (RESPONSES, ResponsesRequest, INPUT),
+        (ANTHROPIC, MessagesRequest, f'"max_tokens":1,{MESSAGES}'),
+        ("/v1/messages/count_tokens", CountTokensRequest, MESSAGES),
     ):
         # The last of two fields of one name holds.
         made += [(path, f'{{{rest},"{field}":%s}}', field) for field in fields(kind)]
@@ -95,10 +105,22 @@ def templates() -> list[tuple[str, str, str]]:
     for field in fields(StructuredOutputs):
         name = "json" if field == "schema_of_json" else field
         made.append((COMPLETIONS, f'{{{PROMPT},"structured_outputs":{{"{name}":%s}}}}', field))
+    for field in ("type", "content", "output", "summary", "arguments"):
+        item = f'{{"role":"user","content":"a","{field}":%s}}'
+        made.append((RESPONSES, f'{{"model":"chat","input":[{item}]}}', field))
+    for field in ("type", "content", "role"):
+        message = f'{{"role":"user","content":"a","{field}":%s}}'
+        made.append((ANTHROPIC, f'{{"model":"chat","max_tokens":1,"messages":[{message}]}}', field))
     # A whole list of these is right, and what is refused comes after it.
     made.append((COMPLETIONS, '{"model":"chat","n":128,"prompt":%s}', "all"))
     made.append((CHAT, '{"model":"chat","n":128,"messages":%s}', "all"))
     made.append((CHAT, '{"model":"chat","n":0,"messages":%s}', "all"))
+    made.append((RESPONSES, '{"model":"chat","max_output_tokens":0,"input":%s}', "all"))
+    made.append((RESPONSES, '{"model":"chat","background":true,"input":%s}', "all"))
+    made.append((ANTHROPIC, '{"model":"chat","messages":%s}', "all"))
+    made.append(
+        (ANTHROPIC, '{"model":"chat","max_tokens":1,"tool_choice":{"type":"any"},"messages":%s}', "all")
+    )
     return made
 
 
@@ -117,10 +139,11 @@ QUICK_FIELDS = {
     "model",
 }
 QUICK_VALUES = {"numbers", "objects", "keys", "text"}
+QUICK_LISTS = {"messages", "calls", "answers", "parts", "lists", "text"}
 
 
 def body(path: str, template: str, field: str, value: str) -> Any:
-    quick = (field in QUICK_FIELDS and value in QUICK_VALUES) or field == "all"
+    quick = value in (QUICK_LISTS if field == "all" else QUICK_VALUES if field in QUICK_FIELDS else ())
     name = f"{path} {template} {value}"
     return pytest.param(path, template, value, id=name, marks=() if quick else pytest.mark.slow)
 

@@ -238,6 +238,59 @@ def check(served: Served, scripts: tuple[Script, ...], *, chat: bool, usage: boo
     assert reasons == [script.ends for script in scripts]
 
 
+LAST = {
+    "/v1/responses": {"response.completed": "stop", "response.incomplete": "length", "response.failed": None},
+    "/v1/messages": {"message_stop": "stop", "error": None},
+}
+"""How a stream of named events may end, and what that says."""
+
+
+def check_named(served: Served, path: str, script: Script) -> None:
+    """One stream of named events ends as it must; its last event is the only one of its kind."""
+    served.backend.scripts = (script,)
+    body: dict[str, Any] = {"model": "chat", "stream": True}
+    if path == "/v1/messages":
+        body |= {"messages": [{"role": "user", "content": "鱼"}], "max_tokens": 9}
+    else:
+        body |= {"input": "鱼"}
+    request_id = f"named-{time.monotonic_ns()}"
+    url = f"{str(served.client.base_url).removesuffix('/v1/')}{path}"
+    answer = httpx.post(url, json=body, headers={"x-request-id": request_id}, timeout=20)
+    line = served.lines.of(request_id)
+    assert line["endpoint"] == path
+    if answer.status_code != 200:
+        assert script.fails
+        assert answer.json()["error"]["message"]
+        return
+    events = []
+    for text in answer.text.removesuffix("\n\n").split("\n\n"):
+        name, _, data = text.partition("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {events[-1]['type']}"
+    said = [event["type"] for event in events if event["type"] in LAST[path]]
+    assert said == [events[-1]["type"]]
+    last = events[-1]
+    text = "".join(
+        event["delta"] if path == "/v1/responses" else event["delta"]["text"]
+        for event in events
+        if event["type"] in ("response.output_text.delta", "content_block_delta")
+    )
+    written = "".join(step.text for step in script.steps)
+    if script.fails:
+        assert LAST[path][last["type"]] is None
+        assert line["error"]
+        assert written.startswith(text)
+        return
+    assert line["error"] is None
+    assert text == written
+    if path == "/v1/responses":
+        assert LAST[path][last["type"]] == script.ends
+    else:
+        assert last["type"] == "message_stop"
+        reason = {"stop": "end_turn", "length": "max_tokens"}[script.ends]
+        assert events[-2]["delta"]["stop_reason"] == reason
+
+
 def ask_many(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """So many random streams."""
 
@@ -269,3 +322,13 @@ def test_a_thousand_streams_say_how_they_end(
 def test_a_token_without_text_after_one_with_text_ends_nothing(served: Served, chat: bool) -> None:
     steps = (Step(0, "a", 1), Step(20, "", 1), Step(20, "🎣", 3), Step(20, "", 1))
     check(served, (Script(steps, "stop"),), chat=chat, usage=True)
+
+
+@given(script=SCRIPTS, path=st.sampled_from(sorted(LAST)))
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+def test_every_stream_of_named_events_says_how_it_ends(served: Served, script: Script, path: str) -> None:
+    check_named(served, path, script)

@@ -5,24 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from serve_apps.engine.protocol import Delta, FinishReason
-from serve_apps.openai.errors import ApiError
-from serve_apps.replica.item_maker import ItemMaker
-from serve_apps.replica.items import items
-from serve_apps.replica.reading import AnswerReading
-from serve_apps.tokens.inbox import Item
-from tests.serve_apps.stub_gateway import StubBackend, StubGateway
+from tests.serve_apps.stub_gateway import StubGateway
+from tests.serve_apps.writing_backend import HERMES, PLAIN, QWEN3, WritingBackend
 
-HERMES = "{{ tools }}<tool_call>name arguments</tool_call>"
-QWEN3 = HERMES + "{{ enable_thinking }}<think></think>"
-PLAIN = "{{ messages }}"
 TOOLS: Any = [
     {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "get_time"}},
@@ -31,43 +21,6 @@ HI = [{"role": "user", "content": "hi"}]
 HIDE = {"extra_body": {"include_reasoning": False}}
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京 ☀️"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
-
-
-class WritingBackend(StubBackend):
-    """A replica whose model writes `text` in tokens of any size, some without text."""
-
-    def __init__(self, template: str, **named: str) -> None:
-        super().__init__()
-        self.reading = AnswerReading(template, named.get("tools"), named.get("reasoning"))
-        self.prompt_end = "<|im_start|>assistant\n"
-        self.text = ""
-        self.ends: FinishReason = "stop"
-        self.written = ""
-        self.chance = random.Random(1)
-
-    async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
-        self.requests.append(request)
-        start = {"replica": "replica-1", "model_version": "tiny@3", "prompt_tokens": 5}
-        try:
-            parser = self.reading.parser(request["reading"], self.prompt_end, all_tokens=False)
-        except ApiError as refused:
-            yield {"start": start, **refused.as_item()}
-            return
-        first: Mapping[str, Any] = {"start": start}
-        prompts: Any = SimpleNamespace(piece=lambda token: (f"<{token}>", b"x"))
-        maker = ItemMaker(prompts, {"sampling": {}}, [], whole=True)
-        async for item in items(self._deltas(), maker, parser):
-            yield {**first, **item}
-            first = {}
-
-    async def _deltas(self) -> AsyncIterator[Delta]:
-        left, self.written = self.text, ""
-        while left:
-            size = self.chance.randint(0, 6)
-            piece, left = left[:size], left[size:]
-            self.written += piece
-            yield Delta(piece, (1,), finish_reason=None if left else self.ends)
-            await asyncio.sleep(0)
 
 
 def asked(backend: WritingBackend, **fields: Any) -> tuple[Any, Any]:

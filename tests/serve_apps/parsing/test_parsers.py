@@ -35,6 +35,7 @@ WEATHER = Function(
 CLOCK = Function("clock.now", {"type": "object", "properties": {}})
 FUNCTIONS = (WEATHER, CLOCK)
 Call = tuple[str, dict[str, Any]]
+CALL: Call = ("clock.now", {})
 
 NASTY = [
     "",
@@ -313,6 +314,21 @@ def test_calls_follow_reasoning() -> None:
     for seed in range(50):
         parser = parser_of(TOOL_PARSERS["hermes"](FUNCTIONS), thinking=Thinking(open=False))
         assert read(parser, cut(text, seed)) == ("", "Where <tool_call> may be said.", [("clock.now", "{}")])
+
+
+def test_words_after_a_call_are_told_apart_however_the_text_is_cut() -> None:
+    text = f"One.{hermes([CALL])} Two.{hermes([CALL])} Three."
+    for seed in range(30):
+        parser = parser_of(TOOL_PARSERS["hermes"](FUNCTIONS))
+        before = after = ""
+        for piece in [*cut(text, seed), None]:
+            if piece is None:
+                parser.finish(told := Told())
+            else:
+                told = parser.feed(piece)
+            early = len(told.text) - told.text_after_calls
+            before, after = before + told.text[:early], after + told.text[early:]
+        assert (before, after) == ("One.", " Two. Three.")
 
 
 def test_a_request_for_one_call_is_complete_with_the_first() -> None:

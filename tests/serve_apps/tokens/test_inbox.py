@@ -16,13 +16,17 @@ def item(text: str, last: bool = False) -> Item:
 
 def test_a_bundle_is_the_sum_of_its_items() -> None:
     first = {"start": {"replica": "r"}, **item("a")}
-    second = {**item("b"), "logprobs": [["b", -1.0, []]]}
-    assert merge([first, second, item("", last=True)]) == {
+    second = {**item("b"), "logprobs": [["b", -1.0, []]], "lead_tokens": 1}
+    third = {**item("", last=True), "stop_string": "x", "call_tokens": 2, "lead_tokens": 2}
+    assert merge([first, second, third]) == {
         "start": {"replica": "r"},
         "text": "ab",
         "token_ids": [1, 1, 0],
         "logprobs": [["b", -1.0, []]],
         "finish_reason": "stop",
+        "stop_string": "x",
+        "lead_tokens": 3,
+        "call_tokens": 2,
     }
 
 

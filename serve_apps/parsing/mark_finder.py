@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-class Lookout:
+class MarkFinder:
     """Waits for the first of several marks.
 
     Args:
