@@ -51,15 +51,16 @@ CLIENTS: dict[str, Client] = {
         ),
     ),
     "openai-node": Client("openai_node.mjs", None, (*BASIC, "stream_helper", "streamed_tools", "named_tool")),
-    "ai-sdk-compatible": Client(
-        "ai_sdk.mjs", None, (*BASIC, "streamed_structured", "streamed_tools", "named_tool")
-    ),
-    "ai-sdk-openai": Client(
-        "ai_sdk.mjs",
-        None,
-        (*BASIC, "streamed_structured", "streamed_tools", "named_tool"),
-        {"AI_SDK_PROVIDER": "openai"},
-    ),
+    "openai-responses": Client("openai_responses.py", "openai", (*BASIC, "streamed_tools", "named_tool")),
+    **{
+        f"ai-sdk-{model}": Client(
+            "ai_sdk.mjs",
+            None,
+            (*BASIC, "streamed_structured", "streamed_tools", "named_tool"),
+            {"AI_SDK_MODEL": model},
+        )
+        for model in ("compatible", "chat", "responses")
+    },
     "langchain": Client(
         "langchain_openai_chat.py", "langchain", (*BASIC, "asynchronous", "streamed_tools", "named_tool")
     ),
@@ -71,6 +72,11 @@ CLIENTS: dict[str, Client] = {
         "instructor_chat.py", "instructor", ("structured", "structured_json", "stream_object", "named_tool")
     ),
     "pydantic-ai": Client("pydantic_ai_agent.py", "pydantic_ai", (*BASIC, "streamed_tools")),
-    "openai-agents": Client("openai_agents.py", "openai_agents", (*BASIC, "streamed_tools")),
+    **{
+        f"openai-agents-{api}": Client(
+            "openai_agents.py", "openai_agents", (*BASIC, "streamed_tools"), {"AGENTS_API": api}
+        )
+        for api in ("chat_completions", "responses")
+    },
     "smolagents": Client("smolagents_agent.py", "smolagents", (*BASIC, "streamed_tools")),
 }

@@ -85,14 +85,9 @@ AGENTS: dict[str, Callable[[Task], list[str]]] = {
     "aider": aider,
     "codex": codex,
 }
-NOT_SERVED = pytest.mark.xfail(
-    reason="Codex speaks /v1/responses alone, which Shoal does not have", strict=True
-)
 
 
-@pytest.mark.parametrize(
-    "agent", [pytest.param(name, marks=NOT_SERVED if name == "codex" else ()) for name in AGENTS]
-)
+@pytest.mark.parametrize("agent", AGENTS)
 def test_agent_does_its_task(agent: str, base_url: str, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()

@@ -1,20 +1,17 @@
-// Vercel's AI SDK, by its provider for compatible servers or by that for OpenAI (`AI_SDK_PROVIDER`).
+// Vercel's AI SDK, by its provider for compatible servers or by one of OpenAI's two (`AI_SDK_MODEL`).
 import * as ai from 'ai'
 import { createOpenAI } from '@ai-sdk/openai'
 import { createOpenAICompatible } from '@ai-sdk/openai-compatible'
 import { z } from 'zod'
 import { Weather, apiKey, baseURL, run, words } from './cases.mjs'
 
-const model =
-  process.env.AI_SDK_PROVIDER === 'openai'
-    ? createOpenAI({ baseURL, apiKey }).chat(words.model)
-    : createOpenAICompatible({
-        name: 'shoal',
-        baseURL,
-        apiKey,
-        includeUsage: true,
-        supportsStructuredOutputs: true,
-      })(words.model)
+const compatible = { name: 'shoal', baseURL, apiKey, includeUsage: true, supportsStructuredOutputs: true }
+const models = {
+  compatible: () => createOpenAICompatible(compatible)(words.model),
+  chat: () => createOpenAI({ baseURL, apiKey }).chat(words.model),
+  responses: () => createOpenAI({ baseURL, apiKey }).responses(words.model),
+}
+const model = models[process.env.AI_SDK_MODEL]()
 const asked = { model, temperature: 0, maxRetries: 0 }
 const description = z.object({ city: z.string(), sky: z.string(), degrees: z.number().int() })
 

@@ -1,6 +1,7 @@
-"""OpenAI's Agents SDK over the chat endpoint: runs, streamed runs, a function tool, an output type."""
+"""OpenAI's Agents SDK over either endpoint: runs, streamed runs, a function tool, an output type."""
 
 import asyncio
+import os
 from typing import Any
 
 from agents import (
@@ -14,7 +15,7 @@ from agents import (
 from cases import WORDS, Weather, run
 from pydantic import BaseModel
 
-set_default_openai_api("chat_completions")
+set_default_openai_api(os.environ["AGENTS_API"])
 set_tracing_disabled(True)
 loop = asyncio.Runner()
 """One for all cases: the SDK keeps its connections."""
