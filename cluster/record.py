@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.errors import ShoalError
 from cluster.state_directory import require_private, state_directory, state_root, write_private
+
+Kind = TypeVar("Kind", "NodeRecord", "Identity", "ClusterRecord")
 
 IDENTITY_FILE = "identity.json"
 RECORD_FILE = "record.json"
@@ -103,10 +105,12 @@ def read_record(name: str) -> ClusterRecord | None:
     Raises:
         ShoalError: the state directory is not ours alone, or the record cannot be read.
     """
-    found = _read(state_directory(name) / RECORD_FILE)
+    path = state_directory(name) / RECORD_FILE
+    found = _read(path)
     if found is None:
         return None
-    return ClusterRecord(**{**found, "nodes": tuple(NodeRecord(**node) for node in found["nodes"])})
+    nodes = tuple(_made(NodeRecord, node, path) for node in found.get("nodes", ()))
+    return _made(ClusterRecord, {**found, "nodes": nodes}, path)
 
 
 def write_record(record: ClusterRecord) -> None:
@@ -116,8 +120,9 @@ def write_record(record: ClusterRecord) -> None:
 
 def read_identity(name: str) -> Identity | None:
     """The identity of a cluster that was started or half started and not taken down."""
-    found = _read(state_directory(name) / IDENTITY_FILE)
-    return None if found is None else Identity(**found)
+    path = state_directory(name) / IDENTITY_FILE
+    found = _read(path)
+    return None if found is None else _made(Identity, found, path)
 
 
 def write_identity(identity: Identity) -> None:
@@ -127,9 +132,28 @@ def write_identity(identity: Identity) -> None:
 
 def other_identities(name: str) -> list[Identity]:
     """The identities of this user's other clusters on this machine."""
-    found = [_read(path) for path in sorted(state_root().glob(f"*/{IDENTITY_FILE}"))]
-    identities = [Identity(**item) for item in found if item is not None]
-    return [identity for identity in identities if identity.name != name]
+    identities = []
+    for path in sorted(state_root().glob(f"*/{IDENTITY_FILE}")):
+        found = _read(path)
+        if found is not None and found.get("name") != name:
+            identities.append(_made(Identity, found, path))
+    return identities
+
+
+def _made(kind: type[Kind], found: Mapping[str, Any], path: Path) -> Kind:
+    """What another version of Shoal may have written: fields that are not known here are passed over.
+
+    Raises:
+        ShoalError: it lacks one that is needed.
+    """
+    known = {one.name: found[one.name] for one in fields(kind) if one.name in found}
+    try:
+        return kind(**known)
+    except TypeError as error:
+        raise ShoalError(
+            f"{path} was written by another version of Shoal: take that cluster down with the version that"
+            f" started it, or remove the directory {path.parent} once no process of it runs"
+        ) from error
 
 
 def _read(path: Path) -> dict[str, Any] | None:
