@@ -155,6 +155,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
         from cluster.nodes import node_states
 
         nobody: Sharing = ([], {}, {})
+        nothing: list[dict[str, Any]] = []
         leases, foreign, avoided = nobody if fresh else _told(_sharing, nobody)
         return {
             "name": record.name,
@@ -172,7 +173,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
             "jobs": list_jobs(
                 Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
             ),
-            "apps": [] if fresh else _apps(),
+            "apps": [] if fresh else _told(_apps, nothing),
             "serve": _serve(record, fresh=fresh),
         }
     finally:

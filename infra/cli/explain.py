@@ -67,9 +67,13 @@ def _why_away(name: str, holders: Iterable[str]) -> str | None:
     """Why the app of this name does not answer though it has its devices; None where that is not so."""
     if not any(holder.startswith(APP) for holder in holders):
         return None  # nothing is served: what asks Serve is not even loaded
+    from cluster.errors import ShoalError
     from serve_apps.status import app_statuses
 
-    notes = {row["name"]: row["note"] for row in app_statuses()}
+    try:
+        notes = {row["name"]: row["note"] for row in app_statuses()}
+    except ShoalError as error:  # what is known of the leases is said all the same
+        return str(error)
     return notes.get(name.removeprefix(APP))
 
 

@@ -162,8 +162,13 @@ class ServeKeeper:
         return True
 
     async def _carry_out(self, what: str) -> None:
+        from serve_apps.controller.serve_application import SERVE_GONE
+
         try:
             await self._threads.call_serve(lambda: self._start[what](self._info))
+        except SERVE_GONE as error:
+            # Somebody ends Serve at this moment: it is no failure of what is started.
+            logger.warning("%s is not started, Serve ends: %s", what, error)
         except Exception as error:
             self.failure = f"{what} could not be started: {error}"
             raise

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
+import ray
+
+from cluster import named_actor
+from cluster.named_actor import NamedActor, NoActorError
 from tests.clusters import LiveCluster
 
 ENDED_FOR_GOOD = """
@@ -28,7 +36,14 @@ class Counter:
         time.sleep(60)
 
 def start(first):
-    counter = Counter.options(name="counter", namespace="shoal", lifetime="detached").remote(first)
+    until = time.monotonic() + 20
+    while True:
+        try:
+            counter = Counter.options(name="counter", namespace="shoal", lifetime="detached").remote(first)
+            break
+        except ValueError:  # the one before is just ending
+            assert time.monotonic() < until
+            threading.Event().wait(0.05)
     ray.get(counter.add.remote(0))
     return counter
 
@@ -109,3 +124,82 @@ def test_a_caller_goes_on_with_whoever_has_the_name_now(running_cluster: LiveClu
         "asked nobody": True,
         "broker": True,
     }
+
+
+class Actor:
+    """One that had, or has, a name; its only method answers with what it was given."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.dead = False
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(
+            options=lambda max_task_retries: SimpleNamespace(remote=self._remote), remote=self._remote
+        )
+
+    def _remote(self, word: str) -> Any:
+        return self, word
+
+
+class World:
+    """A cluster on which the name of an actor that has died leads to it for a while."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.there: list[Actor] = []
+        self.looks = 0
+        monkeypatch.setattr(ray, "get_actor", self._get_actor)
+        monkeypatch.setattr(ray, "get", self._get)
+
+    def _get_actor(self, name: str, namespace: str) -> Actor:
+        self.looks += 1
+        if not self.there:
+            raise ValueError(f"no {name} in {namespace}")
+        first = self.there[0]
+        if first.dead and self.looks % 3 == 0:  # the news comes late
+            self.there.pop(0)
+        return first
+
+    def _get(self, reference: tuple[Actor, str], timeout: float | None) -> str:
+        actor, word = reference
+        if actor.dead:
+            raise ray.exceptions.ActorDiedError()
+        return f"{actor.name} {word}"
+
+
+def test_one_who_has_died_is_called_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, named = World(monkeypatch), NamedActor("someone")
+    with pytest.raises(NoActorError, match="no actor is called someone"):
+        named.call("say", "a", timeout_s=5)
+    first, second = Actor("first"), Actor("second")
+    world.there = [first]
+    assert [named.call("say", word, timeout_s=5) for word in "ab"] == ["first a", "first b"]
+    looks = world.looks
+    assert named.call("say", "c", timeout_s=5) == "first c"
+    assert world.looks == looks, "who is there is not looked up again"
+    first.dead, world.there = True, [first, second]
+    assert named.call("say", "d", timeout_s=5) == "second d"
+
+
+def test_what_may_be_done_once_is_not_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world, named = World(monkeypatch), NamedActor("someone")
+    first, second = Actor("first"), Actor("second")
+    world.there = [first]
+    named.call("say", "a", timeout_s=5)
+    first.dead, world.there = True, [second]
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        named.call("say", "b", timeout_s=5, once=True)
+    assert named.call("say", "c", timeout_s=5, once=True) == "second c"
+
+
+def test_nobody_waits_long_for_a_successor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(named_actor, "NOTICE_S", 0.2)
+    world, named = World(monkeypatch), NamedActor("someone")
+    first = Actor("first")
+    world.there = [first]
+    named.find()
+    first.dead = True
+    began = time.monotonic()
+    with pytest.raises(ray.exceptions.ActorDiedError):
+        named.call("say", "a", timeout_s=None)
+    assert time.monotonic() - began < 2

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ray.serve.exceptions import RayServeException
 
 from serve_apps.controller import serve_keeper
 from serve_apps.controller.calls import Calls
@@ -32,6 +33,7 @@ class Serve:
         self.applications: dict[str, Served] = {}
         self.calls = Calls(on_end=lambda: None)
         self.refuses = ""
+        self.ends = False
         self.keeper = ServeKeeper(INFO, self.calls, Threads(), self.start_gateway, self.start)
 
     def start(self, info: Mapping[str, Any]) -> None:
@@ -43,6 +45,8 @@ class Serve:
 
     def start_gateway(self, info: Mapping[str, Any]) -> None:
         assert self.instance is not None
+        if self.ends:
+            raise RayServeException("there is no Serve")
         self.gateway = RUNNING
 
     def shut_down(self) -> None:
@@ -150,6 +154,18 @@ def test_what_cannot_be_started_says_why_and_is_tried_now_and_then_and_whenever_
         assert serve.keeper.failure == ""
         await serve.look()
         assert serve.count == 1
+
+    asyncio.run(go())
+
+
+def test_a_gateway_that_meets_the_end_of_serve_has_not_failed() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.look()
+        serve.ends = True
+        await serve.look()
+        assert serve.gateway is None
+        assert serve.keeper.failure == ""
 
     asyncio.run(go())
 
