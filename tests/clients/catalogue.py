@@ -11,6 +11,7 @@ its result and the answer to it; a conversation handed back as the client keeps 
 
 PYTHON_PACKAGES: dict[str, tuple[str, ...]] = {
     "openai": ("openai==3.57.0",),
+    "anthropic": ("anthropic==2.14.0",),
     "langchain": ("langchain-openai==1.7.4",),
     "llama_index": ("llama-index-llms-openai-like==0.8.1",),
     "litellm": ("litellm==1.110.2",),
@@ -61,6 +62,7 @@ CLIENTS: dict[str, Client] = {
         )
         for model in ("compatible", "chat", "responses")
     },
+    "anthropic": Client("anthropic_messages.py", "anthropic", (*BASIC, "streamed_tools", "named_tool")),
     "langchain": Client(
         "langchain_openai_chat.py", "langchain", (*BASIC, "asynchronous", "streamed_tools", "named_tool")
     ),

@@ -72,7 +72,8 @@ def codex(task: Task) -> list[str]:
         "wire_api": "responses",
     }
     settings = {f"model_providers.shoal.{name}": value for name, value in provider.items()}
-    settings |= {"model": APP, "model_provider": "shoal"}
+    # Without a sandbox it would offer a search of the web, which the gateway refuses.
+    settings |= {"model": APP, "model_provider": "shoal", "web_search": "disabled"}
     options = [f"--config={name}={json.dumps(value)}" for name, value in settings.items()]
     bin_folder = node_modules() / ".bin"
     free = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]

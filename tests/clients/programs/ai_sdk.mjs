@@ -12,7 +12,9 @@ const models = {
   responses: () => createOpenAI({ baseURL, apiKey }).responses(words.model),
 }
 const model = models[process.env.AI_SDK_MODEL]()
-const asked = { model, temperature: 0, maxRetries: 0 }
+// Else it hands back what was answered by its id alone, and a server that keeps nothing does not know it.
+const providerOptions = { openai: { store: false } }
+const asked = { model, temperature: 0, maxRetries: 0, providerOptions }
 const description = z.object({ city: z.string(), sky: z.string(), degrees: z.number().int() })
 
 const toolsOf = (weather) => ({
