@@ -6,8 +6,8 @@ A Llama of about 5 million random weights (hidden size 256, 4 layers, 8 heads, v
 
 - `first token`: seconds from a prompt of so many tokens to its first token, of the torch engine and of
   transformers' own `generate` (with PyTorch's fused attention), which take turns; nothing else runs.
-- `stream`: the time between two tokens of one answer while a prompt of 30,000 tokens is read, from its
-  arrival to its first token, and for as long before it came; milliseconds.
+- `stream`: the time between two tokens of one answer for three seconds before a prompt of 30,000 tokens
+  comes (`alone`), and from its arrival to its first token (`beside`); milliseconds.
 
 In fp32 both must give the same first token.
 """
