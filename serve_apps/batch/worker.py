@@ -131,7 +131,7 @@ class _BatchReplica:
         self._rows = RowReader(spec.name, settings.options, spec.config.limits)
         model_path = model_directory(spec)
         in_flight = rows_in_flight(spec)
-        self._config = engine_config(spec, model_path, max_waiting=in_flight)
+        self._config = engine_config(spec, model_path, max_waiting=in_flight, watched=False)
         self._prompts = Prompts(model_path)
         self._places = asyncio.Semaphore(in_flight)
         asyncio.run_coroutine_threadsafe(self._start_engine(), self._loop).result(START_TIMEOUT_S)

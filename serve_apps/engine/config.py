@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.table import find_engine
 from serve_apps.spec import AppSpec
 
 
-def engine_config(spec: AppSpec, model_path: str, *, max_waiting: int | None = None) -> EngineConfig:
+def engine_config(
+    spec: AppSpec, model_path: str, *, max_waiting: int | None = None, watched: bool = True
+) -> EngineConfig:
     """The config of all ranks of one replica.
 
     Args:
         model_path: a directory on the replica's node, see `models.model_directory`.
         max_waiting: requests that may wait beside the batch. Default: as many as the batch has.
+        watched: somebody sees answers come, which prompts must not hold up for long.
     """
     config, limits, cache = spec.config, spec.config.limits, spec.config.kv_cache
     return EngineConfig(
@@ -23,7 +28,7 @@ def engine_config(spec: AppSpec, model_path: str, *, max_waiting: int | None = N
         max_batch=limits.batch,
         max_waiting=limits.batch if max_waiting is None else max_waiting,
         batched_tokens=limits.batched_tokens,
-        prefill_ms=limits.prefill_ms,
+        prefill_ms=limits.prefill_ms if watched or config.engine != "torch" else math.inf,
         context_length=limits.context_length,
         kv_cache_bytes=None if cache.memory_gib is None else int(cache.memory_gib * 2**30),
         block_size=cache.block_size,

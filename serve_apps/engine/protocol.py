@@ -163,7 +163,7 @@ class EngineConfig:
     """Most tokens of one step; a longer prompt is read in several, beside the others' answers. None: the
     engine's own choice, here and below."""
     prefill_ms: float | None = None
-    """Milliseconds that the prompts of one step may take beside running answers."""
+    """Milliseconds that the prompts of one step may take beside running answers; infinity: any number."""
     kv_cache_bytes: int | None = None
     """Memory of a rank's KV cache."""
     block_size: int | None = None

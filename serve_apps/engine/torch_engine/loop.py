@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -105,7 +106,7 @@ class EngineLoop:
                 config.max_batch,
                 config.max_waiting,
                 options.batched_tokens,
-                options.prefill_ms / 1000,
+                None if math.isinf(options.prefill_ms) else options.prefill_ms / 1000,
                 self._costs,
             )
             self._cache_bytes = runner.cache_bytes
