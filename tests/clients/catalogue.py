@@ -24,6 +24,8 @@ PYTHON_PACKAGES: dict[str, tuple[str, ...]] = {
     "llm": ("llm==0.36",),
     "aider": ("aider-chat==0.86.2",),
     "guidellm": ("guidellm==0.8.1",),
+    # It measures the model by itself too, with the project's own transformers.
+    "lm_eval": ("lm-eval[api,hf]==0.4.13", "torch>=2.13,<2.14", "transformers>=5.19,<6"),
 }
 """By environment: each has a virtual environment of its own, since they do not agree on what they need.
 

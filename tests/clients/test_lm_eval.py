@@ -1,24 +1,20 @@
-"""lm-eval, the harness of most published results, over HTTP: what it measures is what it measures by itself.
-
-It is installed where the tests run (`pip install 'lm-eval[api,hf]'`).
-"""
+"""lm-eval, the harness of most published results, over HTTP: what it measures is what it measures by itself."""
 
 from __future__ import annotations
 
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients.environments import python_of
 from tests.clusters import LiveCluster, shoal
 from tests.serve_apps.tiny_model import make_model
 
-pytest.importorskip("lm_eval")
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
 
 APP = "tiny"
@@ -92,7 +88,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Run lm-eval; the metrics of each task, and what the model said to each of its documents."""
     said = ",".join(f"{name}={value}" for name, value in arguments.items())
-    command = [sys.executable, "-m", "lm_eval", "run", "--model", kind, "--model_args", said]
+    command = [str(python_of("lm_eval")), "-m", "lm_eval", "run", "--model", kind, "--model_args", said]
     command += ["--tasks", *names, "--include_path", str(tasks), "--output_path", str(out), "--log_samples"]
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_EVALUATE_OFFLINE": "1"}
     done = subprocess.run(
