@@ -1,4 +1,4 @@
-"""lm-eval, the harness of most published results, over HTTP: what it measures is what it measures by itself."""
+"""lm-eval, the harness of most published results, over HTTP: it measures what it measures by itself."""
 
 from __future__ import annotations
 
