@@ -44,7 +44,7 @@ def _constant(node: ast.expr) -> str:
 def names_no_log(text: str) -> bool:
     """Whether a sentence sends people to a log, and does not say to which."""
     is_sentence = " " in text.strip()
-    sends = re.search(r"\blogs?\b", re.sub(r"\{.*?\}", "", text), re.IGNORECASE) is not None
+    sends = re.search(r"\blogs?\b(?!-)", re.sub(r"\{.*?\}", "", text), re.IGNORECASE) is not None
     return is_sentence and sends and not NAMES_ONE.search(text) and not SENDS_NOBODY.search(text)
 
 

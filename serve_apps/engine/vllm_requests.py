@@ -73,7 +73,7 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
     if gained.finish_reason == "error":
         form = sampling.structure
         if form is None:
-            raise AnswerError("vLLM failed; its log says why", own_fault=False)
+            raise AnswerError("vLLM ended the answer with an error of its own", own_fault=False)
         raise not_held(form[0])
     known: dict[str, Any] = {}
     if first:

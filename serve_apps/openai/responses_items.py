@@ -43,6 +43,11 @@ def _add(turns: Turns, number: int, item: Any) -> None:
     if kind is None or kind == "":
         kind = "message" if "role" in item else None
     add = _KINDS.get(kind) if isinstance(kind, str) else None
+    if kind == "item_reference":
+        raise ValueError(
+            f"item {number} refers to an answer that was sent before, and this server keeps none: hand the"
+            " items themselves back (with the AI SDK, providerOptions.openai.store: false)"
+        )
     if add is None:
         raise ValueError(
             f"item {number} is of type {shortened(repr(kind))}, which this server does not know; it takes"

@@ -342,7 +342,7 @@ def test_what_codex_sends_is_taken() -> None:
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "keeps no prompts"),
         ({"background": True}, "background", "waits, or streams"),
         ({"input": []}, "input", "not empty"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "'item_reference', which"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "store: false"),
         ({"input": [{"role": "tool", "content": "a"}]}, "input", "the role of item 0"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}]},
