@@ -18,6 +18,8 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/submission.py": "names of jobs",
     "serve_apps/http/record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
+    "serve_apps/gateway/embedding_call.py": "`created` of an answer",
+    "serve_apps/gateway/engine_figures.py": "since when counters count, as Prometheus has it",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
     "serve_apps/replica/deployment.py": "when a replica started and was ready, as events have it",
@@ -28,6 +30,7 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/workspace.py": "whether copies on a node are nobody's any more, after days",
     "serve_apps/controller/actor.py": "when a rollout began, which outlives the controller",
     "serve_apps/controller/app.py": "when a rollout began, which outlives the controller",
+    "serve_apps/controller/model_names.py": "when a rollout began, which outlives the controller",
 }
 FLOORS = ("cluster", "train_jobs", "serve_apps")
 

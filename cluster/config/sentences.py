@@ -75,7 +75,8 @@ def listed(names: Iterable[str], most: int = 20) -> str:
 
 def translate(error: ValidationError, document: Document) -> list[tuple[Path, Mistake]]:
     """Every error of pydantic as a mistake with a place, and the path it is about."""
-    entries = error.errors(include_url=False)
+    # What a value that is wrong leaves undecided is no mistake of its own.
+    entries = [one for one in error.errors(include_url=False) if one["type"] != "default_factory_not_called"]
     found: dict[tuple[Place, Path], Mistake] = {}
     for entry in entries[:MAX_MISTAKES]:
         path, place, given, message = _explain(entry, document)

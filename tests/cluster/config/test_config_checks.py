@@ -246,6 +246,7 @@ JOB = (
             "engine_kwargs.gpu_memory_utilization",
             "heartbeat_s, start_timeout_s, step_timeout_s, was `gpu_memory_utilization`",
         ),
+        ("model: lm, gpus: -1", "-1", "gpus", "at least 0"),
         ("model: lm, tools: hermess", "hermess", "tools", "was `hermess`; did you mean `hermes`?"),
         ("model: lm, reasoning: granite", "granite", "reasoning", "knows deepseek_r1, qwen3 and none"),
         # JOB's model has 4 layers of 4 key and value heads of 32 numbers: 4 KiB a token in fp32.
