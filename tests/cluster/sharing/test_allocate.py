@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -232,6 +233,22 @@ def test_no_nodes_and_no_demands_are_no_error():
     assert allocate([], [training("job", 1, 1)], "serving")["job"].units == 0
 
 
+def least_seconds(nodes: list[Node], demands: list[Demand]) -> float:
+    """What one decision takes, without the garbage of the tests before it."""
+
+    def once() -> float:
+        started = time.process_time()
+        allocate(nodes, demands, "serving")
+        return time.process_time() - started
+
+    gc.collect()
+    gc.disable()
+    try:
+        return min(once() for _ in range(3))
+    finally:
+        gc.enable()
+
+
 def test_a_thousand_nodes_and_two_hundred_demands_take_well_under_a_second():
     rng = random.Random(1)
     nodes = [Node(f"n{index}", {"CPU": 64, "GPU": 8}) for index in range(1000)]
@@ -240,10 +257,8 @@ def test_a_thousand_nodes_and_two_hundred_demands_take_well_under_a_second():
         Demand(f"h{index}", rng.choice(["training", "serving"]), rng.choice(shapes), rng.randint(1, 8), 24)
         for index in range(200)
     ]
-    started = time.process_time()
-    allocate(nodes, demands, "serving")
     # About 0.06 s here; the bound leaves room for a slow machine and still fails on a scan per unit.
-    assert time.process_time() - started < 0.5
+    assert least_seconds(nodes, demands) < 0.5
 
 
 def test_a_rise_of_load_on_a_full_cluster_costs_little_more_than_a_decision_that_changes_nothing():
@@ -256,10 +271,5 @@ def test_a_rise_of_load_on_a_full_cluster_costs_little_more_than_a_decision_that
         replace(demand, max=8) if demand.holder in ("a0", "a1", "a2", "a3", "a4") else demand
         for demand in held
     ]
-    took = {}
-    for name, demands in (("steady", held), ("rise", more), ("steady again", held)):
-        started = time.process_time()
-        grants = allocate(nodes, demands, "serving")
-        took[name] = time.process_time() - started
     # 2.4 times as long; 13 times where every replica looks at every node.
-    assert took["rise"] < 7 * max(took["steady"], took["steady again"])
+    assert least_seconds(nodes, more) < 7 * least_seconds(nodes, held)
