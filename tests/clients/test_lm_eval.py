@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.clients.environments import python_of
-from tests.clusters import LiveCluster, shoal
+from tests.clusters import started
 from tests.serve_apps.tiny_model import make_model
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(900)]
@@ -69,18 +69,15 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def base_url(
-    running_cluster: LiveCluster, model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[str]:
-    """Where the model is served; it is the only one, so that nobody need name it."""
-    path = tmp_path_factory.mktemp("serve") / "shoal.yaml"
-    cluster = running_cluster.config_path.read_text().replace("./", f"{running_cluster.config_path.parent}/")
-    path.write_text(f"{cluster}serve_apps:\n  {APP}: {{model: {model}}}\n")
-    done = shoal("serve", APP, "--json", "-f", str(path))
-    assert done.returncode == 0, done.stderr
-    yield json.loads(done.stdout)["base_url"]
-    done = shoal("unserve", APP, "--json", "-f", str(path))
-    assert done.returncode == 0, done.stderr
+def base_url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Where the model is served, on a cluster of its own: lm-eval's tokenizer names no app, so there is one."""
+    nodes = "nodes: [{name: head, cpus: 0}, {name: worker, cpus: 1}]"
+    with started(tmp_path_factory.mktemp("cluster") / "one", nodes, "storage: ./storage") as cluster:
+        path = cluster.config_path
+        path.write_text(f"{path.read_text()}serve_apps:\n  {APP}: {{model: {model}}}\n")
+        done = cluster.shoal("serve", APP, "--json")
+        assert done.returncode == 0, done.stderr
+        yield json.loads(done.stdout)["base_url"]
 
 
 def evaluate(
