@@ -70,7 +70,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def base_url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Where the model is served, on a cluster of its own: lm-eval's tokenizer names no app, so there is one."""
+    """Where the model is served, the only app of a cluster: lm-eval's tokenizer names none."""
     nodes = "nodes: [{name: head, cpus: 0}, {name: worker, cpus: 1}]"
     with started(tmp_path_factory.mktemp("cluster") / "one", nodes, "storage: ./storage") as cluster:
         path = cluster.config_path
