@@ -96,8 +96,10 @@ class Gathered:
 
     def count(self, event: ChoiceEvent) -> None:
         """Count an event's tokens, without keeping what it says."""
-        self.tokens[event.index] += len(event.item["token_ids"])
-        self.reasoning_tokens[event.index] += event.item.get("reasoning_tokens", 0)
+        item = event.item
+        self.tokens[event.index] += len(item["token_ids"])
+        if "reasoning_tokens" in item:
+            self.reasoning_tokens[event.index] += item["reasoning_tokens"]
 
 
 def usage(prompt_tokens: Iterable[int], gathered: Gathered, cached_tokens: int | None = None) -> Usage:

@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from cluster.errors import ShoalError
@@ -44,7 +45,7 @@ from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
 from serve_apps.replica.fit import cut, fit
 from serve_apps.replica.item_maker import ItemMaker
-from serve_apps.replica.items import items
+from serve_apps.replica.items import item_of, items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
 from serve_apps.replica.reading import STRUCTURES
@@ -248,13 +249,22 @@ class Replica:
                 request.get("priority", 0),
                 request.get("cache_salt", ""),
             )
-            gained = items(deltas, maker, reader)
             if address is None:
-                return dict(merge([item async for item in gained]))
+                return dict(merge([item async for item in items(deltas, maker, reader)]))
             with self._kept_for(address):
                 if not request["streamed"]:
-                    return dict(merge([item async for item in gained]))
-                await self._stream(request["request_id"], start, gained, address["endpoint"])
+                    return dict(merge([item async for item in items(deltas, maker, reader)]))
+                send = partial(self._sender.send, address["endpoint"], request["request_id"])
+                # A stream's deltas are read here and now: one more generator costs as much as all the rest.
+                async with aclosing(deltas):  # type: ignore[type-var]
+                    first = True
+                    async for delta in deltas:
+                        item = item_of(delta, maker, reader)
+                        if first:
+                            item["start"], first = start, False
+                        send(item)
+                        if "finish_reason" in item:
+                            break
                 return {}
 
         return await self._answer(request, answer)
@@ -340,15 +350,6 @@ class Replica:
             return {"prompt": await asyncio.to_thread(self._prompts.decode, request["tokens"])}
 
         return await self._answer(request, prompt)
-
-    async def _stream(
-        self, key: str, start: Mapping[str, Any], gained: AsyncIterator[dict[str, Any]], endpoint: str
-    ) -> None:
-        first: Mapping[str, Any] = {"start": start}
-        async with aclosing(gained):  # type: ignore[type-var]
-            async for item in gained:
-                self._sender.send(endpoint, key, {**first, **item})
-                first = {}
 
     @contextlib.contextmanager
     def _kept_for(self, address: Mapping[str, str]) -> Iterator[None]:

@@ -21,12 +21,18 @@ async def items(
     """
     async with aclosing(deltas):  # type: ignore[type-var]
         async for delta in deltas:
-            item = maker.item(delta)
-            if reader is not None:
-                _read(reader, delta, item)
+            item = item_of(delta, maker, reader)
             yield item
             if item.get("finish_reason") is not None:
                 return
+
+
+def item_of(delta: Delta, maker: ItemMaker, reader: Reader | None) -> dict[str, Any]:
+    """What the gateway learns of one delta; with a `finish_reason` in it there is nothing more to tell."""
+    item = maker.item(delta)
+    if reader is not None:
+        _read(reader, delta, item)
+    return item
 
 
 def _read(reader: Reader, delta: Delta, item: dict[str, Any]) -> None:
