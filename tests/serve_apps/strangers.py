@@ -107,6 +107,13 @@ def interrupt(program: subprocess.Popen[str]) -> None:
         program.wait(STOP_S)
 
 
+def listens(url: str) -> bool:
+    """Whether anybody answers there, if only that there is nothing to serve yet."""
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/-/healthz", timeout=5).status_code in (200, 503)
+    return False
+
+
 def get(url: str) -> str | None:
     """What is answered there; None where nobody answers, or with an error."""
     with suppress(httpx.TransportError):

@@ -26,7 +26,15 @@ from tests.clusters import HEAD_AND_TWO, LiveCluster, started
 from tests.serve_apps import driver
 from tests.serve_apps.driver import Driver
 from tests.serve_apps.fake_engine import make_fake_model
-from tests.serve_apps.strangers import eventually, get, interrupt, serve_command, serve_run, write_app
+from tests.serve_apps.strangers import (
+    eventually,
+    get,
+    interrupt,
+    listens,
+    serve_command,
+    serve_run,
+    write_app,
+)
 
 BACK_S = 30.0
 """Within which Shoal's app answers again, whoever has ended Serve; on an idle machine it is a third of it."""
@@ -279,9 +287,8 @@ def test_serve_listens_where_the_config_says_before_anything_is_served(tmp_path:
     write_app(tmp_path, "hello", "hello from a stranger")
     with started(tmp_path / "cluster", *HEAD_AND_TWO, f"serve_proxy: {{port: {port}}}") as cluster:
         assert cluster.record.serve_url.endswith(f":{port}")
-        # It listens at once, and is well when it has heard of what there is to serve.
-        eventually(lambda: get(f"{cluster.record.serve_url}/-/healthz"), BACK_S)
+        assert listens(cluster.record.serve_url)
         with serve_run(cluster, tmp_path, "hello:app"):
             assert get(cluster.record.serve_url) == "hello from a stranger"
         # Nothing of Shoal's was served, and yet the port stays true.
-        eventually(lambda: get(f"{cluster.record.serve_url}/-/healthz"), BACK_S)
+        eventually(lambda: listens(cluster.record.serve_url), BACK_S)
