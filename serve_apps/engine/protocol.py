@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from serve_apps.parsing.answer_parser import Reader
 
@@ -14,7 +14,8 @@ REPETITION_PENALTIES = 0.01, 100.0
 
 FinishReason = Literal["stop", "length", "abort"]
 StructureKind = Literal["json_schema", "regex", "choice", "grammar"]
-"""Fields of SamplingParams that say what form an answer has."""
+"""A field of SamplingParams that says what form an answer has."""
+STRUCTURES: tuple[StructureKind, ...] = get_args(StructureKind)
 
 
 @dataclass(frozen=True)

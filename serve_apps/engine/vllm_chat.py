@@ -124,7 +124,7 @@ class VllmChat:
     def _request(self, said: Mapping[str, Any]) -> Any:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 
-        return ChatCompletionRequest(**{name: value for name, value in said.items() if value is not None})
+        return ChatCompletionRequest(**_said(said))
 
 
 class VllmReader:

@@ -91,11 +91,7 @@ class TextCall:
             read: what the body asks, in the words of the API that the route is of.
             form: makes the answer.
         """
-
-        def alone(document: Any, *, ignore_unknown: bool) -> tuple[Conversation]:
-            return (read(document, ignore_unknown),)
-
-        (request,), version = await self.read_by(alone)
+        (request,), version = await self.read_by(lambda document, ignore: (read(document, ignore),))
         (result,) = results = await self.ask(version, "tokenize", 1, request.prompts)
         self._record.tokenized = len(result["tokens"])
         return JSONResponse(form(len(result["tokens"])), headers=headers_of(results))
@@ -108,14 +104,12 @@ class TextCall:
 
     async def read(self, kind: type[Kind]) -> tuple[Kind, AppVersion]:
         """The request in the body, and the app that it asks."""
-
-        def read(document: Any, *, ignore_unknown: bool) -> tuple[Kind]:
-            return (parse_fields(kind, document, ignore_unknown=ignore_unknown),)
-
-        (request,), version = await self.read_by(read)
+        (request,), version = await self.read_by(
+            lambda document, ignore: (parse_fields(kind, document, ignore_unknown=ignore),)
+        )
         return request, version
 
-    async def read_by(self, read: Callable[..., Parsed]) -> tuple[Parsed, AppVersion]:
+    async def read_by(self, read: Callable[[Any, bool], Parsed]) -> tuple[Parsed, AppVersion]:
         """What `read` makes of the body, a request first, and the app that this asks."""
         parsed: list[Parsed] = []
 
@@ -123,9 +117,7 @@ class TextCall:
             table, ignore = self._service.table, self._service.options.ignore_unknown
             limit = (table.body_bytes if table else None) or BODY_BYTES_WITHOUT_APPS
             self._body = body = await read_body(self._http, limit)
-            parsed.append(
-                await in_thread_if_large(body, lambda: read(read_json(body), ignore_unknown=ignore))
-            )
+            parsed.append(await in_thread_if_large(body, lambda: read(read_json(body), ignore)))
             named: str | None = parsed[0][0].model
             return named
 

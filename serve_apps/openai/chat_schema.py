@@ -60,6 +60,23 @@ class Message(StrictModel):
         return {**said, "content": self.content}
 
 
+def template_of(
+    tools: list[dict[str, Any]] | None,
+    arguments: dict[str, Any] | None,
+    *,
+    continue_final_message: bool | None,
+    add_generation_prompt: bool | None,
+) -> dict[str, Any]:
+    """What a chat template is given beside the messages, as far as it is not the default."""
+    asked = {
+        "tools": tools,
+        "arguments": arguments,
+        "continue_final_message": continue_final_message,
+        "no_generation_prompt": add_generation_prompt is False,
+    }
+    return {name: value for name, value in asked.items() if value}
+
+
 class Conversation(Request):
     """What a request says of the answer to a conversation."""
 
@@ -102,29 +119,29 @@ class Conversation(Request):
 
     def template(self) -> dict[str, Any]:
         """What the chat template is given beside the messages, as far as it is not the default."""
+        return template_of(
+            self.callable_tools,
+            self._template_arguments(),
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
+        )
+
+    def _template_arguments(self) -> dict[str, Any]:
         arguments = dict(self.chat_template_kwargs or {})
         if self.reasoning_effort is not None:
             arguments.setdefault("reasoning_effort", self.reasoning_effort)
             arguments.setdefault("enable_thinking", self.reasoning_effort != "none")
-        asked = {
-            "tools": self.callable_tools,
-            "arguments": arguments,
-            "continue_final_message": bool(self.continue_final_message),
-            "no_generation_prompt": self.add_generation_prompt is False,
-        }
-        return {name: value for name, value in asked.items() if value}
+        return arguments
 
     def reading(self) -> dict[str, Any]:
         """How the answer's text is read: which calls it may hold, and whether its reasoning is told."""
         asked: dict[str, Any] = {}
-        if self.callable_tools:
-            asked["functions"] = [
-                {key: tool["function"].get(key) for key in ("name", "parameters")}
-                for tool in self.callable_tools
-            ]
+        if tools := self.callable_tools:
+            functions = [tool["function"] for tool in tools]
+            asked["functions"] = [{key: one.get(key) for key in ("name", "parameters")} for one in functions]
             asked["mode"], asked["name"] = self.choice.mode, self.choice.name
             asked["parallel"] = self.parallel_tool_calls is not False
-        if arguments := self.template().get("arguments"):
+        if arguments := self._template_arguments():
             asked["arguments"] = arguments
         if self.include_reasoning is False:
             asked["hide_reasoning"] = True

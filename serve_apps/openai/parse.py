@@ -100,7 +100,7 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...], why: str) ->
         )
 
 
-def parse_score(document: Any, *, ignore_unknown: bool = False) -> tuple[ScoreRequest, list[str], list[str]]:
+def parse_score(document: Any, ignore_unknown: bool) -> tuple[ScoreRequest, list[str], list[str]]:
     """A request for scores, and the texts of its pairs.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from serve_apps.openai.chat_schema import Message
+from serve_apps.openai.chat_schema import Message, template_of
 from serve_apps.openai.fields import Documents, Prompt, StrictModel, Texts, TokenId
 from serve_apps.openai.tools import Tools
 
@@ -172,13 +172,12 @@ class TokenizeRequest(TextRequest):
 
     def template(self) -> dict[str, Any]:
         """As `ChatRequest.template`."""
-        asked = {
-            "tools": self.tools,
-            "arguments": self.chat_template_kwargs,
-            "continue_final_message": self.continue_final_message,
-            "no_generation_prompt": self.add_generation_prompt is False,
-        }
-        return {name: value for name, value in asked.items() if value}
+        return template_of(
+            self.tools,
+            self.chat_template_kwargs,
+            continue_final_message=self.continue_final_message,
+            add_generation_prompt=self.add_generation_prompt,
+        )
 
 
 class DetokenizeRequest(TextRequest):

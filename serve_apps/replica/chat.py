@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from cluster.config import ServeAppConfig
-from serve_apps.engine.protocol import Engine, EngineChat, UnsupportedError
+from serve_apps.engine.protocol import STRUCTURES, Engine, EngineChat, UnsupportedError
 from serve_apps.parsing.answer_parser import Reader
 from serve_apps.parsing.thinking import END
 from serve_apps.replica.prompts import Prompts
-from serve_apps.replica.reading import STRUCTURES, AnswerReading
+from serve_apps.replica.reading import AnswerReading
 
 logger = logging.getLogger(__name__)
 

@@ -19,12 +19,8 @@ from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
-    AnswerError,
     EngineError,
-    PromptError,
-    QueueFullError,
     SamplingParams,
-    UnsupportedError,
     WeightsError,
 )
 from serve_apps.engine.table import find_engine
@@ -32,14 +28,7 @@ from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.http.log import log_as_json
 from serve_apps.http.record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
-from serve_apps.openai.errors import (
-    ApiError,
-    answer_failed,
-    bad_request,
-    gateway_unreachable,
-    queue_full,
-    replica_lost,
-)
+from serve_apps.openai.errors import ApiError, gateway_unreachable, replica_lost
 from serve_apps.replica.chat import chat_of, engines_reasoning
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
@@ -48,7 +37,7 @@ from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import item_of, items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
-from serve_apps.replica.reading import STRUCTURES
+from serve_apps.replica.refusals import REFUSALS, refusal
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
@@ -255,7 +244,7 @@ class Replica:
                 if not request["streamed"]:
                     return dict(merge([item async for item in items(deltas, maker, reader)]))
                 send = partial(self._sender.send, address["endpoint"], request["request_id"])
-                # A stream's deltas are read here and now: one more generator costs as much as all the rest.
+                # Read here and not by `items`: one more generator would be paid for at every token.
                 async with aclosing(deltas):  # type: ignore[type-var]
                     first = True
                     async for delta in deltas:
@@ -290,15 +279,8 @@ class Replica:
         except UnreachableError as blocked:
             error = gateway_unreachable(self._node, blocked.endpoint)
             logger.error("replica %s: %s", self.id, error.message)
-        except PromptError as refused:
-            error = bad_request(f"{refused}.", param=_param(refused.field, request), code="invalid_value")
-        except UnsupportedError as refused:
-            error = bad_request(f"{refused}.", code="unsupported_parameter")
-        except QueueFullError:
-            error = queue_full(self.spec.name)
-        except AnswerError as failed:
-            logger.error("an answer cannot go on: %s", failed)
-            error = answer_failed(str(failed), own_fault=failed.own_fault)
+        except REFUSALS as refused:
+            error = refusal(refused, request, self.spec.name)
         except EngineError as broken:
             self._check_engine()
             logger.error("the engine broke under a request: %s", broken)
@@ -394,14 +376,3 @@ class Replica:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _param(field: str, request: Mapping[str, Any]) -> str:
-    """The field of OpenAI's request that a field of the engine's stands for."""
-    if field == "prompt":
-        return "messages" if "messages" in request else "prompt"
-    if field in STRUCTURES:
-        if request.get("reading", {}).get("mode") in ("required", "named"):
-            return "tools"  # the calls that it forces are held to their functions' schemas
-        return str(request.get("structure_field", "response_format"))
-    return {"include_stop": "include_stop_str_in_output"}.get(field, field)

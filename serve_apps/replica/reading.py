@@ -9,6 +9,7 @@ import string
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from serve_apps.engine.protocol import STRUCTURES
 from serve_apps.openai.errors import bad_request
 from serve_apps.openai.tools import schema_or_calls
 from serve_apps.parsing.answer_parser import AnswerParser
@@ -17,8 +18,6 @@ from serve_apps.parsing.parts import Function, Parser
 from serve_apps.parsing.table import TOOL_PARSERS, reasoning_of, tools_of
 from serve_apps.parsing.thinking import BEGIN, END, Thinking
 
-STRUCTURES = ("json_schema", "regex", "choice", "grammar")
-"""Fields of SamplingParams that hold an answer to a form."""
 _CHARACTERS = string.ascii_letters + string.digits
 _SHORT_ID = 9
 """Characters of a call's id in the templates of Mistral's models, which refuse any other."""

@@ -68,17 +68,24 @@ def mixed_load(vocab_size: int) -> list[Request]:
 LOADS = {"equal": equal_load, "mixed": mixed_load}
 
 
-def save_model(directory: Path, vocab_size: int = 8192) -> None:
+def save_model(
+    directory: Path,
+    vocab_size: int = 8192,
+    *,
+    hidden_size: int = 512,
+    num_layers: int = 8,
+    context_length: int = 1024,
+) -> None:
     """The model, and a tokenizer of one character a token that covers its vocabulary."""
     torch.manual_seed(1)
     config = LlamaConfig(
         vocab_size=vocab_size,
-        hidden_size=512,
-        intermediate_size=1408,
-        num_hidden_layers=8,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 11 // 4,
+        num_hidden_layers=num_layers,
         num_attention_heads=8,
         num_key_value_heads=8,
-        max_position_embeddings=1024,
+        max_position_embeddings=context_length,
         initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=None,

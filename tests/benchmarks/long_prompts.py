@@ -27,43 +27,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from serve_apps.engine.protocol import EngineConfig, SamplingParams
 from serve_apps.engine.torch_engine.engine import TorchEngine
+from tests.benchmarks.engine_throughput import save_model
 
 VOCABULARY = 8192
 CONTEXT = 32768
 LONG = 30_000
-
-
-def save_model(directory: Path, hidden_size: int, num_layers: int) -> None:
-    """The model, and a tokenizer of one character a token that covers its vocabulary."""
-    torch.manual_seed(1)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=hidden_size,
-        intermediate_size=hidden_size * 11 // 4,
-        num_hidden_layers=num_layers,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.1,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    letters = {chr(0x4E00 + index): index for index in range(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordLevel(letters, unk_token=chr(0x4E00)))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer.decoder = decoders.Fuse()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(directory)
 
 
 def prompt_of(num_tokens: int, seed: int) -> list[int]:
@@ -193,7 +168,13 @@ def main() -> None:
     document: dict[str, Any] = {"precision": options.precision}
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
-        save_model(directory, options.hidden_size, options.layers)
+        save_model(
+            directory,
+            VOCABULARY,
+            hidden_size=options.hidden_size,
+            num_layers=options.layers,
+            context_length=CONTEXT,
+        )
         engine = Engine(directory, options.precision, extra)
         if options.only != "stream":
             dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.precision]

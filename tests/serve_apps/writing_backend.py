@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Mapping
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
 from serve_apps.engine.protocol import Delta, FinishReason, TokenLogprob
+from serve_apps.gateway.options import GatewayOptions
 from serve_apps.openai.errors import ApiError
 from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.reading import AnswerReading
 from serve_apps.tokens.inbox import Item
-from tests.serve_apps.stub_gateway import StubBackend
+from tests.serve_apps.stub_gateway import StubBackend, StubGateway
 
 HERMES = "{{ tools }}<tool_call>name arguments</tool_call>"
 QWEN3 = HERMES + "{{ enable_thinking }}<think></think>"
@@ -75,3 +77,15 @@ class WritingBackend(StubBackend):
             if not left:
                 return
             await asyncio.sleep(0)
+
+
+@cache
+def _gateway_that(*, ignores_unknown: bool) -> StubGateway:
+    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
+
+
+def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
+    """A gateway before this backend; it is made once, since that takes longer than most tests."""
+    gateway = _gateway_that(ignores_unknown=ignore_unknown)
+    gateway.backend = gateway.service.backend = backend
+    return gateway

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Sequence
 
+from serve_apps.parsing.mark_finder import overlap
+
 REPLACEMENT = "�"
 """What a decoder writes for bytes that are no character (yet)."""
 
@@ -113,7 +115,7 @@ class StopMatcher:
             self.matched = text[begin:end]
             self._held = ""
             return text[: end if self._keep else begin]
-        keep = max(self._overlap(text, string) for string in self._stop)
+        keep = max(overlap(text, string) for string in self._stop)
         certain = len(text) - keep
         self._held = text[certain:]
         return text[:certain]
@@ -122,11 +124,3 @@ class StopMatcher:
         """What was held back, once no more text will come."""
         held, self._held = self._held, ""
         return held
-
-    @staticmethod
-    def _overlap(text: str, string: str) -> int:
-        """Length of the longest end of `text` that starts `string`."""
-        for length in range(min(len(text), len(string) - 1), 0, -1):
-            if text.endswith(string[:length]):
-                return length
-        return 0

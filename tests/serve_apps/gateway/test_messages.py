@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from functools import cache
 from typing import Any
 
 import pytest
 
-from serve_apps.gateway.options import GatewayOptions
 from serve_apps.openai.errors import ApiError
 from tests.serve_apps.stub_gateway import StubGateway
-from tests.serve_apps.writing_backend import HERMES, QWEN3, WritingBackend
+from tests.serve_apps.writing_backend import HERMES, QWEN3, WritingBackend, gateway_of
 
 TOOLS: Any = [
     {"name": "get_weather", "input_schema": {"type": "object"}, "cache_control": {"type": "ephemeral"}},
@@ -23,17 +21,6 @@ HI = [{"role": "user", "content": "hi"}]
 PARIS = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "北京 ☀️"}}\n</tool_call>'
 NOW = '<tool_call>\n{"name": "get_time", "arguments": {}}\n</tool_call>'
 CITY = {"city": "北京 ☀️"}
-
-
-@cache
-def gateway_that(*, ignores_unknown: bool) -> StubGateway:
-    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
-
-
-def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
-    gateway = gateway_that(ignores_unknown=ignore_unknown)
-    gateway.backend = gateway.service.backend = backend
-    return gateway
 
 
 def post(gateway: StubGateway, body: dict[str, Any], path: str = "/v1/messages") -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from functools import cache
 from typing import Any
 
 import openai
@@ -13,10 +12,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from serve_apps.gateway.options import GatewayOptions
 from serve_apps.openai.errors import ApiError
 from tests.serve_apps.stub_gateway import StubGateway
-from tests.serve_apps.writing_backend import HERMES, QWEN3, WritingBackend
+from tests.serve_apps.writing_backend import HERMES, QWEN3, WritingBackend, gateway_of
 
 TOOLS: Any = [
     {"type": "function", "name": "get_weather", "parameters": {"type": "object"}, "strict": True},
@@ -29,17 +27,6 @@ AGENT = '<tool_call>\n{"name": "agents__get_time", "arguments": {}}\n</tool_call
 EVENT = TypeAdapter(ResponseStreamEvent)
 JSON = {"content-type": "application/json"}
 LOGPROBS = {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
-
-
-@cache
-def gateway_that(*, ignores_unknown: bool) -> StubGateway:
-    return StubGateway(options=GatewayOptions(ignore_unknown=ignores_unknown))
-
-
-def gateway_of(backend: WritingBackend, *, ignore_unknown: bool = False) -> StubGateway:
-    gateway = gateway_that(ignores_unknown=ignore_unknown)
-    gateway.backend = gateway.service.backend = backend
-    return gateway
 
 
 def post(gateway: StubGateway, body: dict[str, Any], path: str = "/v1/responses") -> Any:
