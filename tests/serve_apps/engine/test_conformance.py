@@ -15,7 +15,7 @@ import torch
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.token_pieces import TokenPieces
-from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
+from tests.serve_apps.engine.conftest import Asker, Reference, needs_gpu, needs_vllm, save_llama
 
 START_S = 300.0
 PROMPT = [5, 6, 7, 8, 5]
@@ -41,9 +41,18 @@ def start(name: str, directory: Path, **options: Any) -> Asker:
     return asker
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("vllm", marks=[needs_vllm, pytest.mark.slow])])
+ENGINES = [
+    pytest.param("torch", {"device": "cpu"}, id="torch"),
+    pytest.param("torch", {"device": "cuda"}, id="torch-gpu", marks=[needs_gpu, pytest.mark.gpu]),
+    pytest.param("vllm", {"device": "cpu"}, id="vllm", marks=[needs_vllm, pytest.mark.slow]),
+    pytest.param("vllm", {"device": "cuda"}, id="vllm-gpu", marks=[needs_vllm, needs_gpu, pytest.mark.gpu]),
+]
+
+
+@pytest.fixture(scope="module", params=ENGINES)
 def asker(request: pytest.FixtureRequest, wide: Path) -> Iterator[Asker]:
-    asker = start(request.param, wide)
+    name, options = request.param
+    asker = start(name, wide, **options)
     yield asker
     asker.close()
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from serve_apps.engine.protocol import AnswerError, Delta, PromptError, SamplingParams
-from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm
-from tests.serve_apps.engine.test_conformance import PROMPT, PROMPTS, greedy, start
+from tests.serve_apps.engine.conftest import Asker, Reference
+from tests.serve_apps.engine.test_conformance import ENGINES, PROMPT, PROMPTS, greedy, start
 
 EOS = 0
 
@@ -24,9 +24,10 @@ def reference(wide: Path) -> Reference:
     return Reference(wide)
 
 
-@pytest.fixture(scope="module", params=["torch", pytest.param("vllm", marks=[needs_vllm, pytest.mark.slow])])
+@pytest.fixture(scope="module", params=ENGINES)
 def asker(request: pytest.FixtureRequest, wide: Path) -> Iterator[Asker]:
-    asker = start(request.param, wide)
+    name, options = request.param
+    asker = start(name, wide, **options)
     yield asker
     asker.close()
 
