@@ -42,10 +42,10 @@ def start(name: str, directory: Path, **options: Any) -> Asker:
 
 
 ENGINES = [
-    pytest.param("torch", {"device": "cpu"}, id="torch"),
-    pytest.param("torch", {"device": "cuda"}, id="torch-gpu", marks=[needs_gpu, pytest.mark.gpu]),
-    pytest.param("vllm", {"device": "cpu"}, id="vllm", marks=[needs_vllm, pytest.mark.slow]),
-    pytest.param("vllm", {"device": "cuda"}, id="vllm-gpu", marks=[needs_vllm, needs_gpu, pytest.mark.gpu]),
+    pytest.param(("torch", {"device": "cpu"}), id="torch"),
+    pytest.param(("torch", {"device": "cuda"}), id="torch-gpu", marks=[needs_gpu, pytest.mark.gpu]),
+    pytest.param(("vllm", {"device": "cpu"}), id="vllm", marks=[needs_vllm, pytest.mark.slow]),
+    pytest.param(("vllm", {"device": "cuda"}), id="vllm-gpu", marks=[needs_vllm, needs_gpu, pytest.mark.gpu]),
 ]
 
 
