@@ -10,22 +10,18 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 
 from tests.clusters import LiveCluster, started
+from tests.gpu import on_a_gpu
 from tests.integration.jobs import JOB, JobFile, events, finished, job_file, losses, metrics, wait_until
 from tests.serve_apps.tiny_model import make_model
 from tests.train_jobs.ranks import merged, write_corpus
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU here"),
-    pytest.mark.timeout(400),
-]
+pytestmark = [*on_a_gpu, pytest.mark.timeout(400)]
 
 STRATEGIES = ("data_parallel", "ddp", "fsdp", "zero1", "zero2", "zero3")
 NODES = ("nodes: [{name: head, cpus: 0}, {name: gpu, cpus: 6, gpus: 1}]", "storage: ./storage")
-SHARING = "sharing: {avoid_after: 0, settle_s: 1, patience_s: 5}"
+SHARING = "sharing: {avoid_after: 0}"
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +84,10 @@ def test_an_app_answers_on_the_gpu_and_a_job_has_it_next(jobs: JobFile) -> None:
     assert answers[0]["choices"][0]["finish_reason"] in ("stop", "length")
     assert answers[0]["choices"] == answers[1]["choices"]
     run = jobs.submit("fsdp")
-    wait_until(lambda: events(run, "waiting"), "the job to wait")
-    assert not events(run, "leased"), "the app has the only GPU"
+    waits = wait_until(
+        lambda: [e["reason"] for e in events(run, "waiting") if e["reason"]], "the job to wait"
+    )
+    assert "0 GPU free (chat holds 1)" in waits[-1]
+    assert not events(run, "leased")
     assert jobs.shoal("unserve", "chat").returncode == 0
     assert finished(run)["status"] == "succeeded"

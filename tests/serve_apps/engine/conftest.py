@@ -27,9 +27,6 @@ from serve_apps.engine.torch_engine.follower import follow
 
 DEADLINE_S = 60.0
 
-needs_gpu = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="this machine has no GPU that torch sees"
-)
 needs_vllm = pytest.mark.skipif(not importlib.util.find_spec("vllm"), reason="vLLM is not installed")
 
 # More threads than one only make these models slower.

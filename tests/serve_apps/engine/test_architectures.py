@@ -32,6 +32,7 @@ from transformers import (
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, SamplingParams
 from serve_apps.engine.torch_engine.model import eos_ids, read_facts
+from tests.gpu import on_a_gpu
 from tests.serve_apps.engine.conftest import Asker, Reference
 
 COMMON = {"vocab_size": 320, "initializer_range": 0.15, "bos_token_id": None, "eos_token_id": 0}
@@ -74,12 +75,13 @@ def save(config: PreTrainedConfig, tokenizer_of: Path, directory: Path) -> Path:
     return directory
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_a_gpu)])
 @pytest.mark.parametrize("name", [*FAMILIES, *OTHERS])
 def test_answers_in_a_mixed_batch_are_those_of_generate(
-    name: str, start_engine: Callable[..., Any], llama: Path, tmp_path: Path
+    name: str, device: str, start_engine: Callable[..., Any], llama: Path, tmp_path: Path
 ) -> None:
     directory = save((FAMILIES | OTHERS)[name], llama, tmp_path)
-    asker = start_engine(directory, batched_tokens=24)
+    asker = start_engine(directory, batched_tokens=24, device=device, kv_cache_bytes=64 * 2**20)
     reference = Reference(directory)
     prompts = [[5, 6, 7], list(range(20, 60)), [9], list(range(100, 111))]
     params = SamplingParams(max_tokens=16, temperature=0.0)

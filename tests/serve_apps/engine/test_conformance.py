@@ -15,7 +15,8 @@ import torch
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
 from serve_apps.engine.table import find_engine
 from serve_apps.engine.token_pieces import TokenPieces
-from tests.serve_apps.engine.conftest import Asker, Reference, needs_gpu, needs_vllm, save_llama
+from tests.gpu import on_a_gpu
+from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
 
 START_S = 300.0
 PROMPT = [5, 6, 7, 8, 5]
@@ -43,9 +44,9 @@ def start(name: str, directory: Path, **options: Any) -> Asker:
 
 ENGINES = [
     pytest.param(("torch", {"device": "cpu"}), id="torch"),
-    pytest.param(("torch", {"device": "cuda"}), id="torch-gpu", marks=[needs_gpu, pytest.mark.gpu]),
+    pytest.param(("torch", {"device": "cuda"}), id="torch-gpu", marks=on_a_gpu),
     pytest.param(("vllm", {"device": "cpu"}), id="vllm", marks=[needs_vllm, pytest.mark.slow]),
-    pytest.param(("vllm", {"device": "cuda"}), id="vllm-gpu", marks=[needs_vllm, needs_gpu, pytest.mark.gpu]),
+    pytest.param(("vllm", {"device": "cuda"}), id="vllm-gpu", marks=[needs_vllm, *on_a_gpu]),
 ]
 
 
