@@ -118,7 +118,7 @@ def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
     stacks.kill()
     killed_at = time.monotonic()
     assert stacks.dump().startswith("no stack could be had")  # nobody has waited for it yet
-    assert time.monotonic() - killed_at < 1.0
+    assert time.monotonic() - killed_at < 2.5  # it waits for 3 where something may come
     assert process.wait(5) == -signal.SIGKILL
     assert stacks.state() == "gone"
     assert stacks.dump().startswith("no stack could be had")

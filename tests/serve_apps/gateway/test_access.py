@@ -154,11 +154,11 @@ def test_what_is_counted_costs_the_same_however_much_it_is() -> None:
             await access.spend(caller, tokens)
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
-        began = time.perf_counter()
+        began = time.process_time()
         for _ in range(200):
             (await access.admit(caller, tokens)).__exit__()
             await access.spend(caller, tokens)
-        return (time.perf_counter() - began) / 200, kept
+        return (time.process_time() - began) / 200, kept
 
     few, many = asyncio.run(spent(1)), asyncio.run(spent(1_000_000))
     assert many[1] < few[1] + 10_000

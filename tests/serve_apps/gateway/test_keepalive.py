@@ -223,7 +223,7 @@ def test_openais_client_passes_comments_over(gateway: RunningGateway) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 def test_a_socket_is_never_silent_for_long(gateway: RunningGateway, version: str) -> None:
-    body = json.dumps({**BODY, "prompt": "every:0.7 x", "max_tokens": 2}).encode()
+    body = json.dumps({**BODY, "prompt": "every:1.5 x", "max_tokens": 2}).encode()
     head = f"POST {PATH} HTTP/{version}\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
     with gateway.connect() as client:
         client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -233,7 +233,7 @@ def test_a_socket_is_never_silent_for_long(gateway: RunningGateway, version: str
             assert piece, answer
             silences.append(time.monotonic() - last)
             last, answer = time.monotonic(), answer + piece
-    assert max(silences) < 0.6
+    assert max(silences) < 1.4
     assert answer.count(SILENCE) >= 4
     assert b"200 OK" in answer.splitlines()[0]
 
