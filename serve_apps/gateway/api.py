@@ -150,8 +150,6 @@ def build_api(service: GatewayService) -> FastAPI:
 
         return everywhere
 
-    add_operations(api, service)
-
     def known_caller(request: Request) -> Caller:
         caller = service.access.caller(credential(request.headers))
         current_record().tenant = caller.tenant
@@ -256,6 +254,9 @@ def build_api(service: GatewayService) -> FastAPI:
     async def detokenize(request: Request) -> Response:
         """The text of tokens."""
         return await TextCall(service, request).detokenize()
+
+    # Routes are tried in their order: what is asked most comes first.
+    add_operations(api, service)
 
     def refused(request: Request, error: ApiError) -> Response:
         current_record().error = error.code or str(error.status)

@@ -76,13 +76,17 @@ class Choices:
         """By choice, where its engine says it: of those, the tokens that were in the cache."""
 
     async def __aenter__(self) -> Choices:
-        self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.time() + self._timeout_s
+        # One timer for all of it: one for each event would be paid for at every token.
+        self._timer = loop.call_at(self._deadline, self._time_out)
         self._tasks = [asyncio.create_task(self._begin(avoid=()))]
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._timer.cancel()
         await self._end(self._tasks)
         self._suspect.end()
         self._leave()
@@ -95,20 +99,19 @@ class Choices:
         """
         running = len(self._requests)
         while running:
-            try:
-                async with asyncio.timeout_at(self._deadline):
-                    event = await self._queue.get()
-            except TimeoutError:
-                raise timed_out(self._timeout_s) from None
-            if isinstance(event, _VersionFailedError):
-                await self._move(event)
-                running = len(self._requests)
-            elif isinstance(event, Exception):
-                raise event
+            event = await self._queue.get()
+            if isinstance(event, ChoiceEvent):
+                yield event
             elif event is None:
                 running -= 1
+            elif isinstance(event, _VersionFailedError):
+                await self._move(event)
+                running = len(self._requests)
             else:
-                yield event
+                raise event
+
+    def _time_out(self) -> None:
+        self._queue.put_nowait(timed_out(self._timeout_s))
 
     async def _begin(self, avoid: Collection[int]) -> None:
         """Start every choice, once a version takes them."""
@@ -131,6 +134,8 @@ class Choices:
         self._leave()
         self.replicas.clear()
         self._tasks = [asyncio.create_task(self._begin(avoid=(failed.revision,)))]
+        if asyncio.get_running_loop().time() >= self._deadline:
+            self._time_out()  # what said so may have been in the queue
 
     async def _end(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         # What a task starts while it ends is ended too.

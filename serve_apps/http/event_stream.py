@@ -28,6 +28,8 @@ SILENCE = b": waiting\n\n"
 """A comment, which readers of events pass over: the connection is in use."""
 
 Result = TypeVar("Result")
+_json = json.JSONEncoder(separators=(",", ":")).encode
+"""Made once: `json.dumps` makes an encoder for each call that has its own separators."""
 
 
 class Unsent:
@@ -223,4 +225,4 @@ async def wait_unless_gone(
 def sse_event(document: Mapping[str, Any], name: str | None = None) -> bytes:
     """A document as one server-sent event."""
     head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {json.dumps(document, separators=(',', ':'))}\n\n".encode()
+    return f"{head}data: {_json(document)}\n\n".encode()

@@ -201,3 +201,32 @@ def test_what_fails_while_its_app_is_taken_down_does_not_wait() -> None:
             await asyncio.wait_for(asked.text(change), 2)
 
     asyncio.run(go())
+
+
+class SlowToEnd(Backend):
+    """Revision 2 fails its first choice, and takes its time to end the other; revision 1 says nothing."""
+
+    async def generate(self, application: str, request: Mapping[str, Any]) -> AsyncIterator[Item]:
+        if application == "chat:2" and request["request_id"].endswith("-0"):
+            raise ApiError(500, "the engine has failed", kind="server_error")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.3)
+        yield {}
+
+
+@pytest.mark.parametrize("versions", [(GOOD,), (BAD, GOOD)])
+def test_the_time_is_over_whatever_happens_meanwhile(versions: tuple[AppVersion, ...]) -> None:
+    async def go() -> None:
+        traffic = Traffic()
+        traffic.take_over(AppTable({"chat": versions}, number=1))
+        requests = [{"request_id": f"r-0a1b2c3d-{i}", "max_tokens": 3, "prompt": "a"} for i in range(2)]
+        backend = SlowToEnd(after=0, mute=0)
+        async with Choices(backend, traffic, "chat", requests, restartable=True, timeout_s=0.1) as run:
+            with pytest.raises(ApiError, match=r"0\.1 s") as over:
+                await asyncio.wait_for(anext(run.events()), 10)
+        assert (over.value.status, over.value.code) == (504, "timeout")
+        assert traffic.in_flight == {}
+
+    asyncio.run(go())
