@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import pydantic_core
-
 from serve_apps.anthropic.answers import MessagesAnswer, MessagesErrorAnswer, MessagesUsage, StopReason
 from serve_apps.anthropic.errors import error_body
 from serve_apps.anthropic.schema import MessagesRequest, parse_messages
@@ -15,6 +13,7 @@ from serve_apps.openai.answers import Usage
 from serve_apps.openai.asked import Asked, Read
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.format import ChoiceEvent, Gathered, Heading, cached_tokens
+from serve_apps.openai.turns import arguments_of
 
 Event = dict[str, Any]
 _STOP_REASONS: Mapping[str | None, StopReason] = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -141,7 +140,7 @@ class MessagesFormat:
         text, self._pieces = "".join(self._pieces), None
         block, events = self._blocks[-1], []
         if block["type"] == "tool_use":
-            block["input"] = _input(text)
+            block["input"] = arguments_of(text)
             told = json.dumps(block["input"], ensure_ascii=False)
             events.append(self._delta({"type": "input_json_delta", "partial_json": told}))
         else:
@@ -150,16 +149,6 @@ class MessagesFormat:
 
     def _delta(self, delta: Event) -> Event:
         return {"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta}
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """The arguments of a call as an object; of what is no whole JSON what can be read."""
-    try:
-        found = pydantic_core.from_json(arguments, allow_inf_nan=False, allow_partial=True)
-        json.dumps(found, allow_nan=False)  # it may be a number beyond all bounds, or nested too deeply
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _usage(used: Usage) -> MessagesUsage:

@@ -5,11 +5,12 @@ Whatever is wrong with a body is found at its first mistake: a body of mistakes 
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
+
+from serve_apps.openai.turns import arguments_of
 
 MAX_PROMPTS = 2048
 """Most prompts of one request, as OpenAI's API takes inputs."""
@@ -154,10 +155,7 @@ def _tool_call(number: int, call: Any) -> dict[str, Any]:
         raise ValueError(f"call {number} must be an object whose 'function' has a 'name'")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments) if arguments.strip() else {}
-        except (ValueError, RecursionError):
-            raise ValueError(f"the arguments of call {number} are not JSON") from None
+        arguments = arguments_of(arguments)
     if arguments is not None and not isinstance(arguments, dict):
         raise ValueError(f"the arguments of call {number} must be an object, as JSON in a string")
     return {**call, "function": {**function, "arguments": arguments or {}}}

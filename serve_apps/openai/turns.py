@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pydantic_core
+
 Turn = dict[str, Any]
 OPERATOR = ("system", "developer")
 """Roles of who runs the model, not of who speaks with it."""
@@ -122,12 +124,12 @@ def paragraphs(texts: Iterable[str]) -> str:
     return "\n\n".join(text for text in texts if text)
 
 
-def arguments_of(text: str) -> Any:
-    """The arguments of a call as an object, which templates want; as they are where a model wrote no such."""
-    if not text.strip():
-        return {}
+def arguments_of(text: str) -> dict[str, Any]:
+    """The arguments of a call as an object, which templates and clients want; of what is no whole JSON what
+    can be read: a model that was cut off must not end the conversation."""
     try:
-        arguments = json.loads(text)
+        found = pydantic_core.from_json(text, allow_inf_nan=False, allow_partial=True)
+        json.dumps(found, allow_nan=False)  # it may be a number beyond all bounds, or nested too deeply
     except (ValueError, RecursionError):
-        return text
-    return arguments if isinstance(arguments, dict) else text
+        return {}
+    return found if isinstance(found, dict) else {}
