@@ -1,4 +1,7 @@
-"""Lines of an app's processes, as they wrote them and as people read them; no Ray."""
+"""Lines of an app's processes, as they wrote them and as people read them; no Ray.
+
+How Ray marks the lines that it writes for itself is private: where it changes, they are shown as lines.
+"""
 
 from __future__ import annotations
 

@@ -360,9 +360,9 @@ class Quickstart:
 
     def _share(self, record: ClusterRecord, job: str, base_url: str, step: TourStep) -> None:
         """An elastic job takes what is idle, gives a device to the app under load, and takes it back."""
-        from infra.lab.bench.course import between, fall, lost_and_repeated, rise
+        from infra.lab.bench.clients import SteadyLoad
         from infra.lab.bench.give_and_take import GiveAndTake, logs_of
-        from infra.lab.bench.load import SteadyLoad
+        from infra.lab.bench.load_course import between, fall, lost_and_repeated, rise
         from serve_apps.status import app_statuses
 
         load = SteadyLoad(base_url, APP, PROMPT, CLIENTS, max_tokens=64)

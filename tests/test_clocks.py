@@ -16,7 +16,7 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/run_log.py": "times of events",
     "train_jobs/listing.py": "how long a job has run, beside the times of its events",
     "train_jobs/submission.py": "names of jobs",
-    "serve_apps/http/record.py": "times of requests",
+    "serve_apps/http/request_record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
     "serve_apps/gateway/embedding_call.py": "`created` of an answer",
     "serve_apps/gateway/engine_figures.py": "since when counters count, as Prometheus has it",

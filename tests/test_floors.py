@@ -37,8 +37,25 @@ PRIVATE_SAYS_SO = "private"
 OTHERS = ("ray", "uvicorn")
 INNER_CLASSES = {"HttpToolsProtocol", "H11Protocol", "RequestResponseCycle"}
 """Classes of uvicorn whose attributes no document promises; whoever derives from one uses what is private."""
-INNER_NAMES = ("SERVE_REPLICA", "SERVE_CONTROLLER", "SERVE_PROXY", "ServeReplica:", "node:__internal")
+INNER_NAMES = re.compile(
+    r"SERVE_REPLICA|SERVE_CONTROLLER|SERVE_PROXY|ServeReplica:|node:__internal|ray::|:job_id:|:actor_name:"
+    r"|^(ray|uvicorn)(\.\w+)*\._"
+)
 """How Ray names its own things: who looks for one in a text relies on what no document promises."""
+SAME_IDEA = {
+    "answers": "what an API answers",
+    "deployment": "Serve deployments, of gateways and of replicas",
+    "errors": "the errors of an API",
+    "format": "makes the answers of an API",
+    "schema": "the requests of an API",
+    "tools": "the tools of an API's requests",
+    "checkpoints": "checkpoints, on the command line and as what faults are done to",
+    "clock": "faults of clocks, and the scenarios with them",
+    "network": "faults of networks, and the scenarios with them",
+    "nodes": "faults of nodes, and the scenarios with them",
+    "quickstart": "the quickstart, and its command",
+}
+"""Names that several modules of one floor have, and what all of them are about."""
 
 
 def imported_modules(tree: ast.AST) -> Iterator[str]:
@@ -51,6 +68,15 @@ def imported_modules(tree: ast.AST) -> Iterator[str]:
             assert node.module is not None
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def imported_names(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """What a file calls what it imports, and what that is (`serve`, `ray.serve`)."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((alias.asname, alias.name) for alias in node.names if alias.asname is not None)
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((alias.asname or alias.name, f"{node.module}.{alias.name}") for alias in node.names)
 
 
 def dotted(node: ast.expr) -> str | None:
@@ -95,7 +121,9 @@ def violations(place: str, source: str) -> list[str]:
 def private_of_others(source: str) -> list[str]:
     """What a file uses of Ray or uvicorn that is private: by its name, or where no document promises it."""
     tree = ast.parse(source)
-    names = [*imported_modules(tree), *attributes(tree)]
+    meant = dict(imported_names(tree))
+    used = [name.partition(".") for name in attributes(tree)]
+    names = [*imported_modules(tree), *(meant.get(first, first) + dot + rest for first, dot, rest in used)]
     by_name = [
         name
         for name in names
@@ -103,8 +131,9 @@ def private_of_others(source: str) -> list[str]:
     ]
     bases = [dotted(base) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for base in node.bases]
     derived = [base for base in bases if base is not None and base.split(".")[-1] in INNER_CLASSES]
-    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    spelled = [text for text in texts if isinstance(text, str) and text.startswith(INNER_NAMES)]
+    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
+    texts = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in said]
+    spelled = [text for text in texts if isinstance(text, str) and INNER_NAMES.search(text)]
     return [*by_name, *derived, *spelled]
 
 
@@ -122,14 +151,34 @@ def test_what_is_private_of_others_sits_in_files_that_say_so(path: Path) -> None
         assert PRIVATE_SAYS_SO in docstring, private_of_others(source)
 
 
+def types_of(path: Path) -> Iterator[tuple[str, str]]:
+    """Every class of a module, and every type that it gives a name to, with what tells two of them apart."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name.lstrip("_"), str(path)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, of = node.targets[0].id.lstrip("_"), ast.unparse(node.value)
+            if re.fullmatch(r"([A-Z][a-z]+)+", name) and not of.startswith("TypeVar("):
+                yield name, of
+
+
 @pytest.mark.parametrize("floor", ["serve_apps", "infra"])
-def test_a_class_has_a_name_of_its_own(floor: str) -> None:
-    places: dict[str, list[str]] = {}
+def test_a_type_has_a_name_of_its_own(floor: str) -> None:
+    places: dict[str, dict[str, str]] = {}
     for path in (path for path in SOURCES if path.relative_to(ROOT).parts[0] in (floor, "serve_apps")):
-        for node in ast.parse(path.read_text()).body:
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
-    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+        for name, of in types_of(path):
+            places.setdefault(name, {})[of] = str(path.relative_to(ROOT))
+    assert {name: [*of.values()] for name, of in places.items() if len(of) > 1} == {}
+
+
+@pytest.mark.parametrize("floor", ["serve_apps", "infra"])
+def test_a_module_has_a_name_of_its_own(floor: str) -> None:
+    places: dict[str, list[str]] = {}
+    for path in (path for path in SOURCES if path.relative_to(ROOT).parts[0] == floor):
+        places.setdefault(path.stem, []).append(str(path.relative_to(ROOT)))
+    of_packages = ("__init__", "__main__")
+    twice = {name: files for name, files in places.items() if len(files) > 1 and name not in of_packages}
+    assert {name: files for name, files in twice.items() if name not in SAME_IDEA} == {}
 
 
 def test_who_others_have_started_is_found_by_those_who_look_again_when_it_is_dead() -> None:
@@ -166,6 +215,13 @@ def test_the_rules_see_what_they_forbid() -> None:
     assert private_of_others("import uvicorn\nuvicorn.main._x()")
     assert private_of_others("from uvicorn.x import HttpToolsProtocol\nclass C(HttpToolsProtocol): ...")
     assert private_of_others("def f(name):\n    return name.partition('SERVE_REPLICA::')")
+    assert private_of_others("from ray import serve\nserve._private.x()")
+    assert private_of_others("import ray as r\nr._private.x()")
+    assert private_of_others("import ray.serve as s\ns._private.x()")
+    assert private_of_others("from ray.serve import Deployment as D\nD._x()")
+    assert private_of_others("import_module('ray.serve._private.x')")
+    assert private_of_others("def f(name):\n    return 'a SERVE_REPLICA::' in name")
+    assert private_of_others("titles = [line for line in lines if line.startswith('ray::')]")
     assert not private_of_others("import ray\nray.get(x)\nself._ray.thing\nray.remote(_Mine).remote()")
 
 

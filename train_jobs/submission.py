@@ -1,4 +1,7 @@
-"""Jobs as Ray's job API knows them: submitting, stopping, logs."""
+"""Jobs as Ray's job API knows them: submitting, stopping, logs.
+
+The name of a logger of Ray's is private: where it changes, a line for each package is printed.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from infra.cli.common import INTERRUPTED, JsonOption, print_json, say
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from infra.lab.faults.report import FaultRow
+    from infra.lab.faults.trials import FaultRow
 
 
 def faults(
@@ -26,7 +26,7 @@ def faults(
     as_json: JsonOption = False,
 ) -> None:
     """Break things for real, on a cluster of its own, and measure how jobs go on."""
-    from infra.lab.faults.report import chosen, document, run
+    from infra.lab.faults.trials import chosen, document, run
 
     scenarios = chosen(names or ())
     if listing:
@@ -67,7 +67,7 @@ def _print_table(rows: Sequence[FaultRow]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from infra.lab.faults.report import HEADINGS, table
+    from infra.lab.faults.trials import HEADINGS, table
 
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     words = {"scenario", "from", "class"}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from infra.lab.simulator.costs import Costs
     from infra.lab.simulator.jobs import Trace
-    from infra.lab.simulator.report import Figures
+    from infra.lab.simulator.outcome import Figures
 
 _SIMULATION = "With --simulate"
 _TRACE = "With --simulate: the trace"
@@ -152,7 +152,7 @@ def sharing(
         live(rounds, as_json=as_json)
         return
     from infra.lab.simulator.comparison import Setup, compare
-    from infra.lab.simulator.report import document
+    from infra.lab.simulator.outcome import document
     from infra.lab.simulator.simulation import Rules
     from infra.lab.simulator.source import trace_of
 
@@ -255,7 +255,7 @@ def _print_table(facts: dict[str, Any], rows: Sequence[Figures]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from infra.lab.simulator.report import table
+    from infra.lab.simulator.outcome import table
 
     console = Console()
     console.print(

@@ -22,8 +22,8 @@ from cluster.sharing.client import BrokerClient
 from cluster.storage import Storage
 from cluster.wording import counted
 from serve_apps.batch.board import CALL_TIMEOUT_S, BoardState, open_board
-from serve_apps.batch.devices import LEASE_TIMEOUT_S, Devices
 from serve_apps.batch.manifest import Manifest, Totals, read_manifest
+from serve_apps.batch.placement import LEASE_TIMEOUT_S, Devices
 from serve_apps.batch.plan import Plan, Shard, choose_rows_per_shard, digest, plan_shards, shards_at_once
 from serve_apps.batch.progress import Progress, View
 from serve_apps.batch.rows import check_options

@@ -28,9 +28,9 @@ from serve_apps.batch.shared_lock import SharedLock
 from serve_apps.batch.source import Source
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, QueueFullError, UnsupportedError
-from serve_apps.engine.table import find_engine
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import ApiError
 from serve_apps.replica.prompts import Prompts

@@ -24,7 +24,7 @@ SERVE = "serve"
 RETRY_S = 5.0
 """Between two tries to start what could not be started."""
 
-Event = tuple[str, dict[str, Any]]
+Notice = tuple[str, dict[str, Any]]
 StartGateway = Callable[[Mapping[str, Any]], None]
 """Gives Serve the gateway, from the broker's facts; returns before it is ready."""
 
@@ -109,7 +109,7 @@ class ServeKeeper:
         self.failure = ""
         self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
 
-    def keep(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Event]:
+    def keep(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Notice]:
         """Start what is not there; what has happened, for the apps' events.
 
         Args:
@@ -134,7 +134,7 @@ class ServeKeeper:
                     self._ended_at = None
         return events
 
-    def _notice(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Event]:
+    def _notice(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Notice]:
         """Take in whether Serve is there, is being shut down, or has been."""
         before, self._serve = self._serve, seen.instance
         there = seen.instance is not None and (before is None or before.id == seen.instance.id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineConfig
-from serve_apps.engine.table import find_engine
 from serve_apps.spec import AppSpec
 
 

@@ -46,7 +46,7 @@ _ABORT_TIMEOUT_S = 5.0
 
 Result = TypeVar("Result")
 
-_Queue = asyncio.Queue["Any | Exception | None"]
+_Arriving = asyncio.Queue["Any | Exception | None"]
 """vLLM's outputs of one request; None ends them."""
 
 
@@ -72,7 +72,7 @@ class VllmEngine:
         self._failure: str | None = None
         self._broken = asyncio.Event()
         """Set with `_failure`."""
-        self._active: dict[str, _Queue] = {}
+        self._active: dict[str, _Arriving] = {}
         self._idle = asyncio.Event()
         self._idle.set()
         self._open = asyncio.Event()
@@ -235,7 +235,7 @@ class VllmEngine:
                 await asyncio.to_thread(family.end)
 
     @asynccontextmanager
-    async def _place(self, request_id: str) -> AsyncIterator[_Queue]:
+    async def _place(self, request_id: str) -> AsyncIterator[_Arriving]:
         """A request's place in the engine, once requests may go there, and where its outputs arrive."""
         self.check()
         if self._vllm is None:
@@ -260,7 +260,7 @@ class VllmEngine:
             if not self._active:
                 self._idle.set()
 
-    async def _read(self, outputs: Any, queue: _Queue) -> None:
+    async def _read(self, outputs: Any, queue: _Arriving) -> None:
         """Hand on vLLM's outputs of one request, and how they end."""
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 

@@ -16,7 +16,7 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
 from cluster.api_keys import Key, KeyRing
 from serve_apps.gateway.limits_private import count_by_the_steady_clock
-from serve_apps.gateway.options import Network
+from serve_apps.gateway.options import AddressRange
 from serve_apps.openai.errors import ApiError
 
 ANYONE = "anyone"
@@ -62,7 +62,7 @@ class Access:
         self,
         keys: KeyRing | None = None,
         admin_token: str | None = None,
-        metrics_from: Collection[Network] = (),
+        metrics_from: Collection[AddressRange] = (),
     ) -> None:
         self.keys = keys
         """None: the gateway needs no keys."""

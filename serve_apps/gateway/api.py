@@ -37,7 +37,7 @@ from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts, gateway_failed
 from serve_apps.http.leniency import Lenient
-from serve_apps.http.record import CLIENT_CLOSED, current_id, current_record
+from serve_apps.http.request_record import CLIENT_CLOSED, current_id, current_record
 from serve_apps.openai.answers import (
     ChatAnswer,
     ChatChunk,

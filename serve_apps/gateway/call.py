@@ -19,7 +19,7 @@ from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import SILENCE, EventStream, ended, sse_event, unless_gone, wait_unless_gone
-from serve_apps.http.record import current_record
+from serve_apps.http.request_record import current_record
 from serve_apps.openai.answers import Usage
 from serve_apps.openai.asked import Read
 from serve_apps.openai.errors import ApiError, body_too_large

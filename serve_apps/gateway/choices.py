@@ -13,7 +13,7 @@ from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_faile
 from serve_apps.gateway.broken_engines import Suspect
 from serve_apps.gateway.shared_prompts import tokenized_once
 from serve_apps.gateway.traffic import Traffic
-from serve_apps.http.record import client_id
+from serve_apps.http.request_record import client_id
 from serve_apps.openai.errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai.format import ChoiceEvent
 from serve_apps.tokens.inbox import Item, merge

@@ -10,7 +10,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
 from serve_apps.gateway.engine_figures import EngineFigures
-from serve_apps.http.record import CLIENT_CLOSED, RequestRecord
+from serve_apps.http.request_record import CLIENT_CLOSED, RequestRecord
 from serve_apps.routing.decisions import decisions
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)

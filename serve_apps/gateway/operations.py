@@ -11,7 +11,7 @@ from cluster.version import version
 from serve_apps.gateway.access import credential
 from serve_apps.gateway.document import ANY_ROUTE, metrics_page, refusals
 from serve_apps.gateway.service import GatewayService
-from serve_apps.http.record import current_record
+from serve_apps.http.request_record import current_record
 from serve_apps.openai.answers import AppAnswer, HealthAnswer, LoadAnswer, ReadyAnswer, VersionAnswer
 from serve_apps.openai.errors import ApiError
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Any
 
-Network = IPv4Network | IPv6Network
+AddressRange = IPv4Network | IPv6Network
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class GatewayOptions:
     """Whether fields that nobody knows are passed over."""
     cors: tuple[str, ...] = ()
     """Origins whose pages may ask."""
-    metrics_from: tuple[Network, ...] = ()
+    metrics_from: tuple[AddressRange, ...] = ()
     """Where the gateway's figures may be read from without a key."""
     keepalive_s: float = 15.0
     """How long a stream may be silent; 0: for ever."""

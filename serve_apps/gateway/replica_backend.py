@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.wording import logs_of
 from serve_apps.gateway.backend import ReplicaLostError
-from serve_apps.http.record import client_id
+from serve_apps.http.request_record import client_id
 from serve_apps.openai.errors import internal, unavailable
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.serve_private import find_serve

@@ -12,8 +12,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.wording import logs_of
 from serve_apps.http.log import requests_logger
-from serve_apps.http.record import CLIENT_CLOSED, Answering, RequestRecord, current_record, request_id
 from serve_apps.http.refusal import REFUSAL
+from serve_apps.http.request_record import CLIENT_CLOSED, Answering, RequestRecord, current_record, request_id
 from serve_apps.openai.errors import ApiError, internal
 from serve_apps.spec import GATEWAY
 

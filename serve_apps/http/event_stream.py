@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serve_apps.http.accounts import gateway_failed
-from serve_apps.http.record import CLIENT_CLOSED, current_record
+from serve_apps.http.request_record import CLIENT_CLOSED, current_record
 from serve_apps.openai.errors import ApiError
 
 logger = logging.getLogger(__name__)

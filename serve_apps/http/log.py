@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from serve_apps.http.record import current_id, shown
+from serve_apps.http.request_record import current_id, shown
 
 requests_logger = logging.getLogger("shoal.gateway")
 """One JSON line for each request that has ended."""

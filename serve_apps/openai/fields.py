@@ -223,7 +223,7 @@ _TOOL_CALL = {
         }
     },
 }
-Prompt = Annotated[
+PromptField = Annotated[
     list[str | TokenIds],
     PlainValidator(_prompt),
     WithJsonSchema({"anyOf": [{"type": "string"}, _STRINGS, _IDS, {**_STRINGS, "items": _IDS}]}),
@@ -263,7 +263,7 @@ BadWords = Annotated[
         }
     ),
 ]
-Choice = Annotated[
+TextChoice = Annotated[
     tuple[str, ...] | None,
     PlainValidator(_choice),
     WithJsonSchema({"anyOf": [{"type": "null"}, {**_STRINGS, "maxItems": MAX_CHOICES}]}),

@@ -23,7 +23,7 @@ from serve_apps.tokens.inbox import Item
 
 Logprob = tuple[str, bytes, float, Sequence[tuple[str, bytes, int, float]]]
 """(token, its bytes, natural-log probability, alternatives as (token, its bytes, id, log-probability))"""
-Prompt = dict[str, Any]
+ToldPrompt = dict[str, Any]
 """What the first item tells of a prompt, as far as it was asked for: `text`, `token_ids`, and `logprobs`, as
 those of answers, each with its token's id and rank behind; the first token has None as its probability."""
 REPLACEMENT = "\ufffd"
@@ -51,7 +51,7 @@ class Gathered:
         self.logprobs: list[list[Logprob]] = [[] for _ in range(num_choices)]
         self.tokens = [0] * num_choices
         self.token_ids: list[list[int]] = [[] for _ in range(num_choices)]
-        self.prompt: list[Prompt] = [{} for _ in range(num_choices)]
+        self.prompt: list[ToldPrompt] = [{} for _ in range(num_choices)]
         self.finish_reason: list[str | None] = [None] * num_choices
         self._stop_string: list[str | None] = [None] * num_choices
         self._lead_tokens = [0] * num_choices
@@ -262,7 +262,7 @@ class CompletionFormat(OpenAIFormat):
         text: str,
         logprobs: Sequence[Logprob],
         finish_reason: str | None,
-        prompt: Prompt,
+        prompt: ToldPrompt,
         token_ids: Sequence[int],
     ) -> CompletionChoice:
         """A choice, or what it gained; what `prompt` tells is there with the first of it."""
@@ -318,7 +318,7 @@ class CompletionFormat(OpenAIFormat):
         }
 
 
-def prompt_logprobs(prompt: Prompt) -> PromptLogprobs:
+def prompt_logprobs(prompt: ToldPrompt) -> PromptLogprobs:
     """What a model says of a prompt's tokens, by their ids, as vLLM writes it; a token itself comes first."""
     answer: PromptLogprobs = []
     for token, piece, value, top, token_id, rank in prompt["logprobs"]:

@@ -18,11 +18,11 @@ from serve_apps.openai.fields import (
     MAX_BIASES,
     MAX_LOGPROBS,
     BadWords,
-    Choice,
     LogitBias,
-    Prompt,
+    PromptField,
     Stop,
     StrictModel,
+    TextChoice,
     TokenId,
 )
 
@@ -72,7 +72,7 @@ class StructuredOutputs(StrictModel):
     """Any JSON object."""
     regex: str | None = None
     """An expression of Rust's `regex`, which the whole answer matches."""
-    choice: Choice = None
+    choice: TextChoice = None
     """The answer is one of these texts."""
     grammar: str | None = None
     """A grammar in the language of Lark or of GBNF."""
@@ -283,7 +283,7 @@ class CompletionRequest(Request):
         "top_logprobs": (0,),
     }
 
-    prompt: Prompt
+    prompt: PromptField
     max_tokens: int | None = Field(default=None, ge=0)
     """0, with `echo`: nothing is generated."""
     echo: bool | None = None

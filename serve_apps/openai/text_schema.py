@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from serve_apps.openai.chat_schema import Message, template_of
-from serve_apps.openai.fields import Documents, Prompt, StrictModel, Texts, TokenId
+from serve_apps.openai.fields import Documents, PromptField, StrictModel, Texts, TokenId
 from serve_apps.openai.tools import Tools
 
 
@@ -48,7 +48,7 @@ class ReadRequest(TextRequest):
 class EmbeddingRequest(ReadRequest):
     """The body of POST /v1/embeddings."""
 
-    input: Prompt
+    input: PromptField
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(default=None, ge=1, lt=2**31)
     """The first so many numbers, scaled to length 1; of models whose config says that they are made so."""

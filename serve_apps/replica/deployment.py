@@ -17,16 +17,16 @@ from cluster.errors import ShoalError
 from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import (
     EngineError,
     SamplingParams,
     WeightsError,
 )
-from serve_apps.engine.table import find_engine
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.http.log import log_as_json
-from serve_apps.http.record import Answering, RequestRecord, client_id
+from serve_apps.http.request_record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import ApiError, gateway_unreachable, replica_lost
 from serve_apps.replica.chat import chat_of, engines_reasoning

@@ -15,8 +15,8 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serve_apps.engine.devices import hide_what_is_not_leased
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineConfig
-from serve_apps.engine.table import find_engine
 from serve_apps.http.log import log_as_json
 from serve_apps.spec import RANK, SERVE_NAMESPACE, AppSpec
 

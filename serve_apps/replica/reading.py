@@ -14,8 +14,8 @@ from serve_apps.openai.errors import bad_request
 from serve_apps.openai.tools import schema_or_calls
 from serve_apps.parsing.answer_parser import AnswerParser
 from serve_apps.parsing.json_calls import CallList, NamedCall
+from serve_apps.parsing.parser_table import TOOL_PARSERS, reasoning_of, tools_of
 from serve_apps.parsing.parts import Function, Parser
-from serve_apps.parsing.table import TOOL_PARSERS, reasoning_of, tools_of
 from serve_apps.parsing.thinking import BEGIN, END, Thinking
 
 _CHARACTERS = string.ascii_letters + string.digits

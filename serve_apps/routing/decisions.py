@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 
-Decision = tuple[str, str, str]
+Routed = tuple[str, str, str]
 """App, policy, and the policy's reason."""
 
-_routed: Counter[Decision] = Counter()
+_routed: Counter[Routed] = Counter()
 
 
 def note(app: str, policy: str, reason: str) -> None:
@@ -19,6 +19,6 @@ def note(app: str, policy: str, reason: str) -> None:
     _routed[app, policy, reason] += 1
 
 
-def decisions() -> dict[Decision, int]:
+def decisions() -> dict[Routed, int]:
     """The requests that were sent, since the process began."""
     return dict(_routed)

@@ -18,7 +18,7 @@ from cluster.errors import ShoalError
 from infra import app_logs
 from infra.app_logs import AppLogs, AppProcess, Wanted, _last, _lines, sources_of
 from infra.log_lines import LogLine, Origin
-from serve_apps.http.record import RequestRecord, client_id
+from serve_apps.http.request_record import RequestRecord, client_id
 from serve_apps.spec import RANK
 
 ENDED = {

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.lab.bench.course import time_of
-from infra.lab.bench.load import TimedAnswer
+from infra.lab.bench.clients import TimedAnswer
+from infra.lab.bench.load_course import time_of
 
 
 @dataclass(frozen=True)

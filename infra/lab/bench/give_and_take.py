@@ -12,8 +12,8 @@ from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage
 from infra.job_logs import Tail
-from infra.lab.bench.course import Logs, Round
-from infra.lab.bench.load import SteadyLoad
+from infra.lab.bench.clients import SteadyLoad
+from infra.lab.bench.load_course import Logs, Round
 from train_jobs.listing import run_of
 from train_jobs.run_log import EVENTS, METRICS, read_events, read_metrics_as_logged
 

@@ -11,9 +11,9 @@ from typing import Any
 from cluster.errors import ShoalError
 from cluster.sharing.demand import Demand
 from cluster.storage import Storage
-from infra.lab.bench.course import Round
+from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.give_and_take import GiveAndTake, logs_of
-from infra.lab.bench.load import SteadyLoad
+from infra.lab.bench.load_course import Round
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.bench.side import DEVICE, Side
 from infra.lab.bench.training_rate import rate

@@ -10,7 +10,8 @@ from typing import Any
 
 from cluster.wording import counted
 from infra.lab.bench import training_rate
-from infra.lab.bench.course import (
+from infra.lab.bench.device_time import answering_s, device_time, granted
+from infra.lab.bench.load_course import (
     TO_FIRST_TOKEN,
     TO_STEP,
     Moments,
@@ -20,7 +21,6 @@ from infra.lab.bench.course import (
     parts,
     rise,
 )
-from infra.lab.bench.device_time import answering_s, device_time, granted
 from infra.lab.bench.side import DEVICE, Side
 from infra.lab.bench.training_rate import done, ideal, stepping, worker_seconds
 

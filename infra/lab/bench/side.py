@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.lab.bench.course import Logs, Round
-from infra.lab.bench.load import FailedRequest, TimedAnswer
+from infra.lab.bench.clients import FailedRequest, TimedAnswer
+from infra.lab.bench.load_course import Logs, Round
 
 DEVICE = "CPU"
 """What is shared here, in Ray's names; a worker and a replica take one each."""

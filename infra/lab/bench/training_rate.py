@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from infra.lab.bench.course import time_of
+from infra.lab.bench.load_course import time_of
 
 Line = Mapping[str, Any]
 

@@ -16,8 +16,8 @@ from cluster.config.train_section import RecoveryConfig
 from cluster.errors import ShoalError
 from cluster.providers.provider import Provider
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
-from infra.lab.faults.course import Resumption, resumption, seconds, wrong_losses, wrong_steps
-from infra.lab.faults.processes import node_of
+from infra.lab.faults.fault_course import Resumption, resumption, seconds, wrong_losses, wrong_steps
+from infra.lab.faults.processes import OF_RAY_TRAIN, node_of
 from infra.lab.faults.scenario import Trial
 from infra.lab.faults.task import Order, order_path
 
@@ -272,13 +272,7 @@ def left_behind(cluster: OwnCluster, timeout_s: float = 30.0) -> list[str]:
     """What is left of jobs that have ended, once it has had time to go: leases and processes."""
     from cluster.sharing.client import BrokerClient
 
-    words = (
-        "ray::RayTrain",
-        "ray::GroupRunner",
-        "ray::PlacementGroup",
-        "ray::SynchronizationActor",
-        "train_jobs",
-    )
+    words = (*OF_RAY_TRAIN, "train_jobs")
     deadline = time.monotonic() + timeout_s
     while True:
         left = [f"the lease of {lease['holder']} is left" for lease in BrokerClient().leases()]

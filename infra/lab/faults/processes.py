@@ -1,4 +1,7 @@
-"""Which process of a cluster is whose: those that faults are done to."""
+"""Which process of a cluster is whose: those that faults are done to.
+
+Ray's titles of its processes are private; the faults find nobody to hit when they change.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ TITLES = {
 """What stands in the command line of the processes that carry a job, beside its ranks."""
 OF_JOBS = tuple(title for role, title in TITLES.items() if role != "broker")
 """Those that a job brings with it, and that end with it."""
+OF_RAY_TRAIN = ("ray::RayTrain", "ray::GroupRunner", "ray::PlacementGroup", "ray::SynchronizationActor")
+"""Those that a training run of Ray's brings with it."""
+REPLICA = "ray::ServeReplica:"
+"""Of the replicas of Serve's applications; the application's name follows."""
 
 
 def newest_ranks(job: OwnJob) -> list[dict[str, object]]:

@@ -9,12 +9,12 @@ from typing import Any
 
 from cluster.errors import RequestError
 from infra.lab.simulator.costs import Costs
+from infra.lab.simulator.daily_load import apps_for
 from infra.lab.simulator.generator import Recipe
 from infra.lab.simulator.jobs import Trace
-from infra.lab.simulator.load import apps_for
 from infra.lab.simulator.occupancy import cluster_of
+from infra.lab.simulator.outcome import Figures, figures
 from infra.lab.simulator.policies import NAMES, policy_of
-from infra.lab.simulator.report import Figures, figures
 from infra.lab.simulator.simulation import Rules, Simulation
 
 

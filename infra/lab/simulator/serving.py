@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from cluster.sharing.demand import Demand
-from infra.lab.simulator.load import SimulatedApp
+from infra.lab.simulator.daily_load import SimulatedApp
 from infra.lab.simulator.occupancy import DEVICE
 from infra.lab.simulator.training import Spent
 from serve_apps.controller.wants import Load, Wants, asked

@@ -15,8 +15,8 @@ import numpy as np
 from cluster.errors import RequestError
 from cluster.sharing.demand import Node
 from infra.lab.simulator.costs import Costs
+from infra.lab.simulator.daily_load import SimulatedApp
 from infra.lab.simulator.jobs import Job, Trace
-from infra.lab.simulator.load import SimulatedApp
 from infra.lab.simulator.occupancy import Occupancy
 from infra.lab.simulator.policies import Moment, SharingPolicy
 from infra.lab.simulator.serving import AppRun, SimulatedReplica

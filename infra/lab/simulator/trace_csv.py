@@ -92,7 +92,7 @@ def read_csv(text: str, file: str) -> Trace:
         for row in reader:
             if not row or (len(row) == 1 and not row[0].strip()):
                 continue
-            line = _Line(file, reader.line_num, names, row, lines[reader.line_num - 1])
+            line = _CsvLine(file, reader.line_num, names, row, lines[reader.line_num - 1])
             job = line.job()
             if job is not None and job.name in seen:
                 line.note("job", f"should be {COLUMNS['job'].allowed}, was that of line {seen[job.name]}")
@@ -124,7 +124,7 @@ def write_csv(jobs: Sequence[Job]) -> str:
     return target.getvalue()
 
 
-class _Line:
+class _CsvLine:
     """One line of the file, and what is wrong with it."""
 
     def __init__(self, file: str, number: int, names: Sequence[str], row: Sequence[str], raw: str) -> None:

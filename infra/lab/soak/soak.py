@@ -15,10 +15,10 @@ from typing import Any
 from cluster.errors import ShoalError
 from cluster.sharing.audit import granted_twice
 from cluster.sharing.journal import journal_storage, read_events
-from infra.lab.bench.load import SteadyLoad
+from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults.nodes import kill_node, start_node
-from infra.lab.faults.processes import OF_JOBS, TITLES
+from infra.lab.faults.processes import OF_JOBS, REPLICA, TITLES
 from infra.lab.soak import oracle
 from infra.lab.soak.plan import CLIENTS, FAULTS, Fault, Level, faults, levels
 
@@ -261,7 +261,7 @@ class Soak:
         if fault.kind == "kill_node":
             return self._kill_node(fault)
         titles = {f"kill_{role.replace(' ', '_')}": title for role, title in TITLES.items()}
-        titles["kill_replica"] = f"ray::ServeReplica:{APP}"
+        titles["kill_replica"] = f"{REPLICA}{APP}"
         if fault.kind in titles:
             found = {process.pid: process for process in self.cluster.processes(titles[fault.kind])}
             pids = [str(pid) for pid in sorted(found)]

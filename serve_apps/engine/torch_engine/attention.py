@@ -17,7 +17,7 @@ from transformers import AttentionInterface
 
 from serve_apps.engine.torch_engine.chunk import Chunk, attend
 from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape
-from serve_apps.engine.torch_engine.sweep import Part, Sweep
+from serve_apps.engine.torch_engine.sweep import Sweep, SweepPart
 
 NAME = "shoal_paged"
 """The attention's name among transformers' own."""
@@ -160,7 +160,7 @@ def _decode(
 
 
 def _part(
-    part: Part, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, softcap: float | None
+    part: SweepPart, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, softcap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Highest score, sum of exponentials, weighted values: each [pairs, kv heads, group(, size)]."""
     kv_heads, group, head_size = query.shape[1:]

@@ -22,10 +22,10 @@ from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.structures import COMPILERS
 from serve_apps.engine.torch_engine.loop import EngineLoop, Gain
 from serve_apps.engine.torch_engine.model import read_facts, read_tokenizer
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import device_of
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
-_Queue = asyncio.Queue["Gain | EngineError"]
+_Gains = asyncio.Queue["Gain | EngineError"]
 
 
 class TorchEngine:
@@ -59,7 +59,7 @@ class TorchEngine:
         self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="schema")
         self._steps: EngineLoop | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
-        self._queues: dict[str, _Queue] = {}
+        self._queues: dict[str, _Gains] = {}
         self._failure: EngineError | None = None
         self._ready = asyncio.Event()
         """Set when the model is loaded, or will never be."""
@@ -165,7 +165,7 @@ class TorchEngine:
         self._compilers.shutdown(wait=False)
 
     @contextmanager
-    def _queue(self, request_id: str) -> Iterator[_Queue]:
+    def _queue(self, request_id: str) -> Iterator[_Gains]:
         """Where a request's gains arrive; leaving the context ends it.
 
         Raises:
@@ -182,7 +182,7 @@ class TorchEngine:
                 self._steps.abort(request_id)
             del self._queues[request_id]
 
-    async def _next(self, queue: _Queue) -> Gain:
+    async def _next(self, queue: _Gains) -> Gain:
         gain = await queue.get()
         if isinstance(gain, EngineError):
             raise EngineError(str(gain)) from gain

@@ -6,10 +6,10 @@ import torch
 
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.model import read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import load_runner, load_together
 from serve_apps.engine.torch_engine.step import Kind
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
 
 def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) -> None:

@@ -28,7 +28,6 @@ from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
 from serve_apps.engine.torch_engine.prompt_scores import PromptScores, ScoredToken, note_scores
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
@@ -38,6 +37,7 @@ from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Kind, Want
 from serve_apps.engine.torch_engine.structure import LateStructure, Structure, Structures
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from serve_apps.engine.protocol import EngineError
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.step import Kind, Step, decode, encode, frame_size
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
 
 def device_of(rank: int, wanted: Literal["cpu", "cuda"] | None) -> torch.device:

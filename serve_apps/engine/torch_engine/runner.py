@@ -17,11 +17,11 @@ from serve_apps.engine.torch_engine.chunk import Chunk
 from serve_apps.engine.torch_engine.head import Head
 from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.prompt_scores import ScoredToken
 from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.step import Row, Step, Want
 from serve_apps.engine.torch_engine.sweep import make_sweep
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 from serve_apps.engine.torch_engine.weights import architecture, check_weights, put_weights, take_ends
 
 DEFAULT_CACHE_BYTES = 4 * 1024**3

@@ -16,7 +16,7 @@ _SHORT = 4
 
 
 @dataclass(frozen=True)
-class Part:
+class SweepPart:
     """Blocks that are multiplied together, each with the queries of the same number of sequences."""
 
     blocks: slice | torch.Tensor
@@ -37,7 +37,7 @@ class Part:
 class Sweep:
     """All parts of one decode step, and how the results of their pairs come together."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SweepPart, ...]
     num_pairs: int
     row_of_pair: torch.Tensor
     """[pairs]"""
@@ -45,13 +45,13 @@ class Sweep:
     """[rows, most pairs of a row]; filled up with `num_pairs`, which stands for nothing."""
     positions: tuple[torch.Tensor, ...] = ()
     """Of each part: the position of each token in each user's sequence, less that of its newest token."""
-    _windows: dict[int, tuple[Part, ...]] = field(default_factory=dict)
+    _windows: dict[int, tuple[SweepPart, ...]] = field(default_factory=dict)
 
-    def within(self, window: int) -> tuple[Part, ...]:
+    def within(self, window: int) -> tuple[SweepPart, ...]:
         """The parts for layers in which a token sees only the last `window` tokens, itself among them."""
         if window not in self._windows:
             self._windows[window] = tuple(
-                Part(
+                SweepPart(
                     part.blocks,
                     part.rows,
                     part.hidden.masked_fill(position <= -window, float("-inf")),
@@ -123,7 +123,7 @@ class _Builder:
     def __init__(self, block_size: int, device: torch.device) -> None:
         self._offsets = np.arange(block_size)
         self._device = device
-        self._parts: list[Part] = []
+        self._parts: list[SweepPart] = []
         self._positions: list[torch.Tensor] = []
         self._rows: list[np.ndarray] = []
         self._real: list[np.ndarray] = []
@@ -134,7 +134,7 @@ class _Builder:
         positions = starts[..., None] + self._offsets - ends[..., None]
         hidden = np.where((positions > 0) | (ends < 0)[..., None], -np.inf, 0.0).astype(np.float32)
         self._parts.append(
-            Part(
+            SweepPart(
                 blocks if isinstance(blocks, slice) else self._tensor(blocks),
                 self._tensor(rows),
                 self._tensor(hidden),

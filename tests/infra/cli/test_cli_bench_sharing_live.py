@@ -9,7 +9,7 @@ import pytest
 
 from infra.cli.main import call
 from infra.lab.bench import sharing
-from infra.lab.bench.load import FailedRequest
+from infra.lab.bench.clients import FailedRequest
 from tests.infra.lab.bench.logs import at
 from tests.infra.lab.bench.test_sharing_report import SIDE
 

@@ -13,9 +13,9 @@ from serve_apps.engine.protocol import EngineConfig, EngineError
 from serve_apps.engine.torch_engine import runner as runner_module
 from serve_apps.engine.torch_engine.cache_room import GPU_SHARE, gpu_room
 from serve_apps.engine.torch_engine.model import read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.runner import Runner
 from serve_apps.engine.torch_engine.step import Step
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
 GIB = 2**30
 CUDA = torch.device("cuda", 0)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineConfig, EngineError, PromptError, SamplingParams, WeightsError
-from serve_apps.engine.table import find_engine
 from serve_apps.engine.token_pieces import TokenPieces
 from tests.gpu import on_a_gpu
 from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama

@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from serve_apps.engine.meeting_place import HOST, MeetingPlace
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.ranks import Ranks
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
 
 def test_nobody_else_is_given_the_port_and_rank_0_can_listen_there() -> None:

@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from cluster.config.model_memory import ModelMemory
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.memory_check import check_device, check_node, memory_of
 from serve_apps.engine.node_memory import available_bytes, cgroup_rooms
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
-from serve_apps.engine.table import find_engine
 from tests.serve_apps.engine.conftest import Asker, needs_vllm, save_llama
 
 GIB = 2**30

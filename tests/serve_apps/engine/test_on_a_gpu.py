@@ -14,8 +14,8 @@ import torch
 
 from serve_apps.engine.protocol import EngineConfig, SamplingParams
 from serve_apps.engine.torch_engine.model import read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.runner import load_runner, load_together
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 from tests.gpu import on_a_gpu
 from tests.serve_apps.engine.conftest import Asker, Reference, save_llama
 

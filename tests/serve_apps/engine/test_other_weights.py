@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from serve_apps.engine.protocol import EngineConfig, EngineError, SamplingParams, WeightsError
 from serve_apps.engine.torch_engine import weights
 from serve_apps.engine.torch_engine.model import load_model, read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
 from serve_apps.engine.torch_engine.runner import Runner, load_together
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 from tests.serve_apps.engine.conftest import Reference, save_llama, train_tokenizer
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.engine.torch_engine.model import load_model, read_facts
-from serve_apps.engine.torch_engine.options import TorchOptions
+from serve_apps.engine.torch_engine.torch_options import TorchOptions
 from serve_apps.engine.torch_engine.runner import Runner, load_together
 
 directory = sys.argv[1]

@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineConfig, EngineError, SamplingParams
-from serve_apps.engine.table import find_engine
 from tests.serve_apps.engine.conftest import Asker, needs_vllm
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(500), needs_vllm]

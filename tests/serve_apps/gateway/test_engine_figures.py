@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from serve_apps.engine.protocol import Statistics
 from serve_apps.gateway.engine_figures import COUNTERS, FORGET_S, GAUGES, EngineFigures
 from serve_apps.gateway.metrics import GatewayMetrics
-from serve_apps.http.record import RequestRecord
+from serve_apps.http.request_record import RequestRecord
 from serve_apps.routing import decisions
 from tests.serve_apps.controller.world import World
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serve_apps.parsing.table import TOOL_PARSERS
+from serve_apps.parsing.parser_table import TOOL_PARSERS
 from tests.serve_apps.parsing.test_parsers import FUNCTIONS, WRITERS, Call, parser_of, read
 from tests.serve_apps.tiny_model import make_tokenizer
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from serve_apps.parsing.answer_parser import AnswerParser, Told
 from serve_apps.parsing.json_calls import CallList, NamedCall
+from serve_apps.parsing.parser_table import TOOL_PARSERS
 from serve_apps.parsing.parts import Function, Parser
-from serve_apps.parsing.table import TOOL_PARSERS
 from serve_apps.parsing.thinking import Thinking
 
 WEATHER = Function(

@@ -12,7 +12,7 @@ import pytest
 
 from serve_apps.engine.protocol import SamplingParams
 from serve_apps.openai.errors import ApiError
-from serve_apps.parsing.table import TOOL_PARSERS
+from serve_apps.parsing.parser_table import TOOL_PARSERS
 from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import items
 from serve_apps.replica.prompts import Prompts

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.lab.bench.own_cluster import OwnJob
-from infra.lab.faults.course import seconds
+from infra.lab.faults.fault_course import seconds
 from infra.lab.faults.laboratory import VICTIM, Laboratory, job_config, wait_between_checkpoints
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from infra.lab.faults.task import SLOWER, Order

@@ -15,7 +15,7 @@ from cluster.connection import connect, disconnect
 from cluster.errors import ShoalError
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults import nodes
-from infra.lab.faults.course import resumption, seconds
+from infra.lab.faults.fault_course import resumption, seconds
 from infra.lab.faults.laboratory import Laboratory, state_of, wait_between_checkpoints, wait_for
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from cluster.providers.embedded import EmbeddedProvider
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults import network
-from infra.lab.faults.course import longest_gap_s
+from infra.lab.faults.fault_course import longest_gap_s
 from infra.lab.faults.laboratory import OTHER_ORDER, VICTIM, Laboratory, wait_between_checkpoints
 from infra.lab.faults.network import Network, Way
 from infra.lab.faults.processes import node_of

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults import nodes
-from infra.lab.faults.course import resumption_beyond
+from infra.lab.faults.fault_course import resumption_beyond
 from infra.lab.faults.laboratory import (
     OTHER_ORDER,
     VICTIM,

@@ -9,7 +9,7 @@ import psutil
 
 from cluster.errors import ShoalError
 from infra.lab.bench.own_cluster import OwnJob
-from infra.lab.faults.course import longest_gap_s, resumption
+from infra.lab.faults.fault_course import longest_gap_s, resumption
 from infra.lab.faults.laboratory import (
     OTHER_ORDER,
     VICTIM,

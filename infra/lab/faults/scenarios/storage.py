@@ -9,8 +9,8 @@ from typing import Any
 
 from infra.lab.bench.own_cluster import OwnJob
 from infra.lab.faults import disks
-from infra.lab.faults.course import longest_gap_s, seconds
 from infra.lab.faults.disks import Disk
+from infra.lab.faults.fault_course import longest_gap_s, seconds
 from infra.lab.faults.laboratory import HANG_TIMEOUT_S, Laboratory, wait_between_checkpoints
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from train_jobs.checkpoint.store import CheckpointStore

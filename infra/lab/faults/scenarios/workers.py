@@ -10,7 +10,7 @@ from collections.abc import Callable
 from cluster.connection import environment
 from infra.lab.bench.own_cluster import OwnJob
 from infra.lab.faults import memory, ray_train
-from infra.lab.faults.course import resumption_beyond, seconds
+from infra.lab.faults.fault_course import resumption_beyond, seconds
 from infra.lab.faults.laboratory import (
     HANG_TIMEOUT_S,
     HEARTBEAT_TIMEOUT_S,

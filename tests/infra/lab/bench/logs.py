@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.lab.bench.course import Round
+from infra.lab.bench.load_course import Round
 
 HOUR = datetime(2026, 1, 1, 12, tzinfo=UTC).timestamp()
 JOB, APP = "job/j", "app/a"

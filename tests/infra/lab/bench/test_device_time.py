@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from infra.lab.bench.clients import TimedAnswer
 from infra.lab.bench.device_time import answering_s, device_time, granted
-from infra.lab.bench.load import TimedAnswer
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node
 
 NODES = [node(0, "n", 2), node(0, "m", 2), node(0, "head", 0)]

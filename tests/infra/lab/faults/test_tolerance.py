@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import nn
 
-from infra.lab.faults.course import wrong_losses
+from infra.lab.faults.fault_course import wrong_losses
 from infra.lab.faults.laboratory import OPTIMIZER, OTHER_ORDER
 from infra.lab.faults.task import SAMPLES, Model, Points
 

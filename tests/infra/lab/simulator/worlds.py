@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from infra.lab.simulator.costs import Costs
+from infra.lab.simulator.daily_load import Curve, SimulatedApp
 from infra.lab.simulator.jobs import Job, Trace, in_order
-from infra.lab.simulator.load import Curve, SimulatedApp
 from infra.lab.simulator.occupancy import cluster_of
 from infra.lab.simulator.policies import policy_of
 from infra.lab.simulator.simulation import Rules, Simulation, SimulationOutcome

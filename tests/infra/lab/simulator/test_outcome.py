@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from infra.lab.simulator.jobs import Job
-from infra.lab.simulator.report import Times, figures, ratios, seconds, table
+from infra.lab.simulator.outcome import Times, figures, ratios, seconds, table
 from infra.lab.simulator.simulation import Rules
 from tests.infra.lab.simulator.worlds import simulate
 

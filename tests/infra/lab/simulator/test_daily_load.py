@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from infra.lab.simulator.load import DAY_S, PEAK_USE, Curve, apps_for
+from infra.lab.simulator.daily_load import DAY_S, PEAK_USE, Curve, apps_for
 from infra.lab.simulator.serving import AppRun
 from tests.infra.lab.simulator.worlds import app
 

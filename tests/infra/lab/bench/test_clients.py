@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from infra.lab.bench.load import SteadyLoad
+from infra.lab.bench.clients import SteadyLoad
 
 WAIT_S = 0.5
 Answering = Callable[["Handler"], None]

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from infra.lab.faults.laboratory import EVERY_STEPS, HANG_TIMEOUT_S, VICTIM, Laboratory
-from infra.lab.faults.report import chosen
 from infra.lab.faults.scenario import FaultOutcome, Trial
 from infra.lab.faults.scenarios import SCENARIOS
+from infra.lab.faults.trials import chosen
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from infra.lab.bench.course import (
+from infra.lab.bench.load_course import (
     TO_FIRST_TOKEN,
     TO_STEP,
     Logs,

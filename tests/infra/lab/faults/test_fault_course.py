@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from infra.lab.faults.course import (
+from infra.lab.faults.fault_course import (
     longest_gap_s,
     resumption,
     resumption_beyond,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.config import app_checks
-from serve_apps.parsing.table import REASONING_PARSERS, TOOL_PARSERS, reasoning_of, tools_of
+from serve_apps.parsing.parser_table import REASONING_PARSERS, TOOL_PARSERS, reasoning_of, tools_of
 
 # As models have them, cut down to what says how a call is written.
 TEMPLATES = {

@@ -13,11 +13,11 @@ import pytest
 
 from cluster.errors import ShoalError
 from infra.cli.main import call
-from infra.lab.faults import report
+from infra.lab.faults import trials
 from infra.lab.faults.laboratory import Laboratory
-from infra.lab.faults.report import HEADINGS, FaultRow, chosen, document, run, table
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from infra.lab.faults.scenarios import SCENARIOS
+from infra.lab.faults.trials import HEADINGS, FaultRow, chosen, document, run, table
 
 
 def scenario(name: str, outcome: FaultOutcome | ShoalError, missing: str | None = None) -> Scenario:
@@ -95,7 +95,7 @@ def test_a_scenario_that_is_not_there_is_refused_and_nothing_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(report, "run", lambda *_: pytest.fail("it was run"))
+    monkeypatch.setattr(trials, "run", lambda *_: pytest.fail("it was run"))
     assert call(["bench", "faults", *arguments]) == 2
     error = capsys.readouterr().err
     assert "no-such-fault" in error
@@ -110,7 +110,7 @@ def test_standard_output_holds_one_document_whatever_else_is_printed(
         outcome = FaultOutcome([trial(1.0)], wrong=["a lease is left"])
         return [FaultRow(scenario("rank-killed", outcome), outcome)]
 
-    monkeypatch.setattr(report, "run", noisy)
+    monkeypatch.setattr(trials, "run", noisy)
     assert call(["bench", "faults", "rank-killed", "--json"]) == 1, "something was wrong"
     printed = capsys.readouterr()
     assert json.loads(printed.out)["scenarios"][0]["wrong"] == ["a lease is left"]
@@ -129,7 +129,7 @@ def test_who_interrupts_hours_of_faults_gets_what_has_been_measured(
         time.sleep(60)
 
     before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(report, "run", interrupted)
+    monkeypatch.setattr(trials, "run", interrupted)
     try:
         assert call(["bench", "faults", "rank-killed", "group-killed", "--json"]) == 130
     finally:
