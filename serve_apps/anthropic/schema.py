@@ -11,7 +11,7 @@ from serve_apps.anthropic.content import Messages, System
 from serve_apps.anthropic.tools import MessagesChoice, MessagesTools, MessagesToolSet
 from serve_apps.openai.chat_schema import Translation
 from serve_apps.openai.fields import Stop, StrictModel
-from serve_apps.openai.parse import check_tools, parse_fields
+from serve_apps.openai.parse import check_template, check_tools, parse_fields
 from serve_apps.openai.responses_tools import check_others
 from serve_apps.openai.schema import JsonSchema, ResponseFormat
 from serve_apps.openai.turns import opened
@@ -100,6 +100,8 @@ class CountTokensRequest(StrictModel):
     thinking: ThinkingSettings | None = None
     output_config: OutputSettings | None = None
     context_management: ContextManagement = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Extension: further arguments of the model's chat template; they go before `thinking`."""
 
     @property
     def tool_set(self) -> MessagesToolSet:
@@ -121,7 +123,10 @@ class CountTokensRequest(StrictModel):
             "parallel_tool_calls": picked.parallel if picked else None,
             "reasoning_effort": self.output_config.effort if self.output_config else None,
             "include_reasoning": False if thinking and thinking.display == "omitted" else None,
-            "chat_template_kwargs": {"enable_thinking": thinking.type != "disabled"} if thinking else None,
+            "chat_template_kwargs": {
+                **({"enable_thinking": thinking.type != "disabled"} if thinking else {}),
+                **(self.chat_template_kwargs or {}),
+            },
             # An answer that the client has begun is gone on with.
             "continue_final_message": last["role"] == "assistant" and "tool_calls" not in last,
         }
@@ -138,6 +143,10 @@ class MessagesRequest(CountTokensRequest):
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
     stream: bool | None = None
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    """Extension: lower goes first, as in vLLM."""
+    cache_salt: str | None = Field(default=None, min_length=1)
+    """Extension: as in /v1/chat/completions."""
 
     def _translated(self) -> dict[str, Any]:
         form = self.output_config.format if self.output_config else None
@@ -149,6 +158,8 @@ class MessagesRequest(CountTokensRequest):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "stream": self.stream,
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
             "response_format": None
             if form is None
             else ResponseFormat.model_construct(
@@ -175,6 +186,7 @@ def parse_messages(kind: type[Kind], document: Any, *, ignore_unknown: bool) -> 
         instead="leave it out, or offer a tool with an 'input_schema'",
     )
     check_tools(translation)
+    check_template(translation)
     return request, translation
 
 

@@ -57,9 +57,9 @@ from serve_apps.openai.answers import (
 from serve_apps.openai.asked import read_chat, read_completion
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError, not_kept, unknown_model
-from serve_apps.openai.responses_answers import ResponsesAnswer, ResponsesEvent
+from serve_apps.openai.responses_answers import InputTokens, ResponsesAnswer, ResponsesEvent, input_tokens_of
 from serve_apps.openai.responses_format import read_response
-from serve_apps.openai.responses_schema import ResponsesRequest
+from serve_apps.openai.responses_schema import ResponsesRequest, read_input
 from serve_apps.openai.schema import CompletionRequest
 from serve_apps.openai.text_schema import (
     DetokenizeRequest,
@@ -195,6 +195,11 @@ def build_api(service: GatewayService) -> FastAPI:
         """Answer a conversation, as OpenAI's newer API does."""
         return await Call(service, request, read_response).answer()
 
+    @post("/v1/responses/input_tokens", ResponsesRequest, InputTokens)
+    async def input_tokens(request: Request) -> Response:
+        """The number of a conversation's tokens."""
+        return await TextCall(service, request).count(read_input, input_tokens_of)
+
     @api.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def kept_response(rest: str) -> Response:
         """Nothing is kept of a response that has been sent."""
@@ -300,4 +305,5 @@ def _card(version: AppVersion) -> ModelCard:
         "owned_by": "shoal",
         "version": version.spec.model_version,
         "context_length": version.context_length,
+        "max_model_len": version.context_length,
     }

@@ -72,6 +72,7 @@ class Call:
             most = self._check(request, version, len(body))
             admission = await access.admit(self._caller, expected_tokens(request, most, len(body)))
         self._choices_each = request.choices_each
+        self._continuous_usage = request.continuous_usage
         async with AsyncExitStack() as stack:
             stack.enter_context(admission)
             # Before anything is made of the request: one of a few bytes can ask for many answers.
@@ -187,7 +188,11 @@ class Call:
             self._seen()
             # Of what is sent on, only the number is kept.
             self._gathered.count(event)
-            return self._sent(self._format.chunks(event))
+            chunks = self._format.chunks(event)
+            if self._continuous_usage:
+                used = self._usage()
+                chunks = [{**chunk, "usage": used} for chunk in chunks]
+            return self._sent(chunks)
 
         try:
             event = await first

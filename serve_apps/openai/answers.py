@@ -296,6 +296,8 @@ class ModelCard(TypedDict):
     owned_by: str
     version: str
     context_length: int
+    max_model_len: int
+    """The same by vLLM's name, which its clients look for."""
 
 
 class ModelList(TypedDict):

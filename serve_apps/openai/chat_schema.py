@@ -54,10 +54,18 @@ class Message(StrictModel):
 
     def for_template(self) -> dict[str, Any]:
         """The turn as chat templates take it: what is null or empty was not said, but for the text."""
-        said = {name: value for name, value in self if value is not None and value != [] and value != {}}
+        said = {name: value for name, value in self if not _is_empty(value)}
         if "reasoning" in said:  # as newer servers name what templates call reasoning_content
             said.setdefault("reasoning_content", said["reasoning"])
         return {**said, "content": self.content}
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether a field says nothing; an object of nothing but nulls is how some clients dump one that is not
+    there."""
+    if isinstance(value, dict):
+        return all(one is None for one in value.values())
+    return value is None or value in ([], "")
 
 
 def template_of(

@@ -93,9 +93,9 @@ def _texts(value: Any) -> list[str] | None:
 
 
 def _stop(value: Any) -> tuple[str, ...]:
-    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
-    if value is None:
+    if value is None or value == "":
         return ()
+    stops = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else None
     if stops is None or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings, none of them empty")
     return stops

@@ -59,12 +59,12 @@ def parse_fields(kind: type[Kind], document: Any, *, ignore_unknown: bool = Fals
 def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -> Request:
     """As `parse_fields`, of a request that generates; what its fields say together is checked too."""
     request = parse_fields(kind, document, ignore_unknown=ignore_unknown)
-    if isinstance(request, ChatRequest) and request.top_logprobs is not None and not request.logprobs:
+    if isinstance(request, ChatRequest) and request.top_logprobs and not request.logprobs:
         raise bad_request("'top_logprobs' needs 'logprobs': true.", param="top_logprobs")
     if isinstance(request, ChatRequest):
         _check_messages(request)
         check_tools(request)
-        _check_template(request)
+        check_template(request)
     form = request.response_format
     if (
         form is not None
@@ -73,7 +73,7 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
     ):
         path = "response_format.json_schema.schema"
         raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
-    _check_structure(request)
+    check_structure(request)
     _check_prompt_fields(request)
     if request.min_tokens and request.most_tokens is not None and request.min_tokens > request.most_tokens:
         raise bad_request(
@@ -82,7 +82,7 @@ def parse(kind: type[Request], document: Any, *, ignore_unknown: bool = False) -
             param="min_tokens",
             code="invalid_value",
         )
-    if request.stream_options is not None and not request.streamed:
+    if request.include_usage and not request.streamed:
         raise bad_request("'stream_options' needs 'stream': true.", param="stream_options")
     return request
 
@@ -131,7 +131,7 @@ def check_tokenize(request: TokenizeRequest) -> None:
     lone = next((name for name in of_messages if getattr(request, name)), None)
     if request.messages is None and lone is not None:
         raise bad_request(f"'{lone}' needs 'messages'.", param=lone, code="invalid_value")
-    _check_template(request)
+    check_template(request)
 
 
 _LOST_IN_TEMPLATES = {
@@ -141,7 +141,15 @@ _LOST_IN_TEMPLATES = {
 """Fields of a turn that say something, and that no chat template shows to the model."""
 
 
-def _check_structure(request: Request) -> None:
+def check_structure(request: Request, form_field: str = "response_format") -> None:
+    """Refuse more than one structure.
+
+    Args:
+        form_field: what the API calls `response_format`.
+
+    Raises:
+        ApiError
+    """
     structure, form = request.structured_outputs, request.response_format
     if structure is None:
         return
@@ -155,7 +163,7 @@ def _check_structure(request: Request) -> None:
         )
     if form is not None and form.type != "text":
         raise bad_request(
-            "'structured_outputs' and 'response_format' both say what form the answer has; send one of them.",
+            f"'structured_outputs' and '{form_field}' both say what form the answer has; send one of them.",
             param="structured_outputs",
             code="invalid_value",
         )
@@ -219,7 +227,12 @@ def check_tools(request: Conversation) -> None:
         raise bad_request(what, param="tools", code="invalid_value")
 
 
-def _check_template(request: ChatRequest | TokenizeRequest) -> None:
+def check_template(request: Conversation | TokenizeRequest) -> None:
+    """Refuse what is said of the chat template and cannot be.
+
+    Raises:
+        ApiError
+    """
     if request.continue_final_message and request.add_generation_prompt:
         raise bad_request(
             "'continue_final_message' leaves the last message open, and 'add_generation_prompt' begins"

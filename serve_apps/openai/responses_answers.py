@@ -85,3 +85,14 @@ class ResponsesEvent(TypedDict):
     name: NotRequired[str]
     arguments: NotRequired[str]
     logprobs: NotRequired[list[dict[str, Any]]]
+
+
+class InputTokens(TypedDict):
+    """The answer of POST /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+def input_tokens_of(count: int) -> InputTokens:
+    return {"object": "response.input_tokens", "input_tokens": count}

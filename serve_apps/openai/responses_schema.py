@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 
 from serve_apps.openai.chat_schema import Effort, Translation
 from serve_apps.openai.errors import bad_request
-from serve_apps.openai.fields import MAX_LOGPROBS, StrictModel
-from serve_apps.openai.parse import check_tools, parse_fields
+from serve_apps.openai.fields import MAX_LOGPROBS, Stop, StrictModel
+from serve_apps.openai.parse import check_structure, check_template, check_tools, parse_fields
 from serve_apps.openai.responses_items import Input
 from serve_apps.openai.responses_tools import OfferedTools, ResponsesTools, check_others
-from serve_apps.openai.schema import JsonSchema, ResponseFormat
+from serve_apps.openai.schema import JsonSchema, ResponseFormat, StructuredOutputs
 from serve_apps.openai.tools import Choice
 from serve_apps.openai.turns import opened
 
@@ -120,6 +120,20 @@ class ResponsesRequest(StrictModel):
     metadata: Metadata = None
     """Is repeated in the answer."""
     stream: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Extension: further arguments of the model's chat template, like `enable_thinking`."""
+    structured_outputs: StructuredOutputs | None = None
+    """Extension: what form the answer has, as in vLLM."""
+    top_k: int | None = Field(default=None, ge=-1)
+    """Extension: only the k likeliest tokens; 0 and -1 keep all."""
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**63)
+    """Extension."""
+    stop: Stop = ()
+    """Extension."""
+    priority: int | None = Field(default=None, ge=-(2**31), lt=2**31)
+    """Extension: lower goes first, as in vLLM."""
+    cache_salt: str | None = Field(default=None, min_length=1)
+    """Extension: as in /v1/chat/completions."""
 
     @property
     def offered(self) -> OfferedTools:
@@ -142,6 +156,13 @@ class ResponsesRequest(StrictModel):
             top_p=self.top_p,
             reported=self._reported(),
             stream=self.stream,
+            chat_template_kwargs=self.chat_template_kwargs,
+            structured_outputs=self.structured_outputs,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=self.stop,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
         )
 
     def _form(self) -> ResponseFormat | None:
@@ -173,12 +194,19 @@ def parse_response(document: Any, *, ignore_unknown: bool) -> tuple[ResponsesReq
         instead="leave it out, or offer a function of your own",
     )
     check_tools(translation)
+    check_template(translation)
+    check_structure(translation, form_field="text.format")
     _check_depth("tools", list(request.offered.given))
     _check_depth("text", form.json_schema if form else None)
     if form is not None and form.type == "json_schema" and form.json_schema is None:
         path = "text.format.schema"
         raise bad_request(f"'{path}' is required.", param=path, code="missing_required_parameter")
     return request, translation
+
+
+def read_input(document: Any, ignore_unknown: bool) -> Translation:
+    """A body of POST /v1/responses/input_tokens."""
+    return parse_response(document, ignore_unknown=ignore_unknown)[1]
 
 
 def _check_depth(field: str, value: Any) -> None:

@@ -33,6 +33,9 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     include_usage: bool | None = None
+    """The last part says what was taken."""
+    continuous_usage_stats: bool | None = None
+    """Extension: with `include_usage`, each part says what was taken until then, as in vLLM."""
 
 
 class JsonSchema(BaseModel):
@@ -113,7 +116,10 @@ class Request(StrictModel):
     """What both endpoints share."""
 
     IGNORED: ClassVar[frozenset[str]] = frozenset(
-        {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+        {
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+            *("prompt_cache_options", "prompt_cache_retention", "prediction", "verbosity"),
+        }
     )
     """Fields that change nothing about the answer."""
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
@@ -202,6 +208,11 @@ class Request(StrictModel):
     @property
     def include_usage(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        """Whether each part of a stream says what was taken until then."""
+        return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def most_tokens(self) -> int | None:

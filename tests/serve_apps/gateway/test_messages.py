@@ -406,9 +406,10 @@ def test_what_is_nowhere_is_told_in_the_same_form() -> None:
 def test_tokens_are_counted_as_they_would_be_read() -> None:
     gateway = StubGateway()
     fields = {"system": "be brief", "tools": TOOLS, "thinking": {"type": "enabled", "budget_tokens": 2000}}
+    fields["chat_template_kwargs"] = {"style": "terse"}
     answer = post(gateway, fields, "/v1/messages/count_tokens")
     assert answer == {"input_tokens": 3}
     (request,) = gateway.backend.requests
     assert request["method"] == "tokenize"
     assert [tool["function"]["name"] for tool in request["template"]["tools"]] == ["get_weather", "get_time"]
-    assert request["template"]["arguments"] == {"enable_thinking": True}
+    assert request["template"]["arguments"] == {"enable_thinking": True, "style": "terse"}

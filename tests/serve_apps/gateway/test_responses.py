@@ -12,6 +12,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from serve_apps.gateway.replica_requests import cache_salt
 from serve_apps.openai.errors import ApiError
 from tests.serve_apps.stub_gateway import StubGateway
 from tests.serve_apps.writing_backend import HERMES, QWEN3, WritingBackend, gateway_of
@@ -275,6 +276,12 @@ def test_what_is_asked_reaches_the_replica() -> None:
         "top_p": 0.25,
         "top_logprobs": 2,
         "reasoning": {"effort": "low", "summary": "auto"},
+        "chat_template_kwargs": {"style": "terse"},
+        "top_k": 9,
+        "seed": 3,
+        "stop": ["END"],
+        "priority": -1,
+        "cache_salt": "s",
         "text": {
             "verbosity": "low",
             "format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True},
@@ -286,10 +293,33 @@ def test_what_is_asked_reaches_the_replica() -> None:
     assert request["max_tokens"] == 7
     assert (sampling["temperature"], sampling["top_p"], sampling["logprobs"]) == (0.5, 0.25, 2)
     assert json.loads(sampling["json_schema"]) == schema
-    assert request["template"]["arguments"] == {"reasoning_effort": "low", "enable_thinking": True}
+    assert (sampling["top_k"], sampling["seed"], sampling["stop"]) == (9, 3, ("END",))
+    assert (request["priority"], request["cache_salt"]) == (-1, cache_salt(None, "s"))
+    arguments = {"reasoning_effort": "low", "enable_thinking": True, "style": "terse"}
+    assert request["template"]["arguments"] == arguments
     assert answer["max_output_tokens"] == 7
     assert answer["text"]["format"] == {"type": "json_schema", "name": "n", "schema": schema}
     assert answer["reasoning"] == {"effort": "low", "summary": "auto"}
+
+
+def test_vllms_structures_go_with_no_other_form() -> None:
+    backend = WritingBackend(HERMES)
+    body: dict[str, Any] = {"input": "hi", "structured_outputs": {"choice": ["a", "b"]}}
+    assert post(gateway_of(backend), body)["status"] == "completed"
+    assert list(backend.requests[0]["sampling"]["choice"]) == ["a", "b"]
+    body["text"] = {"format": {"type": "json_object"}}
+    error = post(gateway_of(backend), body)["error"]
+    assert "'structured_outputs' and 'text.format' both" in error["message"]
+
+
+def test_tokens_are_counted_as_they_would_be_read() -> None:
+    gateway = StubGateway()
+    fields = {"instructions": "be brief", "input": "hi", "tools": TOOLS}
+    answer = post(gateway, fields, "/v1/responses/input_tokens")
+    assert answer == {"object": "response.input_tokens", "input_tokens": 3}
+    (request,) = gateway.backend.requests
+    assert request["method"] == "tokenize"
+    assert [tool["function"]["name"] for tool in request["template"]["tools"]] == ["get_weather", "get_time"]
 
 
 CODEX = {

@@ -149,6 +149,19 @@ def test_the_usage_says_what_was_in_the_cache(path: str) -> None:
         assert last["usage"]["prompt_tokens_details"] == expected
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_stream_may_say_all_along_what_was_taken(path: str) -> None:
+    body: dict[str, Any] = {"prompt": "a b c"} if path == "/v1/completions" else {"messages": HELLO}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *parts, last = chunks(path, StubGateway(), **body, stream_options=options)
+    counts = [part["usage"]["completion_tokens"] for part in parts]
+    assert counts == sorted(counts)
+    assert 0 < counts[0] < counts[-1] == last["usage"]["completion_tokens"]
+    assert {part["usage"]["prompt_tokens"] for part in parts} == {last["usage"]["prompt_tokens"]}
+    only = chunks(path, StubGateway(), **body, stream_options={"continuous_usage_stats": True})
+    assert all("usage" not in part for part in only)  # as in vLLM
+
+
 def test_openais_client_reads_both() -> None:
     gateway = StubGateway()
     gateway.backend.cached_tokens = 1

@@ -249,6 +249,30 @@ def test_vllms_defaults_ask_for_nothing(fields: dict[str, Any]) -> None:
     assert parse(CompletionRequest, {**KINDS[CompletionRequest], "top_logprobs": 0})
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 0},
+        {"top_logprobs": 0, "logprobs": False},
+        {"stream_options": {}},
+        {"stream_options": {"include_usage": False}, "stream": False},
+        {"stop": ""},
+        {"stop": []},
+    ],
+    ids=str,
+)
+def test_a_known_field_may_ask_for_nothing_too(fields: dict[str, Any]) -> None:
+    with_them, without = chat(**fields), chat()
+    assert with_them.sampling() == without.sampling()
+    assert (with_them.include_usage, with_them.alternatives) == (False, None)
+
+
+def test_what_is_empty_in_a_turn_was_not_said() -> None:
+    nothing = {"audio": "", "function_call": {"name": None, "arguments": None}, "name": "", "refusal": ""}
+    said = turn({"role": "assistant", "content": "4", "tool_call_id": "", "annotations": [], **nothing})
+    assert said == {"role": "assistant", "content": "4"}
+
+
 @pytest.mark.parametrize("name", ["json", "regex", "choice", "grammar"])
 def test_fields_that_vllm_has_given_up_name_what_took_their_place(name: str) -> None:
     for ignore in (False, True):
