@@ -36,7 +36,7 @@ def deploy(
         {"base_url", "apps": [the rows of `app_statuses`]}
 
     Raises:
-        RequestError: no such app, or no such model, or an app that is being changed into something else.
+        RequestError: no such app, or no such model.
         ShoalError: an app could not be brought there; one that was there before serves as it did.
     """
     from cluster.sharing.client import BrokerClient

@@ -1,4 +1,7 @@
-"""What the gateway answers at /v1/messages: for who makes an answer, and for the API's document."""
+"""What the gateway answers at /v1/messages: for who makes an answer, and for the API's document.
+
+By hand, as those of OpenAI's API; Anthropic's client reads all of them in the tests.
+"""
 
 from __future__ import annotations
 

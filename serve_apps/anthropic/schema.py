@@ -1,4 +1,7 @@
-"""The requests of /v1/messages and its count_tokens, and what they ask in the words of the chat API."""
+"""The requests of /v1/messages and its count_tokens, and what they ask in the words of the chat API.
+
+By hand, as those of OpenAI's API: the types of Anthropic's package are for who sends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gateway answers at /v1/responses, for the API's document."""
+"""What the gateway answers at /v1/responses, for the API's document; by hand, see `answers`."""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 A request with a field that would change the answer and that Shoal does not carry out is refused, never
 served as if the field were not there.
+
+Written by hand: the types of OpenAI's own package are for who sends. They check nothing, know nothing of what
+Shoal takes beside, and do not bound what a wrong body costs.
 """
 
 from __future__ import annotations
