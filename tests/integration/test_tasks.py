@@ -84,6 +84,7 @@ def test_a_kill_and_a_change_of_workers_neither_repeat_nor_skip_a_sample(jobs: J
     assert (run / "export").exists() is False, "what nobody publishes is not kept"
 
 
+@pytest.mark.slow
 def test_a_script_is_started_again_with_what_it_saved_and_its_logs_are_kept_by_rank(jobs: JobFile) -> None:
     run = jobs.submit("script")
     log = run / "logs" / "attempt-1" / "rank-1.log"

@@ -209,6 +209,7 @@ def own_cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         yield live
 
 
+@pytest.mark.slow
 def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     own_cluster: LiveCluster, undisturbed: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:

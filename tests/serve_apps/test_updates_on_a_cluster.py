@@ -94,7 +94,8 @@ QUICK = [("rolling", "probes"), ("in_place", "start")]
 
 
 @pytest.mark.parametrize(
-    ("rollout", "before", "after"), [("rolling", 1, 2), ("in_place", 2, 3), ("blue_green", 3, 4)]
+    ("rollout", "before", "after"),
+    [("rolling", 1, 2), ("in_place", 2, 3), pytest.param("blue_green", 3, 4, marks=pytest.mark.slow)],
 )
 def test_a_new_version_takes_over_and_no_request_fails(
     served: Served, rollout: str, before: int, after: int

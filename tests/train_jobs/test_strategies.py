@@ -166,7 +166,10 @@ def test_the_exported_model_has_the_loss_that_the_evaluation_said(
     assert last["perplexity"] == pytest.approx(math.exp(loss), rel=1e-4)
 
 
-@pytest.mark.parametrize(("strategy", "asynchronous"), [("ddp", False), ("fsdp", False), ("fsdp", True)])
+@pytest.mark.parametrize(
+    ("strategy", "asynchronous"),
+    [("ddp", False), pytest.param("fsdp", False, marks=pytest.mark.slow), ("fsdp", True)],
+)
 def test_a_killed_run_goes_on_from_its_checkpoint_bit_for_bit(
     strategy: str, asynchronous: bool, corpus: Path, tmp_path: Path
 ) -> None:
