@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.serve.exceptions import RayServeException
 
 from serve_apps.controller.serve_state import MAKING_CONFIGS
-from serve_apps.replica.serve_private import NoServeError, find_serve
+from serve_apps.replica.serve_private import NoServeError, find_serve, wait_for_no_proxies
 from serve_apps.spec import DEPLOYMENT, AppSpec
 
 if TYPE_CHECKING:
     from ray.serve import Application
-
-logger = logging.getLogger(__name__)
 
 SERVE_GONE = (NoServeError, ray.exceptions.RayActorError, RayServeException)
 """What a call of Serve raises that does not run, or ends meanwhile."""
@@ -87,25 +85,27 @@ def start(spec: AppSpec, name: str, replicas: int) -> None:
     Raises:
         *SERVE_GONE: Serve does not run, or has ended meanwhile.
     """
-    with MAKING_CONFIGS:
-        run(application(spec, name, replicas), name)
+    run(lambda: application(spec, name, replicas), name)
 
 
-def run(target: Application, name: str) -> None:
-    """Give Serve an application, for which nobody waits."""
+def run(make: Callable[[], Application], name: str) -> None:
+    """Give Serve the application that `make` makes, for which nobody waits.
+
+    Raises:
+        *SERVE_GONE: see `start`.
+    """
     from ray import serve
 
     if find_serve() is None:
         raise NoServeError(f"Serve does not run, and so cannot start {name}")
-    try:
+    # Every look at Serve needs the lock: under it nothing is waited for but Serve's controller, as by a look.
+    wait_for_no_proxies()
+    with MAKING_CONFIGS:
         serve.run_many(
-            [serve.RunTarget(target=target, name=name, route_prefix=None)],
+            [serve.RunTarget(target=make(), name=name, route_prefix=None)],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )
-    except TimeoutError as error:
-        # Serve has the application. Its proxy, which ours do not need, does not listen.
-        logger.warning("Serve's own proxy: %s", error)
 
 
 def delete(name: str) -> None:

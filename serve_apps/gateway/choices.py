@@ -66,7 +66,7 @@ class Choices:
         self._seen = False
         """A choice has something to show."""
         self._moved = False
-        self._suspect = Suspect(traffic.broken)
+        self._suspect = Suspect(traffic.broken, len(requests))
         self.replicas: list[str] = []
         """The replicas that took a choice, in the order they did."""
         self.model_version: str | None = None
@@ -118,11 +118,33 @@ class Choices:
         self._version = version = await self._traffic.take(self._app, len(self._requests), avoid)
         again = bool(avoid)
         try:
-            requests = await tokenized_once(self._backend, version, self._requests)
+            requests = await tokenized_once(self._tokenize, version, self._requests)
         except Exception as error:  # noqa: BLE001 - raised again by `events`, for whoever reads them
             self._queue.put_nowait(error)
             return
         self._tasks += [asyncio.create_task(self._choice(i, r, again=again)) for i, r in enumerate(requests)]
+
+    async def _tokenize(self, version: AppVersion, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The tokens of a prompt, before any choice starts; a replica may break under that too."""
+        try:
+            with self._suspect.sending(0, request) as sent:
+                result = await self._backend.ask(version.application, "tokenize", sent)
+                raise_if_failed(result)
+        except ReplicaLostError as lost:
+            if lost.broken is not None:
+                self._broke(version, lost.broken, request)
+            raise
+        return result
+
+    def _broke(self, version: AppVersion, engine: str, request: Mapping[str, Any]) -> None:
+        """Note that an engine broke under the request.
+
+        Raises:
+            ApiError: it is to blame.
+        """
+        self._traffic.broke(version, engine, self._suspect)
+        if self._suspect.guilty:
+            raise engines_broke(self._app, client_id(request["request_id"]))
 
     async def _move(self, failed: _VersionFailedError) -> None:
         """Start all choices again, at another version; once, so that two that fail end it."""
@@ -175,27 +197,28 @@ class Choices:
         held: list[Item] = []
         shown = False
         try:
-            items = self._backend.generate(version.application, request)
-            async with aclosing(items):  # type: ignore[type-var]
-                async for item in items:
-                    if "start" in item:
-                        self._started(index, item["start"])
-                    raise_if_failed(item)
-                    if item.get("finish_reason") == "abort":
-                        raise replica_lost()
-                    if item.get("cached_tokens") is not None:
-                        self.cached_tokens[index] = item["cached_tokens"]
-                    held.append(item)
-                    if not (shown or _shows(item)):
-                        # Whose client has seen nothing of it may start again at another replica.
-                        continue
-                    self._queue.put_nowait(ChoiceEvent(index, merge(held), restarted=restarted))
-                    held.clear()
-                    restarted = False
-                    shown = self._seen = True
-                    if item.get("finish_reason") is not None:
-                        self._traffic.answered(version)
-                        return True
+            with self._suspect.sending(index, request) as sent:
+                items = self._backend.generate(version.application, sent)
+                async with aclosing(items):  # type: ignore[type-var]
+                    async for item in items:
+                        if "start" in item:
+                            self._started(index, item["start"])
+                        raise_if_failed(item)
+                        if item.get("finish_reason") == "abort":
+                            raise replica_lost()
+                        if item.get("cached_tokens") is not None:
+                            self.cached_tokens[index] = item["cached_tokens"]
+                        held.append(item)
+                        if not (shown or _shows(item)):
+                            # Whose client has seen nothing of it may start again at another replica.
+                            continue
+                        self._queue.put_nowait(ChoiceEvent(index, merge(held), restarted=restarted))
+                        held.clear()
+                        restarted = False
+                        shown = self._seen = True
+                        if item.get("finish_reason") is not None:
+                            self._traffic.answered(version)
+                            return True
             raise replica_lost()
         except ReplicaLostError as lost:
             error, broken = replica_lost(), lost.broken
@@ -205,9 +228,7 @@ class Choices:
         if broken is None:
             self._traffic.refused(version, failed=failed)
         else:
-            self._traffic.broke(version, broken, self._suspect)
-            if self._suspect.guilty:
-                raise engines_broke(self._app, client_id(request["request_id"]))
+            self._broke(version, broken, request)
         elsewhere = failed and not self._moved and (self._restartable or not self._seen)
         if elsewhere and self._traffic.other(self._app, version):
             raise _VersionFailedError(version.revision)

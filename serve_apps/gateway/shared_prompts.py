@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from serve_apps.gateway.app_table import AppVersion
-from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_failed
+from serve_apps.gateway.backend import ReplicaLostError
 from serve_apps.openai.errors import ApiError
 from serve_apps.replica.fit import check_fit, cut
 
@@ -17,8 +17,12 @@ _OF_PROMPT = ("prompt", "messages", "template", "special_tokens")
 """Fields of a request that say which tokens its prompt has."""
 
 
+Tokenize = Callable[[AppVersion, Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Asks a replica of a version for a prompt's tokens: what it returns, see `Replica.tokenize`."""
+
+
 async def tokenized_once(
-    backend: Backend, version: AppVersion, requests: Sequence[Mapping[str, Any]]
+    tokenize: Tokenize, version: AppVersion, requests: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
     """The requests to a version; those that share a long text have its tokens in its place.
 
@@ -38,20 +42,19 @@ async def tokenized_once(
     for numbers in sharing.values():
         first = requests[numbers[0]]
         if len(numbers) > 1 and _characters(first) >= LONG_CHARACTERS:
-            tokens = await _tokens(backend, version, first)
+            tokens = await _tokens(tokenize, version, first)
             for number in numbers if tokens is not None else ():
                 kept = {k: v for k, v in requests[number].items() if k not in ("messages", "template")}
                 made[number] = {**kept, "prompt": tokens}
     return made
 
 
-async def _tokens(backend: Backend, version: AppVersion, request: Mapping[str, Any]) -> list[int] | None:
+async def _tokens(tokenize: Tokenize, version: AppVersion, request: Mapping[str, Any]) -> list[int] | None:
     """The tokens of a request's prompt; None where its replica failed, which the answers may survive."""
     asked = {name: request[name] for name in _OF_PROMPT if name in request}
     named = {"request_id": f"{request['request_id']}-tokens", "revision": version.revision, **asked}
     try:
-        result = await backend.ask(version.application, "tokenize", named)
-        raise_if_failed(result)
+        result = await tokenize(version, named)
     except ReplicaLostError:
         return None
     except ApiError as error:

@@ -20,10 +20,9 @@ def start_gateway(info: Mapping[str, Any]) -> None:
     from ray import serve
 
     from serve_apps.controller.serve_application import run
-    from serve_apps.controller.serve_state import MAKING_CONFIGS
     from serve_apps.gateway.deployment import Gateway
 
-    with MAKING_CONFIGS:
+    def make() -> serve.Application:
         gateway = serve.deployment(
             Gateway,
             name=GATEWAY,
@@ -32,10 +31,11 @@ def start_gateway(info: Mapping[str, Any]) -> None:
             ray_actor_options={"num_cpus": 0, "resources": {f"node:{info['head_ip']}": 0.001}},
             health_check_period_s=0.5,
         )
-        target = gateway.bind(
+        return gateway.bind(
             info["gateway_host"],
             info["gateway_port"],
             info.get("gateway_keys"),
             info.get("gateway_options", {}),
         )
-        run(target, GATEWAY)
+
+    run(make, GATEWAY)

@@ -152,18 +152,18 @@ class TextCall:
         traffic, app = self._service.traffic, version.spec.name
         # Many inputs go in turn, so that they take no more places than an app has.
         at_once = min(number, version.spec.config.limits.batch)
-        suspect = Suspect(traffic.broken)
+        suspect = Suspect(traffic.broken, number)
 
         async def all_by(taker: AppVersion, named: list[dict[str, Any]]) -> list[Result]:
             turns = asyncio.Semaphore(at_once)
 
-            async def in_turn(one: dict[str, Any]) -> Result:
+            async def in_turn(number: int, one: dict[str, Any]) -> Result:
                 async with turns:
-                    return await self._one(taker, method, one, suspect)
+                    return await self._one(taker, method, number, one, suspect)
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = [group.create_task(in_turn(one)) for one in named]
+                    tasks = [group.create_task(in_turn(i, one)) for i, one in enumerate(named)]
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
             return [task.result() for task in tasks]
@@ -201,14 +201,15 @@ class TextCall:
         return results
 
     async def _one(
-        self, version: AppVersion, method: str, request: Mapping[str, Any], suspect: Suspect
+        self, version: AppVersion, method: str, number: int, request: Mapping[str, Any], suspect: Suspect
     ) -> Result:
         request = {**request, "revision": version.revision}
         traffic, runs = self._service.traffic, method == "embed"  # the others say nothing of the engine
         for retries_left in range(RETRIES, -1, -1):
             try:
-                result = await self._service.backend.ask(version.application, method, request)
-                raise_if_failed(result)
+                with suspect.sending(number, request) as sent:
+                    result = await self._service.backend.ask(version.application, method, sent)
+                    raise_if_failed(result)
                 if runs:
                     traffic.answered(version)
                 return result

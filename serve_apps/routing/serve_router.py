@@ -1,4 +1,7 @@
-"""Routing policies as a request router of Ray Serve."""
+"""Routing policies as a request router of Ray Serve.
+
+Which of the requests that wait gets a replica is private in Ray; a test fails when Ray changes it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,15 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from serve_apps.routing import POLICIES
 from serve_apps.routing.decisions import note
 from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
+from serve_apps.routing.spread import may_take, taken
 
 
 class PolicyRouter(FIFOMixin, RequestRouter):
     """Tells a policy what this gateway sends to each replica and gets back, and takes the order it gives.
 
     Serve goes through the replicas in that order and takes the first that has room; when none has, it waits
-    a little and asks again.
+    a little and asks again. A replica with room is given to the request that has waited for longest, of those
+    that it may take: see `spread`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -57,13 +62,34 @@ class PolicyRouter(FIFOMixin, RequestRouter):
             # Without this Serve asks again without a pause while every replica is full.
             pending_request.routing_context.should_backoff = True
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
-        prompt = "" if pending_request is None else _prompt_of(pending_request)
-        return [[replicas[r]] for r in self._policy.order(list(replicas), prompt)]
+        if pending_request is None:
+            return [[replicas[r]] for r in self._policy.order(list(replicas))]
+        request = _request_of(pending_request)
+        order = self._policy.order(list(replicas), _prompt_of(pending_request))
+        # The others are gone through too: what waits behind this request may be taken there.
+        order.sort(key=lambda replica: not may_take(request, replica))
+        return [[replicas[r]] for r in order]
+
+    def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:
+        """Give a replica with room to a request that waits, if it may take any."""
+        waiting = self._pending_requests_to_fulfill
+        for place, pending in enumerate(waiting):
+            if not pending.future.done() and may_take(_request_of(pending), replica.replica_id):
+                # Serve gives it to the first.
+                del waiting[place]
+                waiting.appendleft(pending)
+                taken(_request_of(pending), replica.replica_id)
+                super()._fulfill_next_pending_request(replica, request_metadata)
+                return
+
+
+def _request_of(pending: PendingRequest) -> Any:
+    return pending.args[0] if pending.args else None
 
 
 def _prompt_of(pending: PendingRequest) -> Prompt:
     """What a request of ours asks about; nothing where it is none."""
-    request = pending.args[0] if pending.args else None
+    request = _request_of(pending)
     if not isinstance(request, Mapping):
         return ""
     # A replica's cache helps requests with the same salt only.

@@ -7,12 +7,18 @@ import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
+import ray
+from ray import serve
+from ray.serve import context
 
 from cluster.storage import Storage
 from serve_apps.controller import actor as actor_module
+from serve_apps.controller import serve_application, serve_state
 from serve_apps.controller import view as view_module
 from serve_apps.controller.actor import AppController
 from serve_apps.controller.record import AppRecord
@@ -50,6 +56,7 @@ def with_controller(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     go: Callable[[AppController, View], Coroutine[Any, Any, None]],
+    view: View | None = None,
 ) -> list[str]:
     """Run a controller over a cluster of nobody's; the Serve applications that were started."""
     started: list[str] = []
@@ -63,9 +70,9 @@ def with_controller(
         controller = AppController(
             {"storage": str(folder), "name": "c", "cluster_id": "id"}, lambda info: None
         )
-        controller._view = controller._lookout._view = view = View()
+        controller._view = controller._lookout._view = seen = view or View()
         async with asyncio.timeout(30):
-            await go(controller, view)
+            await go(controller, seen)
 
     asyncio.run(run())
     return started
@@ -158,5 +165,52 @@ def test_the_leases_are_renewed_while_serve_says_nothing(
 
     try:
         with_controller(tmp_path, monkeypatch, go)
+    finally:
+        hold.set()
+
+
+def test_a_proxy_of_serves_that_hangs_holds_up_no_app(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold, start = threading.Event(), serve_application.start
+    given: list[str] = []
+
+    class Client(context.ServeControllerClient):  # as Serve's is, but for the controller that it asks
+        def __init__(self) -> None:
+            self._shutdown = False
+            self._controller = MagicMock()
+
+        def wait_for_proxies_serving(self, wait_for_applications_running: bool = True) -> None:
+            hold.wait(30)
+
+    def run_many(targets: list[Any], **_: Any) -> None:
+        given.append(targets[0].name)
+        client.deploy_applications([], **_)
+
+    class LooksAtServe(View):
+        def see(self) -> None:
+            serve_state.look()
+            super().see()
+
+    client, view = Client(), LooksAtServe()
+    monkeypatch.setattr(context, "_global_client", client)
+    monkeypatch.setattr(ray, "get", lambda reference: reference)
+    monkeypatch.setattr(serve, "run_many", run_many)
+    monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications={}, proxies={}))
+    monkeypatch.setattr(serve_application, "application", MagicMock())
+    monkeypatch.setattr(serve, "RunTarget", lambda target, name, route_prefix: SimpleNamespace(name=name))
+    for module in (serve_application, serve_state):
+        monkeypatch.setattr(module, "find_serve", lambda: view.there.instance)
+    monkeypatch.setattr(view_module, "SEE_S", 0.5)
+
+    async def go(controller: AppController, view: View) -> None:
+        monkeypatch.setattr(serve_application, "start", start)
+        await controller.apply(named("first"))
+        await until(lambda: given == ["first:1"])
+        await controller.apply(named("second"))
+        await until(lambda: "second:1" in given and not view.silence)
+
+    try:
+        with_controller(tmp_path, monkeypatch, go, view)
     finally:
         hold.set()

@@ -31,7 +31,7 @@ class Counted:
         self.failures[key] += failures
 
     def suspects(self, number: int) -> list[Suspect]:
-        return [Suspect(self.broken) for _ in range(number)]
+        return [Suspect(self.broken, parts=1) for _ in range(number)]
 
 
 def test_what_failed_counts_once_all_that_saw_it_have_ended() -> None:
@@ -60,6 +60,21 @@ def test_nothing_counts_that_failed_with_the_engines_which_one_request_broke() -
     for suspect in (guilty, second):
         suspect.end()
     assert +counted.failures == {}
+
+
+def test_who_sees_it_after_the_guilty_request_has_ended_counts_for_nothing_either() -> None:
+    counted = Counted()
+    guilty, late, later = counted.suspects(3)
+    for engine in ("a", "b"):
+        guilty.saw(engine, "v2", at_once=False)
+    guilty.end()
+    late.saw("b", "v2", at_once=True)
+    late.end()
+    counted.now = VERDICT_S
+    counted.broken.settle()
+    assert +counted.failures == {}
+    later.saw("b", "v2", at_once=True)  # it is not remembered for ever
+    assert counted.failures == {"v2": 1}
 
 
 def test_what_counted_at_once_is_taken_back() -> None:
