@@ -5,8 +5,7 @@ from __future__ import annotations
 import hmac
 import math
 import time
-from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
@@ -17,6 +16,7 @@ from limits.aio.strategies import SlidingWindowCounterRateLimiter
 from cluster.api_keys import Key, KeyRing
 from serve_apps.gateway.limits_private import count_by_the_steady_clock
 from serve_apps.gateway.options import AddressRange
+from serve_apps.gateway.token_budget import Admission, TokenBudgets
 from serve_apps.openai.errors import ApiError
 
 ANYONE = "anyone"
@@ -50,12 +50,14 @@ class Caller:
 class Access:
     """Checks keys and limits; without keys everyone may ask for everything.
 
-    Limits hold within the last 60 seconds, for each tenant; of the minute before this one, what was counted
-    is taken as spread evenly over it.
+    Limits hold for each tenant. Those of requests hold within the last 60 seconds; of the minute before this
+    one, what was counted is taken as spread evenly over it. Those of tokens are budgets, see `TokenBudget`:
+    what a request takes is known only when it has been taken.
 
     Args:
         admin_token: opens what only those may see who run the cluster.
         metrics_from: where figures that tell of all apps may be read from without a key.
+        clock: in seconds, goes only forward.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Access:
         keys: KeyRing | None = None,
         admin_token: str | None = None,
         metrics_from: Collection[AddressRange] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.keys = keys
         """None: the gateway needs no keys."""
@@ -71,8 +74,7 @@ class Access:
         count_by_the_steady_clock()
         # Two counters for each tenant and limit, however much is counted.
         self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._reserved: Counter[str] = Counter()
-        """Tokens that requests of a tenant may take which run now."""
+        self._budgets = TokenBudgets(clock)
 
     def caller(self, authorization: str) -> Caller:
         """Who an `Authorization` header belongs to.
@@ -146,75 +148,33 @@ class Access:
             parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self._metrics_from)
 
-    async def admit(self, caller: Caller, tokens: int) -> Admission:
+    async def admit(self, caller: Caller, expected: int) -> Admission:
         """Count one request of a caller, and keep room for the tokens that it may take.
 
         Args:
-            tokens: about how many it may take; those of requests that run count as if they were spent, so
-                that many that come at once cannot take much more than the limit.
+            expected: about how many it may take.
 
         Raises:
             ApiError: 429, the tenant has asked too much.
         """
         key = caller.key
+        admission = Admission()
         if key is None:
-            return Admission(self, caller, 0)
+            return admission
         if key.tokens_per_minute is not None:
-            limit = _limit("tokens", key.tokens_per_minute)
-            left = (await self._limiter.get_window_stats(limit, caller.tenant)).remaining
-            if left <= self._reserved[caller.tenant]:
-                raise await self._refusal(limit, caller, f"{key.tokens_per_minute} tokens")
+            budget = self._budgets.find(caller.tenant, key.tokens_per_minute)
+            admitted = budget.admit(expected)
+            if admitted is None:
+                raise _refusal(caller, f"{key.tokens_per_minute} tokens", budget.wait_s())
+            admission = admitted
         if key.requests_per_minute is not None:
-            requests = _limit("requests", key.requests_per_minute)
-            if not await self._limiter.hit(requests, caller.tenant):
-                raise await self._refusal(requests, caller, f"{key.requests_per_minute} requests")
-        return Admission(self, caller, tokens if key.tokens_per_minute is not None else 0)
-
-    async def spend(self, caller: Caller, tokens: int) -> None:
-        """Count the tokens of a request that has ended; what is beyond the limit fills it up."""
-        key = caller.key
-        if key is None or key.tokens_per_minute is None or tokens < 1:
-            return
-        limit = _limit("tokens", key.tokens_per_minute)
-        left = (await self._limiter.get_window_stats(limit, caller.tenant)).remaining
-        if left:
-            await self._limiter.hit(limit, caller.tenant, cost=min(tokens, left))
-
-    def reserve(self, tenant: str, tokens: int) -> None:
-        """Keep room for so many tokens more of a tenant, or (below 0) give it back."""
-        self._reserved[tenant] += tokens
-        if not self._reserved[tenant]:
-            del self._reserved[tenant]
-
-    async def _refusal(self, limit: RateLimitItemPerMinute, caller: Caller, what: str) -> ApiError:
-        stats = await self._limiter.get_window_stats(limit, caller.tenant)
-        wait_s = min(60, max(1, math.ceil(stats.reset_time - time.monotonic())))
-        return ApiError(
-            429,
-            f"{caller.tenant} may ask for {what} a minute; try again in {wait_s} s.",
-            kind="rate_limit_error",
-            code="rate_limit_exceeded",
-            headers={"Retry-After": str(wait_s)},
-        )
-
-
-class Admission:
-    """A request of a tenant while it runs, and what room is kept for it; a context."""
-
-    def __init__(self, access: Access, caller: Caller, tokens: int) -> None:
-        self._access = access
-        self._tenant = caller.tenant
-        self._tokens = tokens
-        if tokens:
-            access.reserve(self._tenant, tokens)
-
-    def __enter__(self) -> Admission:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._tokens:
-            self._access.reserve(self._tenant, -self._tokens)
-            self._tokens = 0
+            limit = RateLimitItemPerMinute(key.requests_per_minute, namespace="requests")
+            if not await self._limiter.hit(limit, caller.tenant):
+                admission.settle(0)
+                reset = (await self._limiter.get_window_stats(limit, caller.tenant)).reset_time
+                wait_s = min(60, max(1, math.ceil(reset - time.monotonic())))
+                raise _refusal(caller, f"{key.requests_per_minute} requests", wait_s)
+        return admission
 
 
 def _no_key(message: str) -> ApiError:
@@ -222,5 +182,11 @@ def _no_key(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
-def _limit(kind: str, amount: int) -> RateLimitItemPerMinute:
-    return RateLimitItemPerMinute(amount, namespace=kind)
+def _refusal(caller: Caller, what: str, wait_s: int) -> ApiError:
+    return ApiError(
+        429,
+        f"{caller.tenant} may ask for {what} a minute; try again in {wait_s} s.",
+        kind="rate_limit_error",
+        code="rate_limit_exceeded",
+        headers={"Retry-After": str(wait_s)},
+    )

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.choices import Choices
+from serve_apps.gateway.reckoning import expected_tokens
 from serve_apps.gateway.replica_requests import prompt_heading, replica_requests
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
@@ -29,15 +30,6 @@ from serve_apps.openai.schema import Request as ModelRequest
 from serve_apps.replica.fit import check_fit, cut_to, most_tokens
 
 BODY_BYTES_WITHOUT_APPS = 64 * 1024
-BYTES_A_TOKEN = 4
-USUAL_ANSWER_TOKENS = 1024
-"""What an answer is taken to need whose request names no length."""
-
-
-def expected_tokens(request: ModelRequest, most: int | None, body_bytes: int) -> int:
-    """About how many tokens a request may take, before anybody has counted those of its prompt."""
-    answer = USUAL_ANSWER_TOKENS if most is None else most
-    return body_bytes // BYTES_A_TOKEN + request.num_choices * answer
 
 
 class Call:
@@ -70,11 +62,11 @@ class Call:
             self._record.app = request.model
             self._deadline.tighten(version.spec.config.limits.request_timeout_s)
             most = self._check(request, version, len(body))
-            admission = await access.admit(self._caller, expected_tokens(request, most, len(body)))
+            self._admission = await access.admit(self._caller, expected_tokens(request, most, body))
         self._choices_each = request.choices_each
         self._continuous_usage = request.continuous_usage
         async with AsyncExitStack() as stack:
-            stack.enter_context(admission)
+            stack.enter_context(self._admission)
             # Before anything is made of the request: one of a few bytes can ask for many answers.
             many = "n" if request.choices_each > 1 else "prompt"
             stack.enter_context(self._service.places(version, request.num_choices, many))
@@ -106,7 +98,8 @@ class Call:
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),
             )
-            stack.push_async_callback(self._spend)
+            self._admission.taken = lambda: self._usage()["total_tokens"]
+            stack.callback(self._settle)
             await stack.enter_async_context(self._choices)
             events = self._choices.events()
             try:
@@ -132,7 +125,7 @@ class Call:
             headers = self._headers() if first.done() else {}
             return EventStream(parts, headers, stack.pop_all(), self._failure, keepalive_s)
 
-    async def _spend(self) -> None:
+    def _settle(self) -> None:
         """Note what the request took, however it ended, and count its tokens for its tenant."""
         record, tokens = self._record, 0
         record.ran_on(self._choices.replicas, self._choices.model_version)
@@ -143,7 +136,7 @@ class Call:
             longest = max(self._gathered.tokens)
             if record.stream and longest > 1:
                 record.output_token_s = (self._last_seen_s - record.first_token_s) / (longest - 1)
-        await self._service.access.spend(self._caller, tokens)
+        self._admission.settle(tokens)
 
     def _check(self, request: ModelRequest, version: AppVersion, body_bytes: int) -> int | None:
         """Refuse what can be seen to be too much; returns the most tokens of each answer, None for any."""

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 
 from serve_apps.gateway.app_table import AppVersion
+from serve_apps.gateway.reckoning import prompt_tokens
 from serve_apps.gateway.text_call import Result, TextCall, headers_of
 from serve_apps.openai.answers import (
     EmbeddingAnswer,
@@ -112,7 +113,8 @@ class EmbeddingCall(TextCall):
             if not isinstance(prompt, str) and len(prompt) > context and (most is None or most > context):
                 raise too_long(len(prompt), context, None, "input")
         try:
-            return await self.ask(version, "embed", len(request.input), request.asks)
+            expected = prompt_tokens(request.input)
+            return await self.ask(version, "embed", len(request.input), request.asks, expected)
         except ApiError as error:
             # What the replica knows as the prompt.
             error.param = "input" if error.param == "prompt" else error.param

@@ -13,8 +13,9 @@ from serve_apps.gateway.access import credential
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.backend import ReplicaLostError, raise_if_failed
 from serve_apps.gateway.broken_engines import Suspect
-from serve_apps.gateway.call import BODY_BYTES_WITHOUT_APPS, BYTES_A_TOKEN
+from serve_apps.gateway.call import BODY_BYTES_WITHOUT_APPS
 from serve_apps.gateway.choices import RETRIES
+from serve_apps.gateway.reckoning import text_tokens
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
@@ -141,12 +142,18 @@ class TextCall:
         return version
 
     async def ask(
-        self, version: AppVersion, method: str, number: int, asks: Callable[[], list[dict[str, Any]]]
+        self,
+        version: AppVersion,
+        method: str,
+        number: int,
+        asks: Callable[[], list[dict[str, Any]]],
+        expected: int | None = None,
     ) -> list[Result]:
         """What the replicas of one version answer, in the order of the requests.
 
         Args:
             number: how many requests there are; they are made only when there is room for them.
+            expected: about how many tokens they have; None: as the body has it, which is text.
         """
         engine_id = self._record.engine_id()
         traffic, app = self._service.traffic, version.spec.name
@@ -185,19 +192,21 @@ class TextCall:
                     traffic.leave(taker, at_once)
 
         async with self._deadline.enforced():
-            admission = await self._service.access.admit(self._caller, len(self._body) // BYTES_A_TOKEN)
-        try:
-            with admission, self._service.places(version, at_once, "input"):
-                async with self._deadline.enforced():
-                    results = await unless_gone(self._http.receive, all_of())
-        finally:
-            suspect.end()
-        starts = [result["start"] for result in results]
-        self._record.ran_on(_replicas(results), starts[0]["model_version"])
-        tokens = sum(start.get("prompt_tokens", 0) for start in starts)
-        if method == "embed":
-            self._record.prompt_tokens = tokens
-        await self._service.access.spend(self._caller, tokens)
+            expected = text_tokens(self._body) if expected is None else expected
+            admission = await self._service.access.admit(self._caller, expected)
+        with admission:
+            try:
+                with self._service.places(version, at_once, "input"):
+                    async with self._deadline.enforced():
+                        results = await unless_gone(self._http.receive, all_of())
+            finally:
+                suspect.end()
+            starts = [result["start"] for result in results]
+            self._record.ran_on(_replicas(results), starts[0]["model_version"])
+            tokens = sum(start.get("prompt_tokens", 0) for start in starts)
+            if method == "embed":
+                self._record.prompt_tokens = tokens
+            admission.settle(tokens)
         return results
 
     async def _one(

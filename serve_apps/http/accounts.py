@@ -13,7 +13,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.wording import logs_of
 from serve_apps.http.log import requests_logger
 from serve_apps.http.refusal import REFUSAL
-from serve_apps.http.request_record import CLIENT_CLOSED, Answering, RequestRecord, current_record, request_id
+from serve_apps.http.request_record import (
+    CLIENT_CLOSED,
+    RECORD,
+    Answering,
+    RequestRecord,
+    current_record,
+    request_id,
+)
 from serve_apps.openai.errors import ApiError, internal
 from serve_apps.spec import GATEWAY
 
@@ -59,6 +66,7 @@ class RequestAccounts:
             await self._app(scope, receive, send)
             return
         record = RequestRecord(request_id(Headers(scope=scope).get("x-request-id", "")), scope["method"])
+        scope[RECORD] = record
         header = (b"x-request-id", record.request_id.encode())
 
         async def send_with_id(message: Message) -> None:

@@ -18,6 +18,7 @@ from serve_apps.http.crowd import Crowd
 from serve_apps.http.lingering import LingeringTransport
 from serve_apps.http.message_bounds import MessageBounds
 from serve_apps.http.refusal import not_http, refusal, too_many_connections, too_many_pipelined
+from serve_apps.http.request_record import lets_in
 from serve_apps.openai.errors import ApiError
 
 STALLED_S = 60.0
@@ -57,6 +58,8 @@ class Connection(HttpToolsProtocol):
         self._bounds = MessageBounds(now)
         self._deaf = False
         """Nothing that still comes is read as HTTP."""
+        self._refusing = False
+        """What is told of a refusal is not written yet."""
         self._upgrade_asked = False
         """The head that has just come asks for another protocol, and will be read again without that."""
         self._half_closed = False
@@ -76,6 +79,9 @@ class Connection(HttpToolsProtocol):
         if isinstance(other, Connection):
             other.make_room()
         elif self._crowd.is_full:
+            first = self._crowd.turn_away(self, self._address)
+            if isinstance(first, Connection):
+                first.make_room()
             self._refuse(too_many_connections())
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -209,20 +215,27 @@ class Connection(HttpToolsProtocol):
 
     def _is_over(self, now: float) -> bool:
         """Whether a connection whose requests are answered has no use any more."""
+        if self._refusing:
+            return False
         return self._half_closed or self._deaf or self._bounds.is_useless(now)
 
     def waiting_since(self) -> float | None:
-        """See `crowd.Waiting`; a head that is still on its way is no request yet."""
-        used = self._unanswered() or self._bounds.in_body or self.transport.is_closing()
-        return None if used else self._bounds.since
+        """See `crowd.Waiting`.
+
+        A request is served whose caller was let in, while its body comes and until the client has taken the
+        answer. All else that a connection can be at takes no key: nothing, a head, a body that nobody waits
+        for, an answer to anybody that is taken slowly, what still comes after the last one.
+        """
+        sending = self.transport.get_write_buffer_size() > 0
+        for cycle in self._cycles:
+            if (sending or not (cycle.response_complete or cycle.disconnected)) and lets_in(cycle.scope):
+                return None
+        return self._bounds.since
 
     def make_room(self) -> None:
-        """End a connection that has no request to be served."""
+        """End a connection that serves no request, now: one that lingers would take its room still."""
         self._crowd.remove(self, self._address)
-        if self._bounds.in_head:
-            self.transport.abort()  # it has no answer to wait for
-        else:
-            self.transport.close()
+        self.transport.abort()
 
     def _may_still_send(self) -> bool:
         """Whether input that nobody reads may be on its way."""
@@ -260,12 +273,16 @@ class Connection(HttpToolsProtocol):
             unanswered[-1].message_event.set()
         if whole:
             return
+        self._refusing = True
         task = self.loop.create_task(self._answer(error))
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
     async def _answer(self, error: ApiError) -> None:
-        answer = await refusal(self.app, error, self.client, self.server)
+        try:
+            answer = await refusal(self.app, error, self.client, self.server)
+        finally:
+            self._refusing = False
         if not self.transport.is_closing():
             self.transport.write(answer)
             self.transport.close()

@@ -6,9 +6,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 MOST_CONNECTIONS = 4096
-"""Of one server; one more closes the one that has waited for a request for longest."""
+"""Of one server; one more closes the one that has been without a request to be served for longest."""
 MOST_WAITING_OF_ADDRESS = 1024
-"""Connections of one address that have no whole head of a request; one more closes the oldest of them."""
+"""Connections of one address that serve no request; one more closes the oldest of them."""
+
+MOST_TURNED_AWAY = 256
+"""Connections beside those, kept for a moment so that their clients can read that there is no room."""
 
 
 class Waiting(Protocol):
@@ -24,12 +27,21 @@ class Crowd:
     def __init__(self) -> None:
         self._by_address: dict[str, set[Waiting]] = {}
         self._count = 0
+        self._turned_away: dict[Waiting, None] = {}
+        """The first of them first."""
 
     def add(self, connection: Waiting, address: str) -> None:
         self._by_address.setdefault(address, set()).add(connection)
         self._count += 1
 
+    def turn_away(self, connection: Waiting, address: str) -> Waiting | None:
+        """Give a connection no place; whose answer, one of these too, has to be cut off for it, if any."""
+        self.remove(connection, address)
+        self._turned_away[connection] = None
+        return next(iter(self._turned_away)) if len(self._turned_away) > MOST_TURNED_AWAY else None
+
     def remove(self, connection: Waiting, address: str) -> None:
+        self._turned_away.pop(connection, None)
         there = self._by_address.get(address, set())
         if connection in there:
             there.remove(connection)

@@ -22,6 +22,8 @@ class MessageBounds:
         self.in_head = self.in_body = False
         self.since = now
         """When the message began; between messages, when the last one or its answer ended."""
+        self._excused_at = now
+        """Until when it was not the client's fault that nothing came."""
         self._boundaries = 0
         """Beginnings and ends of messages and of their heads, so far."""
         self._boundaries_before = 0
@@ -66,7 +68,7 @@ class MessageBounds:
 
     def not_slow(self, now: float) -> None:
         """That nothing has come is not the client's fault."""
-        self.since = now
+        self._excused_at = now
 
     def before_reading(self) -> None:
         """Bytes are parsed now, see `after_reading`."""
@@ -81,16 +83,19 @@ class MessageBounds:
 
     def late_head(self, now: float) -> ApiError | None:
         """What to refuse the client with, where a head takes too long."""
-        late = self.in_head and now - self.since > HEAD_S
+        late = self.in_head and self._waited_s(now) > HEAD_S
         return too_slow("The request's head", HEAD_S) if late else None
 
     def is_useless(self, now: float) -> bool:
         """Whether a connection whose requests are answered has no use any more."""
-        waited_s = now - self.since
+        waited_s = self._waited_s(now)
         if self.in_body:
             return waited_s > REST_S
         # uvicorn closes idle connections too, but only after an answer.
         return not self.in_head and waited_s > KEEP_ALIVE_S + 5
+
+    def _waited_s(self, now: float) -> float:
+        return now - max(self.since, self._excused_at)
 
     def _pass_boundary(self, now: float) -> None:
         self._boundaries += 1

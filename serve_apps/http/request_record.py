@@ -6,9 +6,11 @@ import json
 import re
 import time
 import uuid
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Any
 
 CLIENT_CLOSED = 499
 """The status under which a request counts whose client went away; nobody receives it."""
@@ -29,6 +31,7 @@ class RequestRecord:
     app: str = ""
     """Empty where the request named no app that there is."""
     tenant: str | None = None
+    """Whose caller was let in; None before that, and where nobody has to be."""
     status: int | None = None
     answered: bool = False
     """Whether the whole answer was handed to the server."""
@@ -89,6 +92,16 @@ def _rounded(seconds: float | None) -> float | None:
 def shown(moment: datetime) -> str:
     """A time (UTC) as the log's lines have it: ISO 8601, milliseconds."""
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+RECORD = "shoal.record"
+"""In a scope: the record of its request."""
+
+
+def lets_in(scope: Mapping[str, Any]) -> bool:
+    """Whether the request of a scope is one whose caller was let in."""
+    record: RequestRecord | None = scope.get(RECORD)
+    return record is not None and record.tenant is not None
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("shoal_request", default=None)

@@ -1,7 +1,8 @@
 """The gateway's real HTTP server in a process of its own, over a backend of a few lines.
 
 A prompt tells the backend what to do, in words: `every:S` (seconds between tokens), `size:N` (characters of a
-token's text), `fail` (break). `GET /stub` says what runs.
+token's text), `fail` (break). `GET /stub` says what runs, `GET /stub/large` is
+8 MB that anybody may take.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import httpx
 import psutil
 import uvloop
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from cluster.api_keys import Key, KeyRing, digest_of
@@ -93,6 +94,9 @@ async def main(port: int, options: Mapping[str, Any]) -> None:
             document = {"running": backend.running, "tokens": backend.tokens}
             document["ids"] = [request.get("request_id") for request in backend.requests[-5:]]
             await JSONResponse(document)(scope, receive, send)
+            return
+        if scope["type"] == "http" and scope["path"] == "/stub/large":
+            await StreamingResponse(b"x" * 2**16 for _ in range(128))(scope, receive, send)
             return
         await gateway.api(scope, receive, send)
 

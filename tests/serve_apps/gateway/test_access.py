@@ -7,6 +7,7 @@ import json
 import logging
 import time
 import tracemalloc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ import pytest
 
 from cluster.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
 from cluster.errors import RequestError
-from serve_apps.gateway import key_file, limits_private
+from serve_apps.gateway import key_file, limits_private, reckoning
 from serve_apps.gateway.access import Access
+from serve_apps.gateway.token_budget import TokenBudgets
 from tests.serve_apps.stub_gateway import StubGateway, until
 
 KEY = new_key()
@@ -150,14 +152,12 @@ def test_what_is_counted_costs_the_same_however_much_it_is() -> None:
         caller = access.caller(f"Bearer {KEY}")
         tracemalloc.start()
         for _ in range(20):
-            (await access.admit(caller, tokens)).__exit__()
-            await access.spend(caller, tokens)
+            (await access.admit(caller, tokens)).settle(tokens)
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         began = time.process_time()
         for _ in range(200):
-            (await access.admit(caller, tokens)).__exit__()
-            await access.spend(caller, tokens)
+            (await access.admit(caller, tokens)).settle(tokens)
         return (time.process_time() - began) / 200, kept
 
     few, many = asyncio.run(spent(1)), asyncio.run(spent(1_000_000))
@@ -168,31 +168,73 @@ def test_what_is_counted_costs_the_same_however_much_it_is() -> None:
 
 def test_many_at_once_cannot_take_much_more_than_the_limit() -> None:
     """Each of ten may take 100 tokens of 250: those of requests that run count as spent."""
+    assert 2 <= statuses_at_once(10, 250, {"max_tokens": 32, "n": 3}).count(200) <= 3
 
-    async def go() -> tuple[list[int], list[int]]:
-        gateway = StubGateway(ring(tokens_per_minute=250), max_tokens=200, queue=100)
+
+def test_what_many_took_beyond_the_limit_is_paid_off_before_anybody_is_let_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Requests that name no length are expected to take one token here, and take 3 and 20 of the prompt."""
+    monkeypatch.setattr(reckoning, "USUAL_ANSWER_TOKENS", 1)
+    passed = 0.0
+    gateway = StubGateway(ring(tokens_per_minute=60), queue=100)
+    gateway.service.access._budgets = TokenBudgets(lambda: passed)
+    prompt: dict[str, Any] = {"model": "chat", "prompt": [1] * 20}
+    assert statuses_at_once(10, 60, prompt, gateway) == [200] * 3 + [429] * 7
+    # 69 are taken: 9 are owed, one a second.
+    (early,) = ask(gateway, ("/v1/completions", prompt, f"Bearer {KEY}"))
+    assert (early.status_code, 9 <= int(early.headers["retry-after"]) <= 10) == (429, True)
+    passed = 8.9
+    assert ask(gateway, ("/v1/completions", prompt, f"Bearer {KEY}"))[0].status_code == 429
+    passed = 9.1
+    assert ask(gateway, ("/v1/completions", prompt, f"Bearer {KEY}"))[0].status_code == 200
+
+
+def statuses_at_once(
+    number: int, limit: int, body: dict[str, Any], gateway: StubGateway | None = None
+) -> list[int]:
+    """The statuses of requests that are sent while none of them can end, in their order."""
+
+    async def go(gateway: StubGateway) -> list[int]:
         gateway.backend.gate.clear()
+        headers = {"authorization": f"Bearer {KEY}"}
         async with gateway.client() as http:
             asks = [
-                asyncio.create_task(
-                    http.post(
-                        "/v1/completions",
-                        json={**BODY, "max_tokens": 32, "n": 3},
-                        headers={"authorization": f"Bearer {KEY}"},
-                    )
-                )
-                for _ in range(10)
+                asyncio.create_task(http.post("/v1/completions", json={**BODY, **body}, headers=headers))
+                for _ in range(number)
             ]
-            await until(lambda: sum(task.done() for task in asks) >= 7)
+            await until(lambda: sum(task.done() for task in asks) >= number - 3)
             gateway.backend.gate.set()
-            first = [(await task).status_code for task in asks]
-            headers = {"authorization": f"Bearer {KEY}"}
-            after = [(await http.post("/v1/completions", json=BODY, headers=headers)).status_code]
-        return first, after
+            return [(await task).status_code for task in asks]
 
-    first, _ = asyncio.run(go())
-    assert 2 <= first.count(200) <= 3
-    assert first.count(200) + first.count(429) == 10
+    return asyncio.run(go(gateway or StubGateway(ring(tokens_per_minute=limit), max_tokens=200, queue=100)))
+
+
+def test_what_a_request_takes_beyond_what_was_expected_counts_while_it_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reckoning, "USUAL_ANSWER_TOKENS", 1)
+
+    async def go() -> list[int]:
+        gateway = StubGateway(ring(tokens_per_minute=30), queue=100)
+        gateway.backend.gate.clear()
+        gateway.backend.tokens_before_gate = 30
+        headers = {"authorization": f"Bearer {KEY}"}
+        body = {"model": "chat", "prompt": "a", "min_tokens": 31, "stream": True}
+        monkeypatch.setattr(gateway.backend, "generate", partial(long_answer, gateway.backend.generate))
+        async with gateway.client() as http:
+            first = asyncio.create_task(http.post("/v1/completions", json=body, headers=headers))
+            budget = gateway.service.access._budgets.find("ours", 30)
+            await until(lambda: [one.held for one in budget._running] == [31])
+            second = await http.post("/v1/completions", json=BODY, headers=headers)
+            gateway.backend.gate.set()
+            return [(await first).status_code, second.status_code]
+
+    assert asyncio.run(go()) == [200, 429]
+
+
+def long_answer(generate: Any, application: str, request: dict[str, Any]) -> Any:
+    return generate(application, {**request, "max_tokens": 31})
 
 
 def test_room_that_was_kept_is_given_back_however_a_request_ends() -> None:
@@ -208,7 +250,9 @@ def test_room_that_was_kept_is_given_back_however_a_request_ends() -> None:
         ("/v1/embeddings", {"model": "chat", "input": [list(range(100))]}, bearer),
         ("/tokenize", {"model": "chat"}, bearer),
     )
-    assert not gateway.service.access._reserved
+    budgets = gateway.service.access._budgets
+    assert len(budgets) == 1
+    assert not budgets.find("ours", 10**6)._running
 
 
 def test_a_key_file_is_parsed_only_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from starlette.routing import Match
 
 from serve_apps.anthropic.schema import CountTokensRequest, MessagesRequest
 from serve_apps.openai.chat_schema import ChatRequest, Message
@@ -22,11 +23,13 @@ from serve_apps.openai.schema import CompletionRequest, ResponseFormat, Structur
 from serve_apps.openai.text_schema import (
     DetokenizeRequest,
     EmbeddingRequest,
+    PoolingRequest,
     RerankRequest,
     ScoreRequest,
     TokenizeRequest,
 )
 from tests.serve_apps.gateway_process import RunningGateway, running_gateway
+from tests.serve_apps.stub_gateway import StubGateway
 
 BODY_BYTES = 400_000
 MEMORY_FOR_A_BYTE = 40
@@ -86,6 +89,7 @@ def templates() -> list[tuple[str, str, str]]:
         (COMPLETIONS, CompletionRequest, PROMPT),
         (CHAT, ChatRequest, MESSAGES),
         ("/v1/embeddings", EmbeddingRequest, INPUT),
+        ("/pooling", PoolingRequest, INPUT),
         ("/score", ScoreRequest, TEXTS),
         ("/rerank", RerankRequest, QUERY),
         ("/tokenize", TokenizeRequest, PROMPT),
@@ -118,6 +122,9 @@ def templates() -> list[tuple[str, str, str]]:
     made.append((RESPONSES, '{"model":"chat","max_output_tokens":0,"input":%s}', "all"))
     made.append((RESPONSES, '{"model":"chat","background":true,"input":%s}', "all"))
     made.append((ANTHROPIC, '{"model":"chat","messages":%s}', "all"))
+    # These read no body.
+    made.append((f"{RESPONSES}/resp_1/cancel", "%s", "any"))
+    made.append(("/ping", "%s", "any"))
     made.append(
         (ANTHROPIC, '{"model":"chat","max_tokens":1,"tool_choice":{"type":"any"},"messages":%s}', "all")
     )
@@ -142,13 +149,28 @@ QUICK_VALUES = {"numbers", "objects", "keys", "text"}
 QUICK_LISTS = {"messages", "calls", "answers", "parts", "lists", "text"}
 
 
-def body(path: str, template: str, field: str, value: str) -> Any:
-    quick = value in (QUICK_LISTS if field == "all" else QUICK_VALUES if field in QUICK_FIELDS else ())
-    name = f"{path} {template} {value}"
-    return pytest.param(path, template, value, id=name, marks=() if quick else pytest.mark.slow)
+QUICK_EVERY = 199
+"""Of all other bodies, one of so many."""
 
 
-BODIES = [body(*template, value) for template in templates() for value in VALUES]
+def bodies() -> list[Any]:
+    """Every template with every value; quick are those that cost most, once for each field and for each path,
+    and a few of all others."""
+    made: list[Any] = []
+    seen: set[str] = set()
+    for path, template, field in templates():
+        first = field in (QUICK_FIELDS | {"any"}) and not {path, field} <= seen
+        if first:
+            seen |= {path, field}
+        values = QUICK_LISTS if field == "all" else QUICK_VALUES if first else set()
+        for value in VALUES:
+            quick = value in values or len(made) % QUICK_EVERY == 0
+            name = f"{path} {template} {value}"
+            made.append(pytest.param(path, template, value, id=name, marks=() if quick else pytest.mark.slow))
+    return made
+
+
+BODIES = bodies()
 
 
 LARGE = [
@@ -187,6 +209,22 @@ def forget_peak(process: psutil.Process) -> None:
 def seconds(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
+
+
+def test_every_route_that_takes_a_body_is_here_and_quickly_too() -> None:
+    api = StubGateway().api
+
+    def handlers(paths: set[str]) -> set[object]:
+        found = set()
+        for path in paths:
+            scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+            found.add(next(r.endpoint for r in api.routes if r.matches(scope)[0] is Match.FULL))  # type: ignore[attr-defined]
+        return found
+
+    posts = {route.endpoint for route in api.routes if "POST" in getattr(route, "methods", ())}  # type: ignore[attr-defined]
+    assert len(posts) >= 13
+    assert posts == handlers({path for path, _, _ in templates()})
+    assert posts == handlers({each.values[0] for each in BODIES if not each.marks})
 
 
 @pytest.mark.parametrize(("path", "template", "value"), BODIES)

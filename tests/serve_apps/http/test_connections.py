@@ -166,6 +166,14 @@ def test_what_is_no_request_that_can_be_served_is_refused(
     assert_serves(gateway)
 
 
+def test_a_refusal_is_told_however_often_connections_are_checked(tmp_path: Path) -> None:
+    with running_gateway(tmp_path, constants={"serve_apps.http.server.CHECK_EVERY_S": 0.0}) as gateway:
+        for _ in range(10):
+            with gateway.connect() as client:
+                client.sendall(b"hello\r\n\r\n")
+                assert refusal(read_all(client)) == (400, "invalid_http")
+
+
 def test_an_endless_header_is_cut_off(gateway: RunningGateway) -> None:
     before = gateway.memory_bytes()
     with gateway.connect() as client:

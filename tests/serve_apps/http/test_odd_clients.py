@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -176,31 +174,3 @@ def test_a_compressed_body_is_refused_by_name(gateway: RunningGateway, coding: s
     error = json.loads(body)["error"]
     assert (error["code"], coding in error["message"]) == ("unsupported_content_encoding", True)
     assert b"HTTP/1.1 200 OK" in sent(gateway, post(encoded(), Content_Encoding="identity"))
-
-
-def test_slow_heads_lock_nobody_out(tmp_path: Path) -> None:
-    crowd = "serve_apps.http.crowd"
-    constants = {f"{crowd}.MOST_CONNECTIONS": 20, f"{crowd}.MOST_WAITING_OF_ADDRESS": 10}
-    with running_gateway(tmp_path, constants=constants) as gateway:
-        busy = gateway.connect()
-        busy.sendall(post(encoded(prompt="every:0.2 x", max_tokens=10, stream=True)))
-        gateway.wait_for(lambda state: state["running"] == 1)
-        slow = []
-        for _ in range(60):
-            slow.append(gateway.connect())
-            slow[-1].sendall(b"POST /v1/completions HTTP/1.1\r\nHo")
-            # Somebody else, who asks as one does.
-            assert httpx.post(gateway.url + PATH, json=BODY, timeout=20).status_code == 200
-        gone = 0
-        for client in slow[:50]:
-            client.settimeout(5)
-            with contextlib.suppress(ConnectionResetError):
-                assert client.recv(1) == b""
-            gone += 1
-        assert gone == 50, "the oldest of an address that has too many of them go first"
-        answer = b""
-        while piece := busy.recv(65536):
-            answer += piece
-            if b"[DONE]" in answer:
-                break
-        assert answer.count(b"data: ") >= 6, "what is being answered is never in the way"
