@@ -95,6 +95,7 @@ def templates() -> list[tuple[str, str, str]]:
         ("/tokenize", TokenizeRequest, PROMPT),
         ("/detokenize", DetokenizeRequest, TOKENS),
         (RESPONSES, ResponsesRequest, INPUT),
+        (f"{RESPONSES}/input_tokens", ResponsesRequest, INPUT),
         (ANTHROPIC, MessagesRequest, f'"max_tokens":1,{MESSAGES}'),
         ("/v1/messages/count_tokens", CountTokensRequest, MESSAGES),
     ):
