@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 
 from serve_apps.engine.process_family import ProcessFamily
-from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
+from serve_apps.engine.protocol import (
+    AnswerError,
+    Delta,
+    EngineConfig,
+    EngineError,
+    FinishReason,
+)
 from serve_apps.engine.structures import compiled, is_whole
 from serve_apps.engine.vllm_engine import VllmEngine
 from serve_apps.engine.vllm_requests import end_of
@@ -38,19 +44,12 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("finish", "stop", "ends"),
-    [
-        ("stop", None, 7),
-        ("stop", 7, 7),
-        ("length", None, None),
-        ("stop", "a stop string", None),
-        (None, None, None),
-    ],
+    [("stop", None, 7), ("length", None, None), ("stop", "a stop string", None), (None, None, None)],
 )
 def test_an_answer_ends_by_itself_where_a_token_ends_it(
-    finish: str | None, stop: Any, ends: int | None
+    finish: FinishReason | None, stop: str | None, ends: int | None
 ) -> None:
-    gained = SimpleNamespace(finish_reason=finish, stop_reason=stop, token_ids=[5, 7])
-    assert end_of(SimpleNamespace(outputs=[gained])) == ends
+    assert end_of(Delta("", (5, 7), (), finish, stop_string=stop)) == ends
 
 
 @pytest.mark.parametrize(("text", "whole"), [('{"a":1}', True), ('{"a":', False), ("", False)])
