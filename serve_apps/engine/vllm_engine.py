@@ -273,6 +273,7 @@ class VllmEngine:
 
     async def _read(self, outputs: Any, queue: _Arriving) -> None:
         """Hand on vLLM's outputs of one request, and how they end."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
@@ -286,9 +287,11 @@ class VllmEngine:
             why = f"vLLM failed: {error.__cause__ or error}"
             lives = self._vllm is not None and not self._vllm.errored
             queue.put_nowait(AnswerError(why, own_fault=False) if lives else EngineError(why))
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             # What vLLM itself finds wrong with a request.
             queue.put_nowait(PromptError(str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the request must hear of it
+            queue.put_nowait(AnswerError(f"vLLM failed: {error!r}", own_fault=False))
 
     async def _warm_up(self) -> None:
         """Run what compiles or allocates when it is first used; no request should wait for that."""

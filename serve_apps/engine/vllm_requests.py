@@ -27,6 +27,7 @@ def vllm_params(sampling: SamplingParams) -> Any:
         PromptError: vLLM does not take a value.
     """
     from vllm import SamplingParams as VllmParams
+    from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     structure = None
@@ -59,7 +60,7 @@ def vllm_params(sampling: SamplingParams) -> Any:
             structured_outputs=structure,
             output_kind=RequestOutputKind.DELTA,
         )
-    except ValueError as error:
+    except (ValueError, VLLMClientError) as error:
         raise PromptError(str(error)) from error
 
 

@@ -17,6 +17,7 @@ from serve_apps.engine.protocol import (
     EngineConfig,
     EngineError,
     FinishReason,
+    PromptError,
 )
 from serve_apps.engine.structures import compiled, is_whole
 from serve_apps.engine.vllm_engine import VllmEngine
@@ -33,10 +34,15 @@ class EngineDeadError(Exception):
     pass
 
 
+class VLLMClientError(Exception):
+    pass
+
+
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("vllm", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.exceptions")
+    names = ("vllm", "vllm.exceptions", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.exceptions")
     modules = {name: ModuleType(name) for name in names}
+    vars(modules["vllm.exceptions"]).update(VLLMClientError=VLLMClientError)
     vars(modules[names[-1]]).update(EngineGenerateError=EngineGenerateError, EngineDeadError=EngineDeadError)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -64,6 +70,9 @@ def test_half_a_structured_answer_is_no_answer(text: str, whole: bool) -> None:
         (SimpleNamespace(errored=True), EngineGenerateError, EngineError),
         (None, EngineGenerateError, EngineError),  # the engine was stopped meanwhile
         (SimpleNamespace(errored=True), EngineDeadError, EngineError),
+        (SimpleNamespace(errored=False), ValueError, PromptError),
+        (SimpleNamespace(errored=False), VLLMClientError, PromptError),
+        (SimpleNamespace(errored=False), KeyError, AnswerError),  # what nobody has thought of
     ],
 )
 def test_its_reader_learns_of_every_failure(
