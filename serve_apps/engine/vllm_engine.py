@@ -98,6 +98,7 @@ class VllmEngine:
             self._piece = lambda token_id: pieces.of(token_id)[1]
             await asyncio.to_thread(pieces.prepare)
             await self._warm_up()
+            await self._measure_cache()
             await asyncio.to_thread(self._family.look)
         except BaseException as error:
             self._failure = f"vLLM could not start: {error}"
@@ -214,7 +215,7 @@ class VllmEngine:
 
     def statistics(self) -> Statistics:
         """A look into vLLM, as of its last step."""
-        return self._seen.as_statistics(None if self._vllm is None else self._vllm.vllm_config.cache_config)
+        return self._seen.as_statistics()
 
     def check(self) -> None:
         """Raise EngineError when vLLM has died, or makes no steps while it has requests."""
@@ -308,6 +309,16 @@ class VllmEngine:
             except Exception as error:  # whatever went wrong in any part of vLLM
                 cause = None if self._family is None else root_cause(self._family.directory)
                 raise EngineError(f"vLLM could not run a step: {cause or error}") from error
+
+    async def _measure_cache(self) -> None:
+        """Learn how large the KV cache has become."""
+        cache = self._vllm.vllm_config.cache_config
+        # Blocks hold tokens of some layers only where the layers differ; vLLM has reckoned with that here.
+        self._seen.cache_tokens = cache.kv_cache_size_tokens or 0
+        if "worker_extension_cls" in self._extra:
+            self._seen.cache_bytes = cache.kv_cache_memory_bytes or 0  # its workers know nothing of ours
+        else:
+            self._seen.cache_bytes = max(await self._ask("collective_rpc", "shoal_cache_bytes"))
 
     async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """A call of vLLM's that an engine that dies or hangs does not hold up.
