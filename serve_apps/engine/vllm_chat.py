@@ -126,6 +126,7 @@ class VllmChat:
             forced,
             parallel=asked.get("parallel", True),
             hide_reasoning=asked.get("hide_reasoning", False),
+            takes_structures=not self._renderer.use_harmony,
         )
 
     def _arguments(self, asked: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,6 +154,7 @@ class VllmReader:
         request: vLLM's request, as the parser has adjusted it.
         forced: reads the calls of an answer that is nothing but calls.
         parallel, hide_reasoning: see AnswerParser.
+        takes_structures: see EngineReader.
     """
 
     def __init__(
@@ -165,6 +167,7 @@ class VllmReader:
         *,
         parallel: bool,
         hide_reasoning: bool,
+        takes_structures: bool,
     ) -> None:
         from vllm.renderers.chat_utils import make_tool_call_id
 
@@ -176,6 +179,7 @@ class VllmReader:
         self._parallel = parallel
         self._hide_reasoning = hide_reasoning
         self._phase = None if parser is None else _ReasoningPhase(parser, tokenizer, prompt_ids)
+        self.takes_structures = takes_structures
         self.num_calls = 0
         self.complete = False
 

@@ -188,6 +188,15 @@ def test_an_effort_comes_to_the_template_and_to_who_has_none(
             asker.run(chat.encode(request))
 
 
+def test_a_structure_that_would_leave_no_room_for_channels_is_refused(
+    chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat._chat._renderer, "use_harmony", True)
+    chat.read({"reading": {}, "sampling": {}}, [5])
+    with pytest.raises(UnsupportedError, match="channels"):
+        chat.read({"reading": {}, "sampling": {"json_schema": "{}"}}, [5])
+
+
 def test_a_parser_that_cannot_read_what_is_asked_for_says_so(
     chat: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
