@@ -228,6 +228,10 @@ class EngineReader(Reader, Protocol):
         """It looks for special tokens in the text."""
 
     @property
+    def takes_structures(self) -> bool:
+        """An answer that is held to a structure can be read."""
+
+    @property
     def reasoning_end(self) -> int | None:
         """The token that ends the reasoning that the answer begins with; None: it begins with none."""
 

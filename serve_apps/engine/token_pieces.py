@@ -33,6 +33,10 @@ class TokenPieces:
         self.of = lru_cache(4096)(self._of)
         """Text and bytes of a token id. A token that is no text has its name as text, and no bytes."""
 
+    def prepare(self) -> None:
+        """Take the second now."""
+        _ = self._vocabulary
+
     @cached_property
     def _vocabulary(self) -> Any:
         try:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, get_args
 
 from serve_apps.engine.protocol import PromptError, UnsupportedError
 from serve_apps.parsing.answer_parser import AnswerParser, Told
@@ -70,7 +71,7 @@ class VllmChat:
             "tool_choice": "auto" if asked.get("tools") and self.reads_tools else "none",
             "add_generation_prompt": not (goes_on or asked.get("no_generation_prompt", False)),
             "continue_final_message": goes_on,
-            "chat_template_kwargs": asked.get("arguments") or None,
+            **self._arguments(asked),
             "add_special_tokens": asked.get("special_tokens"),
             "truncate_prompt_tokens": asked.get("cut"),
             "truncation_side": asked.get("cut_side"),
@@ -105,8 +106,7 @@ class VllmChat:
                 "messages": [{"role": "user", "content": ""}],
                 "tools": functions if mode == "auto" else None,
                 "tool_choice": "auto" if mode == "auto" else "none",
-                "include_reasoning": not asked.get("hide_reasoning", False),
-                "chat_template_kwargs": asked.get("arguments") or None,
+                **self._arguments(asked),
             }
         )
         parser = None
@@ -117,9 +117,28 @@ class VllmChat:
                 model_config=self._model_config,
                 chat_template_kwargs=asked.get("arguments") or {},
             )
-            request = parser.adjust_request(request)
-        parallel = asked.get("parallel", True)
-        return VllmReader(self._tokenizer, parser, request, prompt_ids, forced, parallel=parallel)
+            request = _adjusted(parser, request)
+        return VllmReader(
+            self._tokenizer,
+            parser,
+            request,
+            prompt_ids,
+            forced,
+            parallel=asked.get("parallel", True),
+            hide_reasoning=asked.get("hide_reasoning", False),
+            takes_structures=not self._renderer.use_harmony,
+        )
+
+    def _arguments(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """The template's arguments; gpt-oss has no template, and takes its effort from a field of its own."""
+        arguments = asked.get("arguments") or {}
+        effort = arguments.get("reasoning_effort")
+        # Other templates may know other efforts than vLLM's field does.
+        known = self._renderer.use_harmony or (isinstance(effort, str) and effort in _efforts())
+        return {
+            "chat_template_kwargs": arguments or None,
+            "reasoning_effort": effort if known else None,
+        }
 
     def _request(self, said: Mapping[str, Any]) -> Any:
         from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
@@ -134,7 +153,8 @@ class VllmReader:
         parser: vLLM's `Parser`, of this answer alone; None for none.
         request: vLLM's request, as the parser has adjusted it.
         forced: reads the calls of an answer that is nothing but calls.
-        parallel: see AnswerParser.
+        parallel, hide_reasoning: see AnswerParser.
+        takes_structures: see EngineReader.
     """
 
     def __init__(
@@ -146,6 +166,8 @@ class VllmReader:
         forced: NamedCall | CallList | None,
         *,
         parallel: bool,
+        hide_reasoning: bool,
+        takes_structures: bool,
     ) -> None:
         from vllm.renderers.chat_utils import make_tool_call_id
 
@@ -155,6 +177,9 @@ class VllmReader:
         self._prompt_ids = list(prompt_ids)
         self._forced = None if forced is None else AnswerParser(None, forced, make_tool_call_id)
         self._parallel = parallel
+        self._hide_reasoning = hide_reasoning
+        self._phase = None if parser is None else _ReasoningPhase(parser, tokenizer, prompt_ids)
+        self.takes_structures = takes_structures
         self.num_calls = 0
         self.complete = False
 
@@ -181,6 +206,10 @@ class VllmReader:
                     text, list(token_ids), self._request, self._prompt_ids, finished=finished
                 )
             )
+            assert self._phase is not None
+            self._phase.note(told, token_ids)
+            if self._hide_reasoning:
+                told.reasoning = ""
         if self._forced is not None:
             words = self._forced.read(told.text, token_ids, finished=finished)
             told.text, told.calls, self.num_calls = words.text, words.calls, self._forced.num_calls
@@ -191,7 +220,6 @@ class VllmReader:
         if delta is None:
             return told
         told.text, told.reasoning = delta.content or "", delta.reasoning or ""
-        told.thought = bool(told.reasoning)
         for call in delta.tool_calls or ():
             if call.id is not None:
                 if self.num_calls and not self._parallel:
@@ -203,6 +231,70 @@ class VllmReader:
             arguments = "" if function is None else function.arguments or ""
             told.calls.append((self.num_calls - 1, call.id, name, arguments))
         return told
+
+
+class _ReasoningPhase:
+    """Which tokens of an answer are its reasoning's.
+
+    vLLM's parsers tell nothing of the marks of the reasoning, nor of what they hold back.
+
+    Args:
+        parser: vLLM's `Parser`, of this answer alone.
+    """
+
+    def __init__(self, parser: Any, tokenizer: Any, prompt_ids: Sequence[int]) -> None:
+        self._parser = parser.reasoning_parser
+        self._may_come = self._parser is not None and not parser.is_reasoning_end(list(prompt_ids))
+        """The answer itself has not begun."""
+        start = self._parser.reasoning_start_str if self._may_come else None
+        self._thinks = start is not None and tokenizer.get_vocab().get(start) in prompt_ids
+        self._ids: list[int] = []
+        """The answer's, until it has begun."""
+
+    def note(self, told: Told, token_ids: Sequence[int]) -> None:
+        """Put into `told` whether these tokens, of which it is told, are the reasoning's."""
+        told.thought = self._thinks or bool(told.reasoning)
+        if told.thought:
+            self._thinks = self._may_come = True
+        if self._may_come:
+            self._ids.extend(token_ids)
+            if told.text or told.calls or self._has_ended(token_ids):
+                self._thinks = self._may_come = False
+        told.answers = not self._may_come
+
+    def _has_ended(self, token_ids: Sequence[int]) -> bool:
+        if self._parser is None:
+            return False
+        if self._parser.engine_based_streaming:
+            return bool(self._parser.has_engine_confirmed_reasoning_end())
+        return bool(self._parser.is_reasoning_end_streaming(self._ids, token_ids))
+
+
+def _adjusted(parser: Any, request: Any) -> Any:
+    """The request as the parser would have it.
+
+    `skip_special_tokens` is what is used of that; no blanks come between special tokens here as it is. The
+    forms to which some parsers would hold calls are left out: they are xgrammar's, or name special tokens,
+    and a call that the model makes by itself is read, and held to nothing.
+
+    Raises:
+        UnsupportedError: it cannot read such answers.
+    """
+    from vllm.exceptions import VLLMClientError
+
+    try:
+        return parser.adjust_request(request)
+    except (ValueError, VLLMClientError) as error:
+        raise UnsupportedError(f"vLLM cannot read the answer that this asks for: {error}") from error
+
+
+@cache
+def _efforts() -> frozenset[str]:
+    """What vLLM's own field takes."""
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+
+    annotation = ChatCompletionRequest.model_fields["reasoning_effort"].annotation
+    return frozenset(value for choice in get_args(annotation) for value in get_args(choice))
 
 
 def _said(fields: Mapping[str, Any]) -> dict[str, Any]:

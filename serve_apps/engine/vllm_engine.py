@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from serve_apps.engine.answer import Answer
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -29,6 +30,7 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
+from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.engine.vllm_chat import VllmChat
 from serve_apps.engine.vllm_log import root_cause
 from serve_apps.engine.vllm_requests import delta_of, end_of, not_held, vllm_params
@@ -66,6 +68,8 @@ class VllmEngine:
         self._step_timeout_s = float(self._extra.pop("step_timeout_s", _STEP_TIMEOUT_S))
         self._model_path = config.model_path
         self._vllm: Any = None
+        self._tokenizer: Any = None
+        self._piece: Callable[[int], bytes] = lambda token_id: b""
         self._family: ProcessFamily | None = None
         self._vocab_size = 0
         self._seen = VllmStatistics()
@@ -89,7 +93,12 @@ class VllmEngine:
             model = self._vllm.vllm_config.model_config
             self.context_length = model.max_model_len
             self._vocab_size = model.get_vocab_size()
+            self._tokenizer = self._vllm.get_tokenizer()
+            pieces = TokenPieces(self._tokenizer)
+            self._piece = lambda token_id: pieces.of(token_id)[1]
+            await asyncio.to_thread(pieces.prepare)
             await self._warm_up()
+            await self._measure_cache()
             await asyncio.to_thread(self._family.look)
         except BaseException as error:
             self._failure = f"vLLM could not start: {error}"
@@ -124,6 +133,7 @@ class VllmEngine:
         params = vllm_params(sampling)
         text, first = "", True
         async with self._place(request_id) as queue:
+            answer = Answer(self._tokenizer, prompt_ids, sampling, self._piece)
             prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
             if cache_salt:
                 prompt["cache_salt"] = cache_salt
@@ -137,13 +147,15 @@ class VllmEngine:
                 while (output := await queue.get()) is not None:
                     if isinstance(output, Exception):
                         raise output
-                    delta = delta_of(output, sampling, first=first)
+                    delta = delta_of(output, sampling, answer, first=first)
                     first = False
                     if structure is not None:
                         text = self._behind_reasoning(text + delta.text, delta, sampling)
-                        if (end := end_of(output)) is not None:
+                        if (end := end_of(delta)) is not None:
                             await self._check_whole(sampling, structure, text, end)
                     yield delta
+                    if delta.stop_string is not None:
+                        return  # vLLM knows nothing of it
             finally:
                 # vLLM aborts a request whose reader is cancelled.
                 reader.cancel()
@@ -154,7 +166,7 @@ class VllmEngine:
         end = None if sampling.reasoning is None else sampling.reasoning[1]
         if end is None or end not in delta.token_ids:
             return text
-        return text.rpartition(str(self._vllm.get_tokenizer().decode([end])))[2]
+        return text.rpartition(str(self._tokenizer.decode([end])))[2]
 
     async def _in_compiler(self, function: Callable[..., Result], *arguments: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._compilers, function, *arguments)
@@ -168,7 +180,7 @@ class VllmEngine:
             AnswerError: it is not what its structure asks for.
         """
         if sampling.include_stop and not sampling.skip_special_tokens:
-            text = text.removesuffix(str(self._vllm.get_tokenizer().decode([end])))
+            text = text.removesuffix(str(self._tokenizer.decode([end])))
         if not await self._in_compiler(is_whole, structure, text):
             assert sampling.structure is not None
             raise not_held(sampling.structure[0])
@@ -203,7 +215,7 @@ class VllmEngine:
 
     def statistics(self) -> Statistics:
         """A look into vLLM, as of its last step."""
-        return self._seen.as_statistics(None if self._vllm is None else self._vllm.vllm_config.cache_config)
+        return self._seen.as_statistics()
 
     def check(self) -> None:
         """Raise EngineError when vLLM has died, or makes no steps while it has requests."""
@@ -262,6 +274,7 @@ class VllmEngine:
 
     async def _read(self, outputs: Any, queue: _Arriving) -> None:
         """Hand on vLLM's outputs of one request, and how they end."""
+        from vllm.exceptions import VLLMClientError
         from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
         try:
@@ -275,9 +288,11 @@ class VllmEngine:
             why = f"vLLM failed: {error.__cause__ or error}"
             lives = self._vllm is not None and not self._vllm.errored
             queue.put_nowait(AnswerError(why, own_fault=False) if lives else EngineError(why))
-        except ValueError as error:
+        except (ValueError, VLLMClientError) as error:
             # What vLLM itself finds wrong with a request.
             queue.put_nowait(PromptError(str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, who waits for the request must hear of it
+            queue.put_nowait(AnswerError(f"vLLM failed: {error!r}", own_fault=False))
 
     async def _warm_up(self) -> None:
         """Run what compiles or allocates when it is first used; no request should wait for that."""
@@ -294,6 +309,16 @@ class VllmEngine:
             except Exception as error:  # whatever went wrong in any part of vLLM
                 cause = None if self._family is None else root_cause(self._family.directory)
                 raise EngineError(f"vLLM could not run a step: {cause or error}") from error
+
+    async def _measure_cache(self) -> None:
+        """Learn how large the KV cache has become."""
+        cache = self._vllm.vllm_config.cache_config
+        # Blocks hold tokens of some layers only where the layers differ; vLLM has reckoned with that here.
+        self._seen.cache_tokens = cache.kv_cache_size_tokens or 0
+        if "worker_extension_cls" in self._extra:
+            self._seen.cache_bytes = cache.kv_cache_memory_bytes or 0  # its workers know nothing of ours
+        else:
+            self._seen.cache_bytes = max(await self._ask("collective_rpc", "shoal_cache_bytes"))
 
     async def _ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """A call of vLLM's that an engine that dies or hangs does not hold up.

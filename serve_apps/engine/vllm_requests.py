@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from serve_apps.engine.answer import Answer
 from serve_apps.engine.protocol import (
     AnswerError,
     Delta,
@@ -25,6 +27,7 @@ def vllm_params(sampling: SamplingParams) -> Any:
         PromptError: vLLM does not take a value.
     """
     from vllm import SamplingParams as VllmParams
+    from vllm.exceptions import VLLMClientError
     from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
     structure = None
@@ -45,25 +48,27 @@ def vllm_params(sampling: SamplingParams) -> Any:
             frequency_penalty=sampling.frequency_penalty,
             repetition_penalty=sampling.repetition_penalty,
             logit_bias=dict(sampling.logit_bias) or None,
-            stop=list(sampling.stop),
             stop_token_ids=list(sampling.stop_token_ids),
             min_tokens=sampling.min_tokens,
             ignore_eos=sampling.ignore_eos,
             logprobs=sampling.logprobs,
             prompt_logprobs=sampling.prompt_logprobs,
-            include_stop_str_in_output=sampling.include_stop,
-            skip_special_tokens=sampling.skip_special_tokens,
+            # Its own way takes a prompt whose end is no whole character for a part of the answer.
+            detokenize=False,
             bad_words=list(sampling.bad_words),
             allowed_token_ids=list(sampling.allowed_token_ids) or None,
             structured_outputs=structure,
             output_kind=RequestOutputKind.DELTA,
         )
-    except ValueError as error:
+    except (ValueError, VLLMClientError) as error:
         raise PromptError(str(error)) from error
 
 
-def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
+def delta_of(output: Any, sampling: SamplingParams, answer: Answer, *, first: bool) -> Delta:
     """One of vLLM's outputs as a delta.
+
+    Args:
+        answer: makes text of the tokens, and ends it at a stop string.
 
     Raises:
         AnswerError: vLLM could not go on, or has chosen a token that the request does not allow, since none
@@ -95,10 +100,7 @@ def delta_of(output: Any, sampling: SamplingParams, *, first: bool) -> Delta:
             _logprob(token_id, entry, sampling.logprobs)
             for token_id, entry in zip(gained.token_ids, gained.logprobs, strict=True)
         )
-    # Of an answer that a token ends, it is the token's id.
-    if isinstance(gained.stop_reason, str):
-        known["stop_string"] = gained.stop_reason
-    return Delta(gained.text, tuple(gained.token_ids), logprobs, gained.finish_reason, **known)
+    return replace(answer.add(gained.token_ids, gained.finish_reason, logprobs), **known)
 
 
 def not_held(kind: StructureKind) -> AnswerError:
@@ -106,11 +108,9 @@ def not_held(kind: StructureKind) -> AnswerError:
     return AnswerError(f"the answer cannot be held to its {NAMES[kind]} any further", own_fault=True)
 
 
-def end_of(output: Any) -> int | None:
+def end_of(delta: Delta) -> int | None:
     """The token that ends an answer here; None where none does, but a stop string, its length or nothing."""
-    gained = output.outputs[0]
-    ends = gained.finish_reason == "stop" and not isinstance(gained.stop_reason, str)
-    return gained.token_ids[-1] if ends else None
+    return delta.token_ids[-1] if delta.finish_reason == "stop" and delta.stop_string is None else None
 
 
 def _logprob(token_id: int, entry: Any, num_top: int) -> TokenLogprob:

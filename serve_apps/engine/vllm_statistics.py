@@ -17,6 +17,8 @@ class VllmStatistics:
     running: int = 0
     waiting: int = 0
     cache_use: float = 0.0
+    cache_tokens: int = 0
+    cache_bytes: int = 0
     preempted: int = 0
     prompt_tokens: int = 0
     found_tokens: int = 0
@@ -38,19 +40,14 @@ class VllmStatistics:
             self.prompt_tokens += iteration.num_prompt_tokens
             self.generated_tokens += iteration.num_generation_tokens
 
-    def as_statistics(self, cache: Any) -> Statistics:
-        """In Shoal's words.
-
-        Args:
-            cache: vLLM's cache config; None where it does not run.
-        """
-        blocks = (cache.num_gpu_blocks or 0) if cache is not None else 0
+    def as_statistics(self) -> Statistics:
+        """In Shoal's words."""
         return Statistics(
             running=self.running,
             waiting=self.waiting,
             cache_use=self.cache_use,
-            cache_tokens=blocks * cache.block_size if cache is not None else 0,
-            cache_bytes=(cache.kv_cache_memory_bytes or 0) if cache is not None else 0,
+            cache_tokens=self.cache_tokens,
+            cache_bytes=self.cache_bytes,
             preempted=self.preempted,
             prompt_tokens=self.prompt_tokens,
             found_tokens=self.found_tokens,

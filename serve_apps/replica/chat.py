@@ -84,9 +84,14 @@ class EnginesChat(OwnChat):
         if reader is None:
             return None, sampling
         changes: dict[str, Any] = {"skip_special_tokens": False} if reader.shows_special_tokens else {}
-        end = reader.reasoning_end
-        if end is not None and any(sampling.get(kind) for kind in STRUCTURES):
-            changes["reasoning"] = (None, end)
+        if any(sampling.get(kind) for kind in STRUCTURES):
+            if not reader.takes_structures:
+                raise UnsupportedError(
+                    "this model's answers come in channels, for which a structure leaves no room: they can "
+                    "be held to none, and no calls of tools can be forced"
+                )
+            if (end := reader.reasoning_end) is not None:
+                changes["reasoning"] = (None, end)
         return reader, {**sampling, **changes}
 
 

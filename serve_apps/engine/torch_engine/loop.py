@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from serve_apps.engine.answer import Answer
 from serve_apps.engine.bad_words import spellings
 from serve_apps.engine.protocol import (
     AnswerError,
@@ -22,10 +23,10 @@ from serve_apps.engine.protocol import (
     EngineError,
     SamplingParams,
     Statistics,
+    TokenLogprob,
     WeightsError,
 )
 from serve_apps.engine.token_pieces import TokenPieces
-from serve_apps.engine.torch_engine.answer import Answer
 from serve_apps.engine.torch_engine.block_pool import BlockPool
 from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_tokenizer
 from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
@@ -144,7 +145,7 @@ class EngineLoop:
         end_ids = self._eos_ids | frozenset(sampling.stop_token_ids)
         bad_words = spellings(sampling.bad_words, self._tokenizer, self._facts.vocab_size)
         sampler = Sampler(sampling, prompt_ids, end_ids, bad_words, structure)
-        answer = Answer(self._decoder(sampling), prompt_ids, sampling, self._piece)
+        answer = Answer(self._tokenizer, prompt_ids, sampling, self._piece)
         request = _Running(sampler, answer)
         if sampling.prompt_logprobs is not None:
             request.scores = PromptScores(prompt_ids, sampling.prompt_logprobs)
@@ -176,7 +177,7 @@ class EngineLoop:
             if request is None:
                 return None
             self._scheduler.abort(request_id)
-            return Delta(finish_reason="abort") if request.answer is None else request.answer.abort()
+            return Delta(finish_reason="abort") if request.answer is None else request.answer.add((), "abort")
 
     def load(self, model_path: str) -> Future[None]:
         """Change to other weights once the answers that have begun are finished."""
@@ -323,7 +324,9 @@ class EngineLoop:
         else:
             self._num_generated += 1
             request.sampler.take(token_id)
-            delta = request.answer.add(token_id, sequence.finish_reason, logprobs.get(request))
+            found = logprobs.get(request)
+            told = () if found is None else (TokenLogprob(token_id, found.chosen, found.top),)
+            delta = request.answer.add((token_id,), sequence.finish_reason, told)
         if len(sequence.output_ids) < 2:
             scores = () if request.scores is None else request.scores.take()
             delta = replace(delta, prompt_logprobs=scores, cached_tokens=sequence.cached)
@@ -331,13 +334,6 @@ class EngineLoop:
             self._scheduler.finish(sequence.request_id, delta.finish_reason)
             del self._requests[sequence.request_id]
         return delta
-
-    def _decoder(self, sampling: SamplingParams) -> Callable[[Sequence[int]], str]:
-        """From token ids to text, as directly as the tokenizer allows."""
-        skip = sampling.skip_special_tokens
-        fast = getattr(self._tokenizer, "backend_tokenizer", None)
-        decode = self._tokenizer.decode if fast is None else fast.decode
-        return lambda ids: str(decode(ids, skip_special_tokens=skip))
 
 
 _ABANDONED = Sampler(SamplingParams(temperature=0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.gpu import on_a_gpu
 from tests.serve_apps.engine.conftest import Asker, Reference, needs_vllm, save_llama
 
 START_S = 300.0
+BYTES_A_TOKEN = 2 * 2 * 2 * 64 * 4
+"""In the KV cache of `wide`: keys and values, layers, heads, numbers of a head, bytes of a number."""
 PROMPT = [5, 6, 7, 8, 5]
 PROMPTS = [PROMPT, list(range(20, 60)), [9], list(range(100, 111))]
 
@@ -28,14 +30,25 @@ def reference(wide: Path) -> Reference:
     return Reference(wide)
 
 
-def start(name: str, directory: Path, **options: Any) -> Asker:
+def start(
+    name: str,
+    directory: Path,
+    kv_cache_bytes: int | None = 64 * 2**20,
+    extra: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Asker:
     # Compiling takes longer than all of these tests.
-    extra = {"enforce_eager": True, "step_timeout_s": 10.0} if name == "vllm" else {}
+    own: dict[str, Any] = {"enforce_eager": True, "step_timeout_s": 10.0} if name == "vllm" else {}
     if "pipeline" in options:
         # Without the pass that compiles, vLLM lacks what the stages hand on.
-        extra["enforce_eager"] = False
+        own["enforce_eager"] = False
     config = EngineConfig(
-        str(directory), max_batch=4, context_length=256, kv_cache_bytes=64 * 2**20, extra=extra, **options
+        str(directory),
+        max_batch=4,
+        context_length=256,
+        kv_cache_bytes=kv_cache_bytes,
+        extra=own | dict(extra or {}),
+        **options,
     )
     asker = Asker(find_engine(name).load_engine()(config, "127.0.0.1", 0))
     asker.run(asker.engine.start(), START_S)
@@ -322,9 +335,25 @@ def test_statistics_tell_what_was_done(asker: Asker) -> None:
     after = asker.engine.statistics()
     assert after.generated_tokens - before.generated_tokens == 10
     assert after.prompt_tokens - before.prompt_tokens == 162
-    assert after.cache_tokens >= 256
+    assert after.cache_bytes == pytest.approx(64 * 2**20, rel=0.1)
+    assert after.cache_tokens == pytest.approx(after.cache_bytes / BYTES_A_TOKEN, rel=0.1)
     assert after.steps > before.steps
     assert 0 <= after.cache_use <= 1
+
+
+@needs_vllm
+@pytest.mark.slow
+def test_a_cache_whose_size_is_vllms_choice_is_measured(wide: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+    # Its choice may be a part of this machine's memory that is taken.
+    extra = {"num_gpu_blocks_override": 10, "gpu_memory_utilization": 0.2}
+    asker = start("vllm", wide, kv_cache_bytes=None, extra=extra)
+    try:
+        found = asker.engine.statistics()
+        assert found.cache_tokens == 10 * 128  # on a CPU
+        assert found.cache_bytes == found.cache_tokens * BYTES_A_TOKEN
+    finally:
+        asker.close()
 
 
 @pytest.mark.parametrize("name", ["torch", pytest.param("vllm", marks=[needs_vllm, pytest.mark.slow])])

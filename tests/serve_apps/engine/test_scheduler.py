@@ -83,7 +83,7 @@ def check_blocks(scheduler: Scheduler, alive: list[TokenSequence]) -> None:
 
 def test_needs_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, serve_apps.engine.torch_engine.scheduler, serve_apps.engine.torch_engine.detokenize;"
+        "import sys, serve_apps.engine.torch_engine.scheduler, serve_apps.engine.detokenize;"
         "sys.exit(bool({'torch', 'transformers', 'ray'} & set(sys.modules)))"
     )
     root = Path(__file__).parents[3]

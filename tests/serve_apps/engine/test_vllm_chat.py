@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from cluster.config import ServeAppConfig
+from serve_apps.engine.answer import Answer
 from serve_apps.engine.protocol import EngineConfig, PromptError, SamplingParams, UnsupportedError
 from serve_apps.engine.vllm_engine import VllmEngine
 from serve_apps.replica.chat import Chat, chat_of, engines_reasoning
 from serve_apps.replica.item_maker import ItemMaker
-from serve_apps.replica.items import items
+from serve_apps.replica.items import item_of, items
 from serve_apps.replica.prompts import Prompts
 from serve_apps.tokens.inbox import Item, merge
 from tests.serve_apps.engine.conftest import Asker, needs_vllm, save_llama
@@ -133,6 +134,80 @@ def test_calls_and_reasoning_are_read_by_vllms_parsers(prompts: Prompts, chat: C
     assert found["reasoning"] == "Hm."
     assert found["calls"][0][2] == "get_weather"
     assert json.loads("".join(piece for *_, piece in found["calls"])) == {"city": "Paris"}
+
+
+@pytest.mark.parametrize("parser", ["qwen3", "deepseek_r1", "step3"])
+def test_reasoning_is_counted_whether_it_is_told_or_not(asker: Asker, prompts: Prompts, parser: str) -> None:
+    chat = chat_of(asker.engine, prompts, app(reasoning=parser))
+    prompt = prompts.encode({"prompt": "<think>"})
+    # The character comes in several tokens, all but the last of which tell nothing.
+    thought = prompts.encode({"prompt": "Hm \N{TEAPOT}.</think>"})
+    ids = [*thought, *prompts.encode({"prompt": "Yes \N{TEAPOT}."})]
+
+    def told(asked: dict[str, Any]) -> Item:
+        sampling = SamplingParams(skip_special_tokens=False)
+        answer = Answer(prompts.tokenizer, prompt, sampling, lambda token: prompts.piece(token)[1])
+        reader, _ = chat.read({"reading": asked, "sampling": {}}, prompt)
+        maker = ItemMaker(prompts, {"sampling": {}}, prompt, whole=True)
+        ends = [None] * (len(ids) - 1) + ["length"]
+        return merge(
+            [
+                item_of(answer.add((token,), end), maker, reader)  # type: ignore[arg-type]
+                for token, end in zip(ids, ends, strict=True)
+            ]
+        )
+
+    shown, hidden = told({}), told({"hide_reasoning": True})
+    assert shown["reasoning"] == "Hm \N{TEAPOT}."
+    assert "reasoning" not in hidden
+    for item in (shown, hidden):
+        assert item["text"] == "Yes \N{TEAPOT}."
+        assert item["reasoning_tokens"] == item["lead_tokens"] == len(thought)
+
+
+@pytest.mark.parametrize(("effort", "handed"), [("low", "low"), ("of another kind", None), (3, None)])
+def test_an_effort_comes_to_the_template_and_to_who_has_none(
+    asker: Asker, chat: Any, effort: Any, handed: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As gpt-oss, whose conversations vLLM renders without a template."""
+    renderer, seen = chat._chat._renderer, []
+
+    async def render(request: Any) -> Any:
+        seen.append((request.reasoning_effort, request.chat_template_kwargs))
+        return [], [{"prompt_token_ids": [5]}]
+
+    monkeypatch.setattr(renderer, "render_chat", render)
+    arguments = {"reasoning_effort": effort}
+    request = {"messages": [{"role": "user", "content": "hi"}], "template": {"arguments": arguments}}
+    asker.run(chat.encode(request))
+    assert seen == [(handed, arguments)]
+    chat.read({"reading": {"arguments": arguments}, "sampling": {}}, [5])
+    if handed is None:
+        monkeypatch.setattr(renderer, "use_harmony", True)
+        with pytest.raises(PromptError, match="reasoning_effort"):
+            asker.run(chat.encode(request))
+
+
+def test_a_structure_that_would_leave_no_room_for_channels_is_refused(
+    chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat._chat._renderer, "use_harmony", True)
+    chat.read({"reading": {}, "sampling": {}}, [5])
+    with pytest.raises(UnsupportedError, match="channels"):
+        chat.read({"reading": {}, "sampling": {"json_schema": "{}"}}, [5])
+
+
+def test_a_parser_that_cannot_read_what_is_asked_for_says_so(
+    chat: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vllm.exceptions import VLLMValidationError
+
+    def adjust(self: Any, request: Any) -> Any:
+        raise VLLMValidationError("no such calls")
+
+    monkeypatch.setattr(chat._chat._parser_class, "adjust_request", adjust)
+    with pytest.raises(UnsupportedError, match="no such calls"):
+        chat.read({"reading": ASKED, "sampling": {}}, [5])
 
 
 def test_a_parser_that_vllm_does_not_know_is_refused(asker: Asker, prompts: Prompts) -> None:

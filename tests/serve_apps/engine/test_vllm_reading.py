@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from serve_apps.engine.process_family import ProcessFamily
-from serve_apps.engine.protocol import AnswerError, EngineConfig, EngineError
+from serve_apps.engine.protocol import (
+    AnswerError,
+    Delta,
+    EngineConfig,
+    EngineError,
+    FinishReason,
+    PromptError,
+)
 from serve_apps.engine.structures import compiled, is_whole
 from serve_apps.engine.vllm_engine import VllmEngine
 from serve_apps.engine.vllm_requests import end_of
@@ -27,10 +34,15 @@ class EngineDeadError(Exception):
     pass
 
 
+class VLLMClientError(Exception):
+    pass
+
+
 @pytest.fixture(autouse=True)
 def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("vllm", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.exceptions")
+    names = ("vllm", "vllm.exceptions", "vllm.v1", "vllm.v1.engine", "vllm.v1.engine.exceptions")
     modules = {name: ModuleType(name) for name in names}
+    vars(modules["vllm.exceptions"]).update(VLLMClientError=VLLMClientError)
     vars(modules[names[-1]]).update(EngineGenerateError=EngineGenerateError, EngineDeadError=EngineDeadError)
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
@@ -38,19 +50,12 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("finish", "stop", "ends"),
-    [
-        ("stop", None, 7),
-        ("stop", 7, 7),
-        ("length", None, None),
-        ("stop", "a stop string", None),
-        (None, None, None),
-    ],
+    [("stop", None, 7), ("length", None, None), ("stop", "a stop string", None), (None, None, None)],
 )
 def test_an_answer_ends_by_itself_where_a_token_ends_it(
-    finish: str | None, stop: Any, ends: int | None
+    finish: FinishReason | None, stop: str | None, ends: int | None
 ) -> None:
-    gained = SimpleNamespace(finish_reason=finish, stop_reason=stop, token_ids=[5, 7])
-    assert end_of(SimpleNamespace(outputs=[gained])) == ends
+    assert end_of(Delta("", (5, 7), (), finish, stop_string=stop)) == ends
 
 
 @pytest.mark.parametrize(("text", "whole"), [('{"a":1}', True), ('{"a":', False), ("", False)])
@@ -65,6 +70,9 @@ def test_half_a_structured_answer_is_no_answer(text: str, whole: bool) -> None:
         (SimpleNamespace(errored=True), EngineGenerateError, EngineError),
         (None, EngineGenerateError, EngineError),  # the engine was stopped meanwhile
         (SimpleNamespace(errored=True), EngineDeadError, EngineError),
+        (SimpleNamespace(errored=False), ValueError, PromptError),
+        (SimpleNamespace(errored=False), VLLMClientError, PromptError),
+        (SimpleNamespace(errored=False), KeyError, AnswerError),  # what nobody has thought of
     ],
 )
 def test_its_reader_learns_of_every_failure(

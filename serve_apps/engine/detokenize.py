@@ -45,23 +45,23 @@ class Detokenizer:
         self._context = list(prompt_ids[-_CONTEXT:])
         self._pending: list[int] = []
         self._before = decode(self._context) if self._context else ""
-        """The text of the context, until the answer's first text shows whether its end was whole."""
+        """The text of the prompt's end, until the answer's first text is out."""
+        self._begun = self._unfinished(self._context)
+        """Bytes of a character that the prompt begins, and the answer may complete."""
         self._shown = len(self._before)
 
     def add(self, token_id: int) -> str:
         """The text that is certain now and was not before; what may be half a character is held back."""
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
-        if self._before.endswith(REPLACEMENT) and not text.startswith(self._before):
-            # The answer completes a character whose first bytes end the prompt.
-            self._shown = len(self._before.rstrip(REPLACEMENT))
+        self._look_at_begun(text)
         unfinished = text.endswith(REPLACEMENT)
         overdue = len(self._pending) >= _PATIENCE
         if unfinished and not overdue:
             return ""
         new = (text[:-1] if unfinished else text)[self._shown :]
         if new:
-            self._before = ""
+            self._before, self._begun = "", b""
             self._context = self._pending[-_UNFINISHED:] if unfinished else self._pending
             text = self._decode(self._context)
             self._shown = len(text) - unfinished
@@ -77,13 +77,46 @@ class Detokenizer:
         pending, self._pending = self._pending, []
         text = self._decode(self._context + pending)
         new = text[self._shown :]
-        if not new.endswith(REPLACEMENT):
-            return new
-        # The replacement character is a character too: the model may have written one, with all its bytes.
-        tail = b"".join(self._piece(token) for token in [*self._context, *pending])
+        return new[: self._whole(new, [*self._context, *pending])]
+
+    def _look_at_begun(self, text: str) -> None:
+        """Where the answer completes a character that the prompt begins, that is of the answer."""
+        if not self._before.endswith(REPLACEMENT):
+            return
+        gained = b"".join(self._piece(token) for token in self._pending)
+        if self._begun and _completes(self._begun, gained):
+            self._shown = self._whole(self._before, self._context)
+        elif not text.startswith(self._before):
+            # So it does too where a tokenizer's bytes are not known.
+            self._shown = len(self._before.rstrip(REPLACEMENT))
+
+    def _whole(self, text: str, token_ids: Sequence[int]) -> int:
+        """Characters of a text that ends with these tokens' without those for half a character at its end.
+
+        The replacement character is a character too: somebody may have written one, with all its bytes.
+        """
+        end = len(text.rstrip(REPLACEMENT))
+        if end == len(text):
+            return end
+        tail = b"".join(self._piece(token) for token in token_ids)
         whole = codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
-        written = len(whole) - len(whole.rstrip(REPLACEMENT))
-        return new.rstrip(REPLACEMENT) + REPLACEMENT * min(written, len(new) - len(new.rstrip(REPLACEMENT)))
+        return min(len(text), end + len(whole) - len(whole.rstrip(REPLACEMENT)))
+
+    def _unfinished(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes at the end of these tokens' that only begin a character."""
+        if not self._before.endswith(REPLACEMENT):
+            return b""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        decoder.decode(b"".join(self._piece(token) for token in token_ids))
+        return decoder.getstate()[0]
+
+
+def _completes(begun: bytes, gained: bytes) -> bool:
+    """Whether the bytes that follow make a character of those that began it."""
+    try:
+        return bool(codecs.getincrementaldecoder("utf-8")().decode(begun + gained[: 4 - len(begun)]))
+    except UnicodeDecodeError as error:
+        return error.start > 0
 
 
 class StopMatcher:
