@@ -44,24 +44,30 @@ class Detokenizer:
         self._piece = piece
         self._context = list(prompt_ids[-_CONTEXT:])
         self._pending: list[int] = []
-        self._before = decode(self._context) if self._context else ""
-        """The text of the context, until the answer's first text shows whether its end was whole."""
-        self._shown = len(self._before)
+        before = decode(self._context) if self._context else ""
+        self._shown = len(before)
+        self._begun = b""
+        """The first bytes of a character that end the prompt, until the answer has text of its own."""
+        self._shown_whole = self._shown
+        """How much of the context is shown without that character."""
+        if before.endswith(REPLACEMENT):
+            whole, self._begun = _whole_and_begun(self._bytes(self._context))
+            self._shown_whole -= max(0, _replacements(before) - _replacements(whole))
 
     def add(self, token_id: int) -> str:
         """The text that is certain now and was not before; what may be half a character is held back."""
         self._pending.append(token_id)
         text = self._decode(self._context + self._pending)
-        if self._before.endswith(REPLACEMENT) and not text.startswith(self._before):
+        if self._begun and _begins_whole(self._begun + self._bytes(self._pending)):
             # The answer completes a character whose first bytes end the prompt.
-            self._shown = len(self._before.rstrip(REPLACEMENT))
+            self._shown = self._shown_whole
         unfinished = text.endswith(REPLACEMENT)
         overdue = len(self._pending) >= _PATIENCE
         if unfinished and not overdue:
             return ""
         new = (text[:-1] if unfinished else text)[self._shown :]
         if new:
-            self._before = ""
+            self._begun = b""
             self._context = self._pending[-_UNFINISHED:] if unfinished else self._pending
             text = self._decode(self._context)
             self._shown = len(text) - unfinished
@@ -80,10 +86,30 @@ class Detokenizer:
         if not new.endswith(REPLACEMENT):
             return new
         # The replacement character is a character too: the model may have written one, with all its bytes.
-        tail = b"".join(self._piece(token) for token in [*self._context, *pending])
-        whole = codecs.getincrementaldecoder("utf-8")("replace").decode(tail)
-        written = len(whole) - len(whole.rstrip(REPLACEMENT))
-        return new.rstrip(REPLACEMENT) + REPLACEMENT * min(written, len(new) - len(new.rstrip(REPLACEMENT)))
+        whole, _ = _whole_and_begun(self._bytes([*self._context, *pending]))
+        return new.rstrip(REPLACEMENT) + REPLACEMENT * min(_replacements(whole), _replacements(new))
+
+    def _bytes(self, tokens: Sequence[int]) -> bytes:
+        return b"".join(self._piece(token) for token in tokens)
+
+
+def _whole_and_begun(content: bytes) -> tuple[str, bytes]:
+    """The text of some bytes, and what begins a character at their end."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    return decoder.decode(content), decoder.getstate()[0]
+
+
+def _begins_whole(content: bytes) -> bool:
+    """Whether the first character of some bytes is all there."""
+    try:
+        return bool(codecs.getincrementaldecoder("utf-8")().decode(content))
+    except UnicodeDecodeError as error:
+        return error.start > 0
+
+
+def _replacements(text: str) -> int:
+    """Replacement characters at a text's end."""
+    return len(text) - len(text.rstrip(REPLACEMENT))
 
 
 class StopMatcher:
