@@ -15,12 +15,31 @@ from typing import Any
 import torch
 from transformers import AttentionInterface
 
+from serve_apps.engine.protocol import EngineError
 from serve_apps.engine.torch_engine.chunk import Chunk, attend
-from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape
+from serve_apps.engine.torch_engine.kv_cache import KvCache
 from serve_apps.engine.torch_engine.sweep import Sweep, SweepPart
 
 NAME = "shoal_paged"
 """The attention's name among transformers' own."""
+
+CHANGES_NOTHING = frozenset(
+    {
+        "dropout",
+        "encoder_attention_mask",
+        "encoder_hidden_states",
+        "is_causal",
+        "labels",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    }
+)
+"""Arguments that models hand to attention, and that tell this one nothing: what they say was looked at when
+the model was tried, or is known already."""
 
 _ATTRIBUTE = "shoal_batch"
 
@@ -33,9 +52,7 @@ class Batch:
     """What the attention of the current forward pass works on; all layers share it."""
 
     cache: KvCache | None = None
-    """None in the first pass, which finds out the shapes."""
-    shapes: dict[int, LayerShape] = field(default_factory=dict)
-    """By layer, as the passes have met them."""
+    """None until the model was tried, and its layers' shapes are known."""
     slots: torch.Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     """Where each token of the flat batch is written: block × block_size + offset."""
     num_single: int = 0
@@ -75,13 +92,17 @@ def paged_attention(
 
     Returns:
         ([1, tokens, query heads, head size], None)
+
+    Raises:
+        EngineError: a mask, or an argument that is not known.
     """
     batch: Batch = getattr(module, _ATTRIBUTE)
     layer: int = module.layer_idx  # type: ignore[assignment]
-    batch.shapes[layer] = LayerShape(key.shape[1], key.shape[3], value.shape[3])
+    assert batch.cache is not None
+    if attention_mask is not None or not other.keys() <= CHANGES_NOTHING:
+        # `first_passes.py` has seen neither; better no tokens than others.
+        raise EngineError(f"layer {layer} asks attention for what the torch engine does not do")
     output = query.new_empty(query.shape[2], query.shape[1], value.shape[3])
-    if batch.cache is None:
-        return output.zero_()[None], None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     _write(batch, batch.cache.keys[layer], key)
     _write(batch, batch.cache.values[layer], value)

@@ -34,8 +34,8 @@ class ModelFacts:
     context_length: int
     vocab_size: int
     num_layers: int
-    heads: tuple[int | None, ...]
-    """Numbers of query heads and of key and value heads, and their size."""
+    heads: tuple[frozenset[int], ...]
+    """Numbers of query heads and of key and value heads, and their size, of all layers."""
     layer_types: frozenset[str]
     """Kinds of attention in the model, in transformers' words."""
 
@@ -70,7 +70,7 @@ def read_facts(config: EngineConfig, model_path: str) -> ModelFacts:
         context_length=_context_length(text, config.context_length, model_path),
         vocab_size=text.vocab_size,
         num_layers=text.num_hidden_layers,
-        heads=tuple(getattr(text, name, None) for name in (*_HEADS, "head_dim")),
+        heads=tuple(_of_layers(text, name) for name in (*_HEADS, "head_dim")),
         layer_types=layer_types,
     )
 
@@ -142,7 +142,7 @@ def _check_family(config: PreTrainedConfig, model_path: str) -> str:
         raise EngineError(f"{kind}, encoders with decoders; the torch engine runs decoders alone")
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise EngineError(f"{kind}, which generates no text")
-    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not config.is_decoder:
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         raise EngineError(f"{kind}, whose models read in both directions; the torch engine runs decoders")
     return kind
 
@@ -185,6 +185,15 @@ def _layer_types(text: PreTrainedConfig) -> frozenset[str]:
 
 def _check_heads(text: PreTrainedConfig, tensor: int, model_path: str) -> None:
     for name in _HEADS:
-        heads = getattr(text, name, None)
-        if heads is not None and heads % tensor:
-            raise EngineError(f"tensor is {tensor}, which does not divide the {heads} {name} of {model_path}")
+        for heads in _of_layers(text, name):
+            if heads % tensor:
+                raise EngineError(
+                    f"tensor is {tensor}, which does not divide the {heads} {name} of {model_path}"
+                )
+
+
+def _of_layers(text: PreTrainedConfig, name: str) -> frozenset[int]:
+    """What a config says under a name, of all its layers: some give each layer a config of its own."""
+    layers = text.per_layer_config if getattr(text, "is_heterogeneous", False) else [text]
+    found = (getattr(layer, name, None) for layer in layers)
+    return frozenset(value for value in found if value is not None)

@@ -14,8 +14,9 @@ from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.attention import Batch
 from serve_apps.engine.torch_engine.cache_room import gpu_room
 from serve_apps.engine.torch_engine.chunk import Chunk
+from serve_apps.engine.torch_engine.first_passes import try_model
 from serve_apps.engine.torch_engine.head import Head
-from serve_apps.engine.torch_engine.kv_cache import KvCache, block_bytes
+from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
 from serve_apps.engine.torch_engine.prompt_scores import ScoredToken
 from serve_apps.engine.torch_engine.ranks import Ranks
@@ -55,6 +56,7 @@ class Runner:
         self.device = device
         self._tables: list[list[int]] = [[] for _ in range(config.max_batch)]
         self._batch = Batch()
+        self._shapes: dict[int, LayerShape] = {}
         self._picked: torch.Tensor | None = None
         self._sums: list[tuple[int, slice]] = []
         self._hidden: dict[int, torch.Tensor] = {}
@@ -88,12 +90,13 @@ class Runner:
         """Blocks that the KV cache of this rank may have.
 
         Raises:
-            EngineError: too few for a single request of the context length.
+            EngineError: too few for a single request of the context length; or the model is none that this
+                engine can run.
         """
-        self._forward(torch.zeros(1, 1, dtype=torch.long), torch.zeros(1, 1, dtype=torch.long), [0])
         size, context = self.block_size, self.facts.context_length
+        self._shapes = try_model(self.model, self.model_path, self._forward, self.facts.vocab_size, context)
         dtype = PRECISIONS[self.config.precision]
-        one = block_bytes(self._batch.shapes, size, dtype)
+        one = block_bytes(self._shapes, size, dtype)
         needed = -(-context // size)
         memory = self.config.kv_cache_bytes
         if memory is not None:
@@ -131,7 +134,7 @@ class Runner:
     def allocate(self, num_blocks: int) -> None:
         """Make the KV cache."""
         self._batch.cache = KvCache(
-            self._batch.shapes,
+            self._shapes,
             num_blocks,
             self.block_size,
             PRECISIONS[self.config.precision],
