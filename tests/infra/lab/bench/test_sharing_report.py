@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.infra.lab.bench.test_course import LOGS, TOKENS
 
 from infra.lab.bench.clients import FailedRequest, TimedAnswer
 from infra.lab.bench.sharing_report import course_table, document, figures, problems, table
 from infra.lab.bench.side import Side
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node, step, turn
+from tests.infra.lab.bench.test_load_course import LOGS, TOKENS
 
 BROKER = [
     node(0, "n", 4),
