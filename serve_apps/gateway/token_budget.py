@@ -12,6 +12,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 MINUTE_S = 60.0
+RECOUNT_S = 0.25
+"""Those that run are asked what they took no more often: else each that comes would pay for them all."""
 
 
 class Admission:
@@ -20,7 +22,9 @@ class Admission:
 
     def __init__(self, budget: TokenBudget | None = None, expected: int = 0) -> None:
         self._budget = budget
-        self._expected = expected
+        self.expected = expected
+        self.held = expected
+        """Tokens that room is kept for: what is expected, or what it had taken when that was counted last."""
         self.taken: Callable[[], int] = lambda: 0
         """Tokens that it has taken so far. Only who wants to be let in asks for it: a token costs nothing."""
 
@@ -31,11 +35,6 @@ class Admission:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.settle(0)
-
-    @property
-    def held(self) -> int:
-        """Tokens that room is kept for."""
-        return max(self._expected, self.taken())
 
     def settle(self, tokens: int) -> None:
         """The request has ended, and has taken so many tokens; what is said after that counts no more."""
@@ -68,6 +67,9 @@ class TokenBudget:
         """At the time `_at`; below 0: a debt."""
         self._at = clock()
         self._running: set[Admission] = set()
+        self._held = 0
+        """Of all that run, as of `_counted_at`."""
+        self._counted_at = self._at
 
     @property
     def is_unused(self) -> bool:
@@ -80,11 +82,13 @@ class TokenBudget:
             return None
         admission = Admission(self, max(1, expected))
         self._running.add(admission)
+        self._held += admission.held
         return admission
 
     def end(self, admission: Admission, tokens: int) -> None:
         """A request has ended; see `Admission.settle`."""
         self._running.discard(admission)
+        self._held -= admission.held
         self._left = self._left_now() - tokens
 
     def wait_s(self) -> int:
@@ -96,7 +100,13 @@ class TokenBudget:
         return max(1, math.ceil(debt_s + min(MINUTE_S, held_s)))
 
     def _free(self) -> float:
-        return self._left_now() - sum(admission.held for admission in self._running)
+        if self._clock() - self._counted_at >= RECOUNT_S:
+            self._counted_at = self._clock()
+            for admission in self._running:
+                held = max(admission.expected, admission.taken())
+                self._held += held - admission.held
+                admission.held = held
+        return self._left_now() - self._held
 
     def _left_now(self) -> float:
         now = self._clock()

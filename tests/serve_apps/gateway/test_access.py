@@ -16,7 +16,7 @@ import pytest
 
 from cluster.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
 from cluster.errors import RequestError
-from serve_apps.gateway import key_file, limits_private, reckoning
+from serve_apps.gateway import key_file, limits_private, reckoning, token_budget
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.token_budget import TokenBudgets
 from tests.serve_apps.stub_gateway import StubGateway, until
@@ -225,7 +225,8 @@ def test_what_a_request_takes_beyond_what_was_expected_counts_while_it_runs(
         async with gateway.client() as http:
             first = asyncio.create_task(http.post("/v1/completions", json=body, headers=headers))
             budget = gateway.service.access._budgets.find("ours", 30)
-            await until(lambda: [one.held for one in budget._running] == [31])
+            await until(lambda: [one.taken() for one in budget._running] == [31])
+            monkeypatch.setattr(token_budget, "RECOUNT_S", 0.0)
             second = await http.post("/v1/completions", json=BODY, headers=headers)
             gateway.backend.gate.set()
             return [(await first).status_code, second.status_code]

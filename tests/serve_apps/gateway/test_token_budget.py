@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_apps.gateway.reckoning import expected_tokens, prompt_tokens, text_tokens
-from serve_apps.gateway.token_budget import Admission, TokenBudget, TokenBudgets
+from serve_apps.gateway.token_budget import RECOUNT_S, Admission, TokenBudget, TokenBudgets
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.schema import CompletionRequest
 
@@ -185,3 +185,25 @@ def test_text_beyond_ascii_counts_by_what_no_tokenizer_exceeds(text: str) -> Non
         body = json.dumps(document, ensure_ascii=ascii_only).encode()
         assert expected_tokens(ChatRequest.model_validate(document), 0, body) >= 100 * most
     assert 20 <= text_tokens(b"words of English text " * 4) <= 25
+
+
+def test_many_that_run_are_asked_now_and_then_and_not_by_each_that_comes() -> None:
+    clock = Clock()
+    budget = TokenBudget(10**9, clock)
+    asked = [0]
+
+    def taken() -> int:
+        asked[0] += 1
+        return 50
+
+    for _ in range(100):
+        admission = budget.admit(20)
+        assert admission is not None
+        admission.taken = taken
+        clock.now += RECOUNT_S / 1000
+    assert asked[0] == 0
+    clock.now += RECOUNT_S
+    for _ in range(100):
+        assert budget.admit(1) is not None
+    assert asked[0] == 100
+    assert budget._held == 100 * 50 + 100
