@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -80,6 +81,21 @@ _BODIES: tuple[type[BaseModel], ...] = (
     *(EmbeddingRequest, PoolingRequest, ScoreRequest, RerankRequest, TokenizeRequest, DetokenizeRequest),
     *(ResponsesRequest, MessagesRequest, CountTokensRequest),
 )
+
+
+class _KeptResponse(Convertor[str]):
+    """What stands behind /v1/responses/ and is about a response, not a route of its own."""
+
+    regex = "(?!input_tokens$).*"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("kept", _KeptResponse())
 
 
 class _Api(FastAPI):
@@ -200,7 +216,7 @@ def build_api(service: GatewayService) -> FastAPI:
         """The number of a conversation's tokens."""
         return await TextCall(service, request).count(read_input, input_tokens_of)
 
-    @api.api_route("/v1/responses/{rest:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+    @api.api_route("/v1/responses/{rest:kept}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
     async def kept_response(rest: str) -> Response:
         """Nothing is kept of a response that has been sent."""
         raise not_kept()

@@ -244,7 +244,7 @@ Stop = Annotated[
     tuple[str, ...],
     PlainValidator(_stop),
     WithJsonSchema(
-        {"anyOf": [{"type": "null"}, _STOP, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
+        {"anyOf": [{"type": ["null", "string"]}, {"type": "array", "maxItems": MAX_STOPS, "items": _STOP}]}
     ),
 ]
 BadWords = Annotated[

@@ -133,6 +133,7 @@ def test_every_operation_documents_what_it_can_answer_with() -> None:
         "post /v1/completions": post,
         "post /v1/chat/completions": post,
         "post /v1/responses": post,
+        "post /v1/responses/input_tokens": post,
         "post /v1/messages": post,
         "post /v1/messages/count_tokens": post,
         "post /v1/embeddings": post,
