@@ -1,8 +1,8 @@
 """What the gateway answers: the one source for who makes an answer, and for the API's document.
 
 They are plain dictionaries while they are made, since a part of a stream is made for every token.
-The models of OpenAI's package take twice as long and know nothing of what Shoal adds; its client reads all of
-this in the tests.
+The models of OpenAI's package take longer to make, and know nothing of what Shoal adds; its client reads all
+of this in the tests.
 """
 
 from __future__ import annotations
