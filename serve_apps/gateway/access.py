@@ -148,11 +148,11 @@ class Access:
             parsed = parsed.ipv4_mapped
         return any(parsed in network for network in self._metrics_from)
 
-    async def admit(self, caller: Caller, expected: int) -> Admission:
+    async def admit(self, caller: Caller, expected: Callable[[], int]) -> Admission:
         """Count one request of a caller, and keep room for the tokens that it may take.
 
         Args:
-            expected: about how many it may take.
+            expected: reckons about how many it may take; asked only where tokens are limited.
 
         Raises:
             ApiError: 429, the tenant has asked too much.
@@ -163,7 +163,7 @@ class Access:
             return admission
         if key.tokens_per_minute is not None:
             budget = self._budgets.find(caller.tenant, key.tokens_per_minute)
-            admitted = budget.admit(expected)
+            admitted = budget.admit(expected())
             if admitted is None:
                 raise _refusal(caller, f"{key.tokens_per_minute} tokens", budget.wait_s())
             admission = admitted

@@ -62,7 +62,7 @@ class Call:
             self._record.app = request.model
             self._deadline.tighten(version.spec.config.limits.request_timeout_s)
             most = self._check(request, version, len(body))
-            self._admission = await access.admit(self._caller, expected_tokens(request, most, body))
+            self._admission = await access.admit(self._caller, lambda: expected_tokens(request, most, body))
         self._choices_each = request.choices_each
         self._continuous_usage = request.continuous_usage
         async with AsyncExitStack() as stack:

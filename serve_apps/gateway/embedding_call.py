@@ -113,8 +113,9 @@ class EmbeddingCall(TextCall):
             if not isinstance(prompt, str) and len(prompt) > context and (most is None or most > context):
                 raise too_long(len(prompt), context, None, "input")
         try:
-            expected = prompt_tokens(request.input)
-            return await self.ask(version, "embed", len(request.input), request.asks, expected)
+            return await self.ask(
+                version, "embed", len(request.input), request.asks, lambda: prompt_tokens(request.input)
+            )
         except ApiError as error:
             # What the replica knows as the prompt.
             error.param = "input" if error.param == "prompt" else error.param

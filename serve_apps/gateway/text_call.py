@@ -147,13 +147,13 @@ class TextCall:
         method: str,
         number: int,
         asks: Callable[[], list[dict[str, Any]]],
-        expected: int | None = None,
+        expected: Callable[[], int] | None = None,
     ) -> list[Result]:
         """What the replicas of one version answer, in the order of the requests.
 
         Args:
             number: how many requests there are; they are made only when there is room for them.
-            expected: about how many tokens they have; None: as the body has it, which is text.
+            expected: reckons about how many tokens they have; None: as the body has it, which is text.
         """
         engine_id = self._record.engine_id()
         traffic, app = self._service.traffic, version.spec.name
@@ -192,8 +192,8 @@ class TextCall:
                     traffic.leave(taker, at_once)
 
         async with self._deadline.enforced():
-            expected = text_tokens(self._body) if expected is None else expected
-            admission = await self._service.access.admit(self._caller, expected)
+            reckon = expected or (lambda: text_tokens(self._body))
+            admission = await self._service.access.admit(self._caller, reckon)
         with admission:
             try:
                 with self._service.places(version, at_once, "input"):

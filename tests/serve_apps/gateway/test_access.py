@@ -152,12 +152,12 @@ def test_what_is_counted_costs_the_same_however_much_it_is() -> None:
         caller = access.caller(f"Bearer {KEY}")
         tracemalloc.start()
         for _ in range(20):
-            (await access.admit(caller, tokens)).settle(tokens)
+            (await access.admit(caller, lambda: tokens)).settle(tokens)
         kept = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
         began = time.process_time()
         for _ in range(200):
-            (await access.admit(caller, tokens)).settle(tokens)
+            (await access.admit(caller, lambda: tokens)).settle(tokens)
         return (time.process_time() - began) / 200, kept
 
     few, many = asyncio.run(spent(1)), asyncio.run(spent(1_000_000))
