@@ -35,6 +35,17 @@ WALL_CLOCK_IS_RIGHT = {
 FLOORS = ("cluster", "train_jobs", "serve_apps")
 
 
+def processor_clocks(source: str) -> set[str]:
+    """Which clocks of the processor a file reads."""
+    tree = ast.parse(source)
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }
+    return {"process_time", "thread_time"} & (
+        imported | {name.removeprefix("time.") for name in attributes(tree)}
+    )
+
+
 def wall_clocks(source: str) -> set[str]:
     """Which wall clocks a file reads."""
     return WALL_CLOCKS & set(attributes(ast.parse(source)))
@@ -51,6 +62,17 @@ def test_the_wall_clock_is_read_only_where_it_is_right() -> None:
 def test_the_exceptions_are_needed() -> None:
     unneeded = [name for name in WALL_CLOCK_IS_RIGHT if not wall_clocks((ROOT / name).read_text())]
     assert unneeded == []
+
+
+def test_no_test_holds_the_processor_to_seconds_which_not_every_machine_has() -> None:
+    own = {"tests/pace.py", "tests/benchmarks"}
+    sources = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")]
+    judged = [name for name in sources if not name.startswith(tuple(own))]
+    found = [name for name in judged if processor_clocks((ROOT / name).read_text())]
+    assert len(judged) > 100
+    assert found == [], "compare with a loop of the same machine: tests.pace"
+    assert processor_clocks((ROOT / "tests/pace.py").read_text())
+    assert processor_clocks("from time import process_time as now")
 
 
 def test_the_rule_sees_what_it_forbids() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import random
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -12,6 +10,7 @@ import pytest
 
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Node
+from tests.pace import loops
 
 
 def cpu_nodes(*cpus: float) -> list[Node]:
@@ -233,23 +232,11 @@ def test_no_nodes_and_no_demands_are_no_error():
     assert allocate([], [training("job", 1, 1)], "serving")["job"].units == 0
 
 
-def least_seconds(nodes: list[Node], demands: list[Demand]) -> float:
-    """What one decision takes, without the garbage of the tests before it."""
-
-    def once() -> float:
-        started = time.process_time()
-        allocate(nodes, demands, "serving")
-        return time.process_time() - started
-
-    gc.collect()
-    gc.disable()
-    try:
-        return min(once() for _ in range(3))
-    finally:
-        gc.enable()
+def cost(nodes: list[Node], demands: list[Demand]) -> float:
+    return loops(lambda: allocate(nodes, demands, "serving"))
 
 
-def test_a_thousand_nodes_and_two_hundred_demands_take_well_under_a_second():
+def test_a_decision_about_a_thousand_nodes_and_two_hundred_demands_is_cheap():
     rng = random.Random(1)
     nodes = [Node(f"n{index}", {"CPU": 64, "GPU": 8}) for index in range(1000)]
     shapes = [{"CPU": rng.randint(1, 8), "GPU": rng.choice([0, 1, 2, 4])} for _ in range(12)]
@@ -257,8 +244,8 @@ def test_a_thousand_nodes_and_two_hundred_demands_take_well_under_a_second():
         Demand(f"h{index}", rng.choice(["training", "serving"]), rng.choice(shapes), rng.randint(1, 8), 24)
         for index in range(200)
     ]
-    # About 0.06 s here; the bound leaves room for a slow machine and still fails on a scan per unit.
-    assert least_seconds(nodes, demands) < 0.5
+    # About 2.6, which is 0.07 s; the bound still fails on a scan per unit.
+    assert cost(nodes, demands) < 15
 
 
 def test_a_rise_of_load_on_a_full_cluster_costs_little_more_than_a_decision_that_changes_nothing():
@@ -272,4 +259,4 @@ def test_a_rise_of_load_on_a_full_cluster_costs_little_more_than_a_decision_that
         for demand in held
     ]
     # 2.4 times as long; 13 times where every replica looks at every node.
-    assert least_seconds(nodes, more) < 7 * least_seconds(nodes, held)
+    assert cost(nodes, more) < 7 * cost(nodes, held)

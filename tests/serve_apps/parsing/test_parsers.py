@@ -17,6 +17,7 @@ from serve_apps.parsing.json_calls import CallList, NamedCall
 from serve_apps.parsing.parser_table import TOOL_PARSERS
 from serve_apps.parsing.parts import Function, Parser
 from serve_apps.parsing.thinking import Thinking
+from tests.pace import loops
 
 WEATHER = Function(
     "get_weather",
@@ -372,14 +373,15 @@ def test_objects_of_weak_models_are_calls_too(name: str, text: str, arguments: s
 
 def test_long_arguments_cost_what_they_must() -> None:
     """Twice as long takes about twice as long, a character at a time."""
-    from time import process_time
 
-    def seconds(size: int) -> float:
+    def cost(size: int) -> float:
         text = hermes([("get_weather", {"city": "a\\n" * size})])
-        parser, began = parser_of(TOOL_PARSERS["hermes"](FUNCTIONS)), process_time()
-        for char in text:
-            parser.feed(char)
-        return process_time() - began
 
-    seconds(1000)
-    assert min(seconds(20_000) for _ in range(3)) < 4 * min(seconds(10_000) for _ in range(3))
+        def parse() -> None:
+            parser = parser_of(TOOL_PARSERS["hermes"](FUNCTIONS))
+            for char in text:
+                parser.feed(char)
+
+        return loops(parse)
+
+    assert cost(20_000) < 4 * cost(10_000)
