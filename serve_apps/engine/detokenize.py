@@ -72,8 +72,6 @@ class Detokenizer:
 
     def finish(self) -> str:
         """The whole characters that were held back, once no more tokens will come; half a one is dropped."""
-        if not self._pending:
-            return ""
         pending, self._pending = self._pending, []
         text = self._decode(self._context + pending)
         new = text[self._shown :]

@@ -57,6 +57,16 @@ def test_what_a_prompt_breaks_off_in_the_middle_of_is_whole_in_the_answer_and_ne
     assert begun + shown == text
 
 
+@pytest.mark.parametrize("before", ["", "你", "你你"])
+def test_replacement_characters_in_a_row_are_all_given_out_wherever_the_prompt_ends(before: str) -> None:
+    for number in range(1, 12):
+        whole = (before + REPLACEMENT * number).encode()
+        for at in range(len(whole)):
+            shown = "".join(streamed(Detokenizer(decode_bytes, whole[:at], one_byte), whole[at:]))
+            begun = codecs.getincrementaldecoder("utf-8")().decode(whole[:at])
+            assert begun + shown == before + REPLACEMENT * number, (number, at)
+
+
 @given(anything.filter(bool), st.integers(1, 3), st.text(st.sampled_from("ab é\ufffd"), max_size=5))
 def test_what_a_prompt_breaks_off_and_the_answer_does_not_complete_is_no_part_of_it(
     prompt: str, missing: int, answer: str
