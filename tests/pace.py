@@ -16,7 +16,6 @@ def loops(do: Callable[[], object], tries: int = 3) -> float:
     A loop runs before each try, so that both meet the machine as it is. What the garbage collector does for
     the tests before is in neither.
     """
-    gc.collect()
     gc.disable()
     try:
         pairs = [(_processor_seconds(_loop), _processor_seconds(do)) for _ in range(tries)]

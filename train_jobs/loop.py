@@ -95,6 +95,8 @@ class StepLoop:
                     self.saver.save()
                 self.saver.finish()
             return "left"
+        finally:
+            self.loader.close()
         finished = self.state.step == self.config.steps
         if finished:
             self.evaluate()

@@ -292,6 +292,7 @@ async def kill_a_rank_under_streams(served: Served) -> None:
             assert (last == "data: [DONE]") == (replica != victim)
 
 
+@pytest.mark.slow
 def test_a_new_version_takes_over_without_a_failed_request(served: Served) -> None:
     with load(served.url, clients=1, max_tokens=5) as answers:
         eventually(lambda: answers)
@@ -314,6 +315,7 @@ def test_an_app_without_room_says_what_it_wants_and_what_is_free(served: Served)
     assert list(served.call(driver.leases)) == ["app/chat"]
 
 
+@pytest.mark.slow
 def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tmp_path: Path) -> None:
     broken = replace(served.spec, name="broken", model_path=str(tmp_path / "nothing"), model_version="x@1")
     with pytest.raises(ShoalError, match=r"(?s)broken could not be started.*nothing"):
@@ -323,6 +325,7 @@ def test_an_app_that_cannot_start_says_why_and_leaves_nothing(served: Served, tm
         assert http.get("/ready").status_code == 200
 
 
+@pytest.mark.slow
 def test_a_stranger_is_reached_and_when_he_ends_serve_the_app_comes_back(
     served: Served, running_cluster: LiveCluster, tmp_path: Path
 ) -> None:

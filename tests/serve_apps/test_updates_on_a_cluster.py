@@ -188,6 +188,7 @@ def test_a_version_that_fails_goes_back_by_itself(served: Served, rollout: str, 
     eventually(lambda: served.row()["replicas"] == 2)
 
 
+@pytest.mark.slow
 def test_a_killed_controller_goes_on_where_it_was(served: Served) -> None:
     with under_load(served.url, CLIENTS) as load:
         number = served.call(driver.apply, served.spec(30))

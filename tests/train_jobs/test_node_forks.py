@@ -36,6 +36,7 @@ class Ends(Hearts):
         self.told.append(group)
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_does_not_move_is_replaced_when_its_ranks_are_given_up() -> None:
     async def go() -> None:
         ends = Ends()

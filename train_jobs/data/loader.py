@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class BatchLoader:
         self.waited_s = 0.0
         """Seconds that steps have waited for their data, since this was last set to 0."""
         self._expected: tuple[int, Place] | None = None
-        self._ahead: Iterator[list[Batch]] | None = None
+        self._ahead: Generator[list[Batch]] | None = None
 
     @property
     def targets_per_sample(self) -> int:
@@ -51,11 +51,21 @@ class BatchLoader:
             batches = [read[positions] for positions in self.plan.micro_batches(batch, place)]
         else:
             if self._ahead is None or self._expected != (batch, place):
+                self.close()
                 self._ahead = self._read_ahead(batch, place)
             batches = next(self._ahead)
             self._expected = (batch + 1, place)
         self.waited_s += time.perf_counter() - began
         return batches
+
+    def close(self) -> None:
+        """End the processes that load ahead; a later step starts new ones.
+
+        Left to the garbage collector, their queues go before they do, and each is waited for 5 s.
+        """
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
 
     def position(self) -> dict[str, int] | None:
         return None
@@ -63,7 +73,7 @@ class BatchLoader:
     def seek(self, position: dict[str, int] | None, batch: int) -> None:
         """Nothing to do: a batch's number says all."""
 
-    def _read_ahead(self, batch: int, place: Place) -> Iterator[list[Batch]]:
+    def _read_ahead(self, batch: int, place: Place) -> Generator[list[Batch]]:
         micro_batches = len(self.plan.micro_batches(batch, place))
         loader: DataLoader[Batch] = DataLoader(
             _Positions(self.samples, self.order, self.seed),
@@ -132,6 +142,9 @@ class StreamLoader:
 
     def position(self) -> dict[str, int] | None:
         return self.stream.position()
+
+    def close(self) -> None:
+        """Nothing to do: no process loads ahead."""
 
     def seek(self, position: dict[str, int] | None, batch: int) -> None:
         """Go to the beginning of a global batch, which is at this position where one is known."""

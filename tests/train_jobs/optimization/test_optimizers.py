@@ -73,14 +73,15 @@ SPREAD: dict[str, tuple[dict[str, Any], int]] = {
     "fsdp": ({"strategy": "fsdp"}, 4),
     "fsdp-tp": ({"strategy": "fsdp", "tensor": 2}, 4),
 }
+QUICK = {("adafactor", "fsdp-tp"), ("sgd", "zero1")}
 
 
 @pytest.mark.parametrize(
     ("name", "spread"),
     [
-        *(("adafactor", spread) for spread in SPREAD),
-        ("sgd", "zero1"),
-        *(pytest.param("sgd", spread, marks=pytest.mark.slow) for spread in ("ddp", "fsdp", "fsdp-tp")),
+        pytest.param(name, spread, marks=[] if (name, spread) in QUICK else pytest.mark.slow)
+        for name in ("adafactor", "sgd")
+        for spread in SPREAD
     ],
 )
 def test_sharded_parameters_are_stepped_as_whole_ones(

@@ -107,6 +107,7 @@ def test_what_is_cut_is_one_direction(joined: Network) -> None:
         process.kill()
 
 
+@pytest.mark.slow
 def test_a_worse_cable_takes_longer_and_loses_frames(joined: Network) -> None:
     process, connection = echo(joined, 1)
     with connection:
