@@ -36,7 +36,7 @@ def fp32(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     return [line["loss"] for line in run_ranks(tiny_job(corpus), tmp_path_factory.mktemp("fp32"), 1)]
 
 
-QUICK = {("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("zero1", "bf16"), ("fsdp-tp", "bf16")}
+QUICK = {("ddp", "fp16"), ("fsdp", "bf16"), ("fsdp", "fp16"), ("zero1", "bf16")}
 
 
 @pytest.mark.parametrize(
