@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -17,7 +19,7 @@ from tests.clusters import caller_environment, shoal, shoal_command
 TIMEOUT_S = 200.0
 
 
-def processes_below(directory: Path) -> list[str]:
+def processes_below(directory: Path) -> list[psutil.Process]:
     """The live processes that work in a directory, or have it in their environment or arguments."""
     found = []
     for process in psutil.process_iter(["pid", "status"]):
@@ -28,7 +30,7 @@ def processes_below(directory: Path) -> list[str]:
         except psutil.Error:  # it has ended
             continue
         if any(str(directory) in fact for fact in facts):
-            found.append(f"{process.pid} {process.name()}")
+            found.append(process)
     return found
 
 
@@ -60,7 +62,19 @@ def cut_off(directory: Path, moment: str, number: signal.Signals) -> tuple[subpr
         process.wait()
     finally:
         killer.cancel()
+        process.kill()
+        process.wait()
     return process, said
+
+
+@contextmanager
+def nothing_stays(*directories: Path) -> Iterator[None]:
+    """Whatever a test finds, its cluster does not run on beside those that come after."""
+    try:
+        yield
+    finally:
+        for process in [each for directory in directories for each in processes_below(directory)]:
+            process.kill()
 
 
 @pytest.mark.parametrize(
@@ -78,12 +92,13 @@ def test_it_leaves_nothing_behind_whenever_it_is_cut_off(
     tmp_path: Path, moment: str, number: signal.Signals
 ) -> None:
     process, said = cut_off(tmp_path / "tour", moment, number)
-    assert any(moment in line for line in said), "".join(said)
-    assert process.returncode == 130, "".join(said)
-    assert not any("Traceback" in line for line in said), "".join(said)
-    assert not state_of(process).exists()
-    assert processes_below(tmp_path) == []
-    assert processes_below(state_of(process)) == []
+    with nothing_stays(tmp_path, state_of(process)):
+        assert any(moment in line for line in said), "".join(said)
+        assert process.returncode == 130, "".join(said)
+        assert not any("Traceback" in line for line in said), "".join(said)
+        assert not state_of(process).exists()
+        assert processes_below(tmp_path) == []
+        assert processes_below(state_of(process)) == []
 
 
 def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ def _in_group(environment: dict[str, str], log: str, program: Program, arguments
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
+    faulthandler.enable()  # says where a rank was that crashes
     faulthandler.register(signal.SIGUSR1)
     torch.set_num_threads(1)
     rank, world_size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
