@@ -14,6 +14,9 @@ from typing import Any
 
 import httpx
 
+from tests.serve_apps.background import in_background
+from tests.serve_apps.event_lines import DONE, data_of
+
 COMPLETIONS = "/v1/completions"
 PROMPT = 100
 TIMEOUT_S = 120.0
@@ -79,10 +82,10 @@ async def _ask(http: httpx.AsyncClient, seen: Seen, max_tokens: int) -> None:
             if seen.streamed and seen.status == 200:
                 whole = False
                 async for line in answer.aiter_lines():
-                    data = line.removeprefix("data: ")
-                    if data == "[DONE]":
+                    data = data_of(line)
+                    if data == DONE:
                         whole = True
-                    elif data:
+                    elif data is not None:
                         event = json.loads(data)
                         _note(seen, event.get("error"))
                         seen.text += "".join(choice["text"] for choice in event.get("choices", ()))
@@ -107,9 +110,8 @@ def _note(seen: Seen, error: dict[str, Any] | None) -> None:
 def drill_load(url: str, clients: int, *, max_tokens: int) -> Iterator[DrillLoad]:
     """Clients that ask one thing after the other, every second one as a stream."""
     load, drill = DrillLoad(), uuid.uuid4().hex[:8]
-    stop = threading.Event()
 
-    async def client(http: httpx.AsyncClient, number: int) -> None:
+    async def client(http: httpx.AsyncClient, number: int, stop: threading.Event) -> None:
         count = 0
         while not stop.is_set():
             count += 1
@@ -120,15 +122,10 @@ def drill_load(url: str, clients: int, *, max_tokens: int) -> Iterator[DrillLoad
             if seen.broken:
                 await asyncio.sleep(REFUSED_PAUSE_S)
 
-    async def run() -> None:
+    async def run(stop: threading.Event) -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:
-            await asyncio.gather(*(client(http, number) for number in range(clients)))
+            await asyncio.gather(*(client(http, number, stop) for number in range(clients)))
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
+    with in_background(run):
         yield load
-    finally:
-        stop.set()
-        thread.join()

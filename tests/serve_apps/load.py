@@ -13,6 +13,9 @@ from itertools import pairwise
 
 import httpx
 
+from tests.serve_apps.background import in_background
+from tests.serve_apps.event_lines import DONE, data_of
+
 COMPLETIONS = "/v1/completions"
 PROMPT = 100
 
@@ -77,8 +80,8 @@ async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
             if not content.endswith("data: [DONE]\n\n"):
                 error = "the stream ended without [DONE]"
             for line in content.split("\n\n"):
-                data = line.removeprefix("data: ")
-                if data and data != "[DONE]":
+                data = data_of(line)
+                if data is not None and data != DONE:
                     event = json.loads(data)
                     error = str(event.get("error") or "") or error
                     text += "".join(choice["text"] for choice in event.get("choices", ()))
@@ -93,21 +96,15 @@ async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
 def under_load(url: str, clients: int, *, max_tokens: int = 20) -> Iterator[Load]:
     """Clients that ask one thing after the other, every second one as a stream."""
     load = Load(max_tokens)
-    stop = threading.Event()
 
-    async def client(http: httpx.AsyncClient, stream: bool) -> None:
+    async def client(http: httpx.AsyncClient, stream: bool, stop: threading.Event) -> None:
         while not stop.is_set():
             await _ask(http, load, stream)
 
-    async def run() -> None:
+    async def run(stop: threading.Event) -> None:
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
-            await asyncio.gather(*(client(http, number % 2 == 1) for number in range(clients)))
+            await asyncio.gather(*(client(http, number % 2 == 1, stop) for number in range(clients)))
 
-    thread = threading.Thread(target=lambda: asyncio.run(run()))
-    thread.start()
-    try:
+    with in_background(run):
         yield load
-    finally:
-        stop.set()
-        thread.join()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.serve_apps.event_lines import DONE, data_of
 from tests.serve_apps.stub_gateway import RawRequest, StubGateway, until
 
 PATH = "/v1/completions"
@@ -18,8 +19,8 @@ def request(**changes: Any) -> dict[str, Any]:
 
 
 def events(body: str) -> list[Any]:
-    data = [line.removeprefix("data: ") for line in body.splitlines() if line]
-    return [item if item == "[DONE]" else json.loads(item) for item in data]
+    data = [item for line in body.splitlines() if (item := data_of(line)) is not None]
+    return [item if item == DONE else json.loads(item) for item in data]
 
 
 def test_a_request_whose_replica_died_before_it_sent_anything_is_tried_again() -> None:
