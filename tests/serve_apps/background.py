@@ -1,16 +1,14 @@
-"""Clients that ask in a thread of their own while a test does something to whoever answers them."""
+"""What asks, or looks, in a thread of its own while a test does something to whoever answers."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
-def in_background(run: Callable[[threading.Event], Coroutine[Any, Any, None]]) -> Iterator[None]:
+def in_background(run: Callable[[threading.Event], None]) -> Iterator[None]:
     """Run until the end of the context, where the event is set.
 
     Raises:
@@ -21,7 +19,7 @@ def in_background(run: Callable[[threading.Event], Coroutine[Any, Any, None]]) -
 
     def run_all() -> None:
         try:
-            asyncio.run(run(stop))
+            run(stop)
         except BaseException as error:  # noqa: BLE001  (told below, whatever it is)
             broke.append(error)
 
@@ -33,4 +31,4 @@ def in_background(run: Callable[[threading.Event], Coroutine[Any, Any, None]]) -
         stop.set()
         thread.join()
         if broke:
-            raise AssertionError("the clients broke down") from broke[0]
+            raise AssertionError("what ran beside the test broke down") from broke[0]

@@ -127,5 +127,5 @@ def drill_load(url: str, clients: int, *, max_tokens: int) -> Iterator[DrillLoad
         async with httpx.AsyncClient(base_url=url, timeout=TIMEOUT_S, limits=limits) as http:
             await asyncio.gather(*(client(http, number, stop) for number in range(clients)))
 
-    with in_background(run):
+    with in_background(lambda stop: asyncio.run(run(stop))):
         yield load

@@ -106,5 +106,5 @@ def under_load(url: str, clients: int, *, max_tokens: int = 20) -> Iterator[Load
         async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
             await asyncio.gather(*(client(http, number % 2 == 1, stop) for number in range(clients)))
 
-    with in_background(run):
+    with in_background(lambda stop: asyncio.run(run(stop))):
         yield load

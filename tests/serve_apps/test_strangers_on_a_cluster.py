@@ -24,6 +24,7 @@ from cluster.providers.endpoints import free_port
 from serve_apps.spec import AppSpec
 from tests.clusters import HEAD_AND_TWO, LiveCluster, started
 from tests.serve_apps import driver
+from tests.serve_apps.background import in_background
 from tests.serve_apps.driver import Driver
 from tests.serve_apps.fake_engine import make_fake_model
 from tests.serve_apps.strangers import (
@@ -98,9 +99,8 @@ def shoal(running_cluster: LiveCluster, tmp_path: Path) -> Iterator[Shoal]:
 def leases_are_kept(shoal: Shoal) -> Iterator[None]:
     """Meanwhile the app keeps its lease, and holds no more than that allows."""
     wrong: list[Any] = []
-    stop = threading.Event()
 
-    def look() -> None:
+    def look(stop: threading.Event) -> None:
         with Driver(shoal.cluster.record) as call:
             while not stop.is_set():
                 lease = call(driver.leases).get("app/chat")
@@ -109,13 +109,8 @@ def leases_are_kept(shoal: Shoal) -> Iterator[None]:
                     wrong.append((lease, held))
                 stop.wait(0.3)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with in_background(look):
         yield
-    finally:
-        stop.set()
-        thread.join()
     assert wrong == []
 
 
