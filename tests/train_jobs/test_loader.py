@@ -101,7 +101,7 @@ def items(batches: list[Any]) -> list[int]:
     return [int(item) for batch in batches for item in batch["item"]]
 
 
-@settings(max_examples=15)
+@settings(max_examples=40)
 @given(
     st.integers(1, 40),
     st.lists(st.tuples(st.sampled_from([1, 2, 4]), st.integers(1, 4)), min_size=1, max_size=6),
