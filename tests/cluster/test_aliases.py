@@ -47,7 +47,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
     return Storage(f"/bucket/{uuid.uuid4().hex}", filesystem=memory)
 
 
-@pytest.fixture(params=["local", "s3"])
+@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.slow)])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A storage that several processes can reach."""
     if request.param == "local":

@@ -104,6 +104,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_caller_goes_on_with_whoever_has_the_name_now(running_cluster: LiveCluster) -> None:
     name = repr(running_cluster.record.name)
     done = running_cluster.python(ENDED_FOR_GOOD.replace("NAME)", f"{name})"))

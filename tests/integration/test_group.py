@@ -70,7 +70,8 @@ print(json.dumps([len(groups(state)) for state in ("PENDING", "CREATED")]))
 """
 
 
-@pytest.mark.parametrize("killer", ["driver", pytest.param("somebody", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("killer", ["driver", "somebody"])
 def test_a_group_that_is_killed_while_it_waits_for_its_devices_never_gets_them(
     running_cluster: LiveCluster, tmp_path: Path, killer: str
 ) -> None:

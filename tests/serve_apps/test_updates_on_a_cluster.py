@@ -90,7 +90,6 @@ def eventually(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 WAYS = ["rolling", "blue_green", "in_place"]
 FAULTS = ["start", "probes", "requests"]
-QUICK = [("rolling", "probes")]
 
 
 @pytest.mark.parametrize(
@@ -152,14 +151,8 @@ def test_a_newer_config_supersedes_the_update_that_is_under_way(served: Served) 
     assert load.answers[-1].version == "m@6"
 
 
-@pytest.mark.parametrize(
-    ("rollout", "fails"),
-    [
-        pytest.param(way, fault, marks=[] if (way, fault) in QUICK else [pytest.mark.slow])
-        for fault in FAULTS
-        for way in WAYS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("rollout", "fails"), [(way, fault) for fault in FAULTS for way in WAYS])
 def test_a_version_that_fails_goes_back_by_itself(served: Served, rollout: str, fails: str) -> None:
     served.serve_first(4)
     number = 10 + 3 * FAULTS.index(fails) + WAYS.index(rollout)

@@ -50,16 +50,11 @@ COMBINATIONS: dict[str, tuple[dict[str, Any], int]] = {
 QUICK = (
     "data_parallel",
     "ddp ×2",
-    "ddp ×2, static graph, small buckets",
-    "fsdp ×4",
-    "fsdp ×2, selective activation checkpointing",
     "hsdp 2×2",
     "zero1 ×2",
     "zero2 ×2",
     "zero3 ×2",
-    "ddp ×2 × tp 2",
     "fsdp ×2 × tp 2",
-    "ddp ×2 × cp 2",
     "fsdp ×2 × cp 2, ulysses",
 )
 """Those that every run of the tests tries, for a few steps; the slow tests try all."""

@@ -19,8 +19,6 @@ from train_jobs.checkpoint.restore import restore
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.data.preparation import prepare_data
 
-TRIES = 200
-
 
 def save_two(config_json: str, run: str, out: str) -> None:
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
@@ -34,7 +32,7 @@ def save_two(config_json: str, run: str, out: str) -> None:
     write(out, [found])
 
 
-def damage_and_load(config_json: str, run: str, out: str) -> None:
+def damage_and_load(config_json: str, run: str, out: str, tries: int) -> None:
     """Damage the newer checkpoint at random, load, say what was loaded and why; again and again."""
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
     chance = random.Random(7)
@@ -45,7 +43,7 @@ def damage_and_load(config_json: str, run: str, out: str) -> None:
     names = sorted(path.name for path in newest.iterdir())
     assert names == [".metadata", "__0_0.distcp", "__1_0.distcp", COMMIT_MARKER]
     results: list[dict[str, Any]] = []
-    for attempt in range(TRIES):
+    for attempt in range(tries):
         name = names[attempt % len(names)]
         how = chance.choice(("flip a bit", "flip a bit", "fill with zeros", "cut", "append", "delete"))
         spoil(newest / name, how, chance)
@@ -83,8 +81,16 @@ def spoil(path: Path, how: str, chance: random.Random) -> None:
     path.write_bytes(bytes(content))
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_damage_of_any_kind_leads_to_the_checkpoint_before_it(asynchronous: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asynchronous", "tries"),
+    [
+        (False, 60),
+        *(pytest.param(asynchronous, 200, marks=pytest.mark.slow) for asynchronous in (False, True)),
+    ],
+)
+def test_damage_of_any_kind_leads_to_the_checkpoint_before_it(
+    asynchronous: bool, tries: int, tmp_path: Path
+) -> None:
     corpus = write_corpus(tmp_path / "corpus.parquet")
     checkpoint = {"every_steps": 100, "asynchronous": asynchronous}
     config = tiny_job(corpus, steps=20, parallel={"strategy": "fsdp"}, checkpoint=checkpoint)
@@ -94,9 +100,9 @@ def test_damage_of_any_kind_leads_to_the_checkpoint_before_it(asynchronous: bool
     run_program(save_two, run, 2, config.model_dump_json(), str(run), str(saved))
     (states,) = json.loads(saved.read_text())
     loaded = tmp_path / "loaded.json"
-    run_program(damage_and_load, run, 1, config.model_dump_json(), str(run), str(loaded))
+    run_program(damage_and_load, run, 1, config.model_dump_json(), str(run), str(loaded), tries)
     results = json.loads(loaded.read_text())
-    assert len(results) == TRIES
+    assert len(results) == tries
     harmless = 0
     for result in results:
         assert result["digests"] == states[str(result["step"])], result
@@ -109,4 +115,4 @@ def test_damage_of_any_kind_leads_to_the_checkpoint_before_it(asynchronous: bool
             (reason,) = result["reasons"]
             assert reason.startswith("checkpoint_rejected 8: ")
             assert result["file"] in reason
-    assert harmless < TRIES / 10
+    assert harmless < tries / 10

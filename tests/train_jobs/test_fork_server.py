@@ -221,6 +221,7 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert {server.answer()["code"], server.answer()["code"]} <= {-signal.SIGKILL, -signal.SIGSEGV}
 
 
+@pytest.mark.slow
 def test_ranks_are_gone_with_the_server_even_those_that_are_stopped(tmp_path: Path) -> None:
     server = Server()
     ranks = workers(tmp_path, steps=100_000)

@@ -62,6 +62,7 @@ def test_a_fork_server_that_does_not_move_is_replaced_when_its_ranks_are_given_u
     asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_says_a_word_is_killed_and_the_fork_server_stays() -> None:
     async def go() -> None:
         address = f"\0silent-{secrets.token_hex(8)}"

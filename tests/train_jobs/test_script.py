@@ -99,12 +99,14 @@ def test_a_plain_ddp_script_runs_with_its_logs_by_rank(tmp_path: Path) -> None:
     assert again[0].startswith("rank 0 of 2: from step 6 on\n")
 
 
+@pytest.mark.slow
 def test_a_trainer_script_of_hugging_face_runs(tmp_path: Path) -> None:
     outputs = finish(start(job(SCRIPTS / "hf_trainer.py", str(tmp_path / "out")), tmp_path))
     assert "world size 2, loss" in outputs[0]
     assert (tmp_path / "out" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_an_accelerate_script_runs(tmp_path: Path) -> None:
     outputs = finish(start(job(SCRIPTS / "accelerated.py"), tmp_path))
     for rank, output in enumerate(outputs):

@@ -168,7 +168,10 @@ def test_the_exported_model_has_the_loss_that_the_evaluation_said(
 
 @pytest.mark.parametrize(
     ("strategy", "asynchronous"),
-    [("ddp", False), pytest.param("fsdp", False, marks=pytest.mark.slow), ("fsdp", True)],
+    [
+        *(pytest.param(strategy, False, marks=pytest.mark.slow) for strategy in ("ddp", "fsdp")),
+        ("fsdp", True),
+    ],
 )
 def test_a_killed_run_goes_on_from_its_checkpoint_bit_for_bit(
     strategy: str, asynchronous: bool, corpus: Path, tmp_path: Path

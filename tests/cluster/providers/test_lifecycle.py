@@ -140,6 +140,7 @@ def test_a_node_that_does_not_start_is_told_with_its_log_and_nothing_is_left(tmp
         assert files_of(name) == []
 
 
+@pytest.mark.slow
 def test_a_cluster_beside_another_through_its_whole_life(
     running_cluster: LiveCluster, tmp_path: Path
 ) -> None:

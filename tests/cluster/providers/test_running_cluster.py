@@ -121,10 +121,14 @@ def test_what_need_not_be_reached_from_elsewhere_binds_loopback(running_cluster:
     ("command", "expected"),
     [
         ("ray status", "CPU"),
-        ("ray list nodes", "shoal.io/node: worker-1"),
+        pytest.param("ray list nodes", "shoal.io/node: worker-1", marks=pytest.mark.slow),
         ("ray job list", "JobDetails"),
-        ("serve status", "applications: {}"),
-        ("ray job submit --working-dir . -- python -c 'import cluster, train_jobs; print(6 * 7)'", "42"),
+        pytest.param("serve status", "applications: {}", marks=pytest.mark.slow),
+        pytest.param(
+            "ray job submit --working-dir . -- python -c 'import cluster, train_jobs; print(6 * 7)'",
+            "42",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_rays_own_tools_work_under_the_printed_exports(

@@ -141,6 +141,7 @@ print(json.dumps({"events": broker.events(place), "nodes": len(set(first.nodes))
     assert granted_twice(written) == []
 
 
+@pytest.mark.slow
 def test_what_a_stranger_uses_is_seen_and_not_granted(running_cluster: LiveCluster):
     told = answer_of(
         running_cluster,

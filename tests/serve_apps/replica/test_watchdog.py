@@ -52,6 +52,7 @@ def test_a_process_that_is_stopped_is_killed_in_time_and_not_before() -> None:
         assert time.monotonic() - began > TIMEOUT_S / 2
 
 
+@pytest.mark.slow
 def test_a_pause_of_both_is_no_reason() -> None:
     with beating() as (process, watchdog):
         psutil.Process(process.pid).suspend()
