@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster.errors import ShoalError
 from cluster.health import silent
-from cluster.ray_private import forget_token
+from cluster.ray_private import read_credentials_again
 from cluster.record import ClusterRecord, NodeRecord, read_identity, read_record
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "connect",
     "disconnect",
     "environment",
+    "point_at",
     "read_record",
     "require_record",
 ]
@@ -56,6 +58,17 @@ def environment(record: ClusterRecord) -> dict[str, str]:
     }
 
 
+def point_at(record: ClusterRecord) -> None:
+    """Let what this process and its children do with Ray from now on be done with this cluster.
+
+    Ray's clients find the address and the token in `os.environ` only.
+    """
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the path
+    os.environ.update(environment(record))
+    if "ray" in sys.modules:  # else it reads them when it is imported
+        read_credentials_again()
+
+
 def head_is_silent(record: ClusterRecord) -> str | None:
     """Which part of the head does not answer, in words; None when a connection would work."""
     parts = {"Ray's control store (GCS)": record.gcs_address}
@@ -76,17 +89,15 @@ def connect(record: ClusterRecord) -> None:
     missing = head_is_silent(record)
     if missing is not None:
         raise _not_up(record.name, f"{missing} does not answer")
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # it would win over the path
-    os.environ.update(environment(record))  # before Ray is imported: it reads them then
+    joined = _joined()
+    if joined == record.gcs_address:
+        return
+    if joined is not None:
+        raise ShoalError(f"this process is connected to another Ray cluster ({joined}); disconnect it first")
+    point_at(record)
 
     import ray
 
-    if ray.is_initialized():
-        joined = ray.get_runtime_context().gcs_address
-        if joined == record.gcs_address:
-            return
-        raise ShoalError(f"this process is connected to another Ray cluster ({joined}); disconnect it first")
-    forget_token()
     try:
         with _sigterm_kept():
             ray.init(
@@ -98,6 +109,15 @@ def connect(record: ClusterRecord) -> None:
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ShoalError(f"cluster {record.name} could not be joined: {reason}") from error
+
+
+def _joined() -> str | None:
+    """The address of the cluster that this process is in."""
+    if "ray" not in sys.modules:
+        return None
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address) if ray.is_initialized() else None
 
 
 @contextmanager

@@ -27,12 +27,14 @@ def draining_nodes() -> set[str]:
     return set(state.get_draining_nodes())
 
 
-def forget_token() -> None:
-    """Make Ray read the token again at the next connection of this process.
+def read_credentials_again() -> None:
+    """Make Ray go by RAY_AUTH_MODE and by the token as they are now.
 
-    It reads it once otherwise, and a process that joined one cluster waits 20 s in vain for another, or for
-    the same one after it was started anew.
+    It reads the one when it is imported and the other at the first connection. A process that has imported
+    it before, or joined another cluster, or the same one before it was started anew, waits 20 s in vain
+    otherwise.
     """
-    from ray._raylet import AuthenticationTokenLoader  # type: ignore[attr-defined]
+    from ray._raylet import AuthenticationTokenLoader, Config  # type: ignore[attr-defined]
 
+    Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()

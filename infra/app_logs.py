@@ -6,7 +6,6 @@ the node is there, however the process ended. How Ray names its processes, and t
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -18,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cluster.connection import ClusterRecord, environment
+from cluster.connection import ClusterRecord, point_at
 from cluster.errors import RequestError, ShoalError
 from cluster.state_directory import state_directory
 from infra.log_lines import LogLine, Origin
@@ -113,7 +112,7 @@ class AppLogs:
     """
 
     def __init__(self, record: ClusterRecord) -> None:
-        os.environ.update(environment(record))  # Ray reads the token's place from the environment only
+        point_at(record)
         self._url, self._address = record.dashboard_url, record.gcs_address
         self._directory = state_directory(record.name)
 

@@ -6,7 +6,6 @@ The name of a logger of Ray's is private: where it changes, a line for each pack
 from __future__ import annotations
 
 import logging
-import os
 import secrets
 import shlex
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
-from cluster.connection import ClusterRecord, environment
+from cluster.connection import ClusterRecord, point_at
 from cluster.errors import ShoalError
 from cluster.storage import Storage
 from train_jobs.checkpoint.store import CheckpointStore
@@ -83,7 +82,7 @@ class Submissions:
     """
 
     def __init__(self, record: ClusterRecord) -> None:
-        os.environ.update(environment(record))  # Ray reads the token's place from the environment only
+        point_at(record)
         from ray.job_submission import JobSubmissionClient
 
         # It tells of every package it uploads, on a logger that it sets to INFO by itself.
