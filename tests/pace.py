@@ -10,7 +10,9 @@ from collections.abc import Callable
 import psutil
 
 STEPS = 200_000
-"""Of the loop that is the unit: some 26 ms on the machines where the bounds of tests were measured."""
+"""Of the loop that is the unit."""
+USUAL_S = 0.026
+"""What it takes on the machines where the bounds of tests were measured."""
 
 
 def loops(do: Callable[[], object], tries: int = 3) -> float:
@@ -27,23 +29,16 @@ def loops(do: Callable[[], object], tries: int = 3) -> float:
     return min(work for _, work in pairs) / min(loop for loop, _ in pairs)
 
 
-class Unit:
-    """The same loop for work of another process: what one costs now, and at the end of what is measured.
+def at_most(seconds: float, loops: float) -> bool:
+    """Whether processor seconds of other processes are no more than so many of the same loop.
 
-    The slower of the two counts, since the machine may have become slower meanwhile.
+    What a loop usually takes counts, and where that is not enough, what it takes now.
     """
-
-    def __init__(self) -> None:
-        self._seconds = _thread_seconds(_loop)
-
-    def loops(self, seconds: float) -> float:
-        """Processor seconds (`used_s`) since this unit was made, in loops."""
-        self._seconds = max(self._seconds, _thread_seconds(_loop))
-        return seconds / self._seconds
+    return seconds <= loops * USUAL_S or seconds <= loops * max(_thread_seconds(_loop) for _ in range(3))
 
 
 def used_s(process: psutil.Process) -> float:
-    """What a process has used of the processor so far, in seconds of this machine: only for Unit.loops."""
+    """What a process has used of the processor so far: only for at_most."""
     times = process.cpu_times()
     return float(times.user + times.system)
 
