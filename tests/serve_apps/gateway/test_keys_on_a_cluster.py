@@ -47,7 +47,7 @@ def test_keys_open_the_gateway_of_a_running_cluster(tmp_path: Path) -> None:
         whole = (directory / "keys.yaml").read_text()
         (directory / "keys.yaml").write_text("- [")
         time.sleep(2)
-        assert status_of(key) == 429
+        assert status_of(key) in (200, 429), "it is known; its minute may be over"
         (directory / "keys.yaml").write_text(whole)
         # The command line needs no key.
         (row,) = json.loads(cluster.shoal("status", "--json").stdout)["apps"]
