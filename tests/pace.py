@@ -34,7 +34,7 @@ def at_most(seconds: float, loops: float) -> bool:
 
     What a loop usually takes counts, and where that is not enough, what it takes now.
     """
-    return seconds <= loops * USUAL_S or seconds <= loops * max(_thread_seconds(_loop) for _ in range(3))
+    return seconds <= loops * USUAL_S or seconds <= loops * min(_thread_seconds(_loop) for _ in range(3))
 
 
 def used_s(process: psutil.Process) -> float:

@@ -37,10 +37,10 @@ MEMORY_FOR_A_BYTE = 40
 """An empty list is 3 bytes of JSON and 64 of Python's; all else that a body can hold is less."""
 MEMORY_BYTES = 6 * 2**20
 """Beside that: what a process takes from the system, it takes in large pieces."""
-LOOPS = 8
+LOOPS = 7.6
 """Of tests.pace, for a body of this size: about ten times what reading the worst of them takes."""
 
-WAIT_LOOPS = 10
+WAIT_LOOPS = 9.6
 """What the gateway may do while others wait, as ten times as large a body is read: of the processor, since
 who else is on this machine makes all of it longer."""
 
