@@ -26,7 +26,6 @@ _WAITING = {
     "train_jobs/loop.py": ("_totals",),  # a collective of a GPU is waited for where its result is read
 }
 """Other functions in which a rank waits for its peers, by file."""
-_NO_STACK = "no stack could be had: the process does not even answer a signal"
 _STATES = {
     "R": "running",
     "S": "sleeping",
@@ -72,23 +71,30 @@ class RankStacks:
         """Whether a signal or a debugger keeps it from running."""
         return self.state() in (_STATES["T"], _STATES["t"])
 
-    def dump(self) -> str:
+    def is_dead(self) -> bool:
+        """Whether it has ended, though whoever started it may not have heard of that yet."""
+        return self.state() in ("gone", _STATES["Z"])
+
+    def dump(self) -> str | None:
         """The stacks of all threads, the most recent call first; also of a process that is stopped.
 
         What stopped it is undone for that, and it may die of it: the process is about to be killed.
+
+        Returns:
+            None where none could be had: it is dead, or does not even answer a signal.
         """
         with ExitStack() as opened:
             try:
                 file = opened.enter_context(self._path.open("rb"))
             except OSError:
-                return _NO_STACK
+                return None
             # The other threads run on while the main one looks at theirs, and now and then that ends the
             # process (SIGSEGV in CPython 3.11). What a thread says of itself is safe, so it is asked first.
             main, ended = self._ask(_MAIN_THREAD, file)
             if ended:
                 every, ended = self._ask(_ALL_THREADS, file)
                 return every if ended else main
-        return main or _NO_STACK
+        return main or None
 
     def _ask(self, number: int, file: BinaryIO) -> tuple[str, bool]:
         """What the process writes at this signal, and whether it came to the end of it."""
@@ -102,7 +108,7 @@ class RankStacks:
             time.sleep(_LOOK_S)
             # Looked at in this order: what has begun and is in its handler no more has ended.
             ended = bool(text) and not self._is_in_handler(number)
-            dead = self.state() in ("gone", _STATES["Z"])
+            dead = self.is_dead()
             file.seek(start)
             text = file.read()
             if ended or dead:

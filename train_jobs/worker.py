@@ -23,9 +23,10 @@ from train_jobs.control import find_control
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View
 from train_jobs.errors import RankError
-from train_jobs.progress import HangWatch, Heartbeat
+from train_jobs.progress import Heartbeat
 from train_jobs.rank_link import LinkAddress, RankLink, RankOrder
-from train_jobs.rank_stacks import RankStacks, waits_for_others
+from train_jobs.rank_stacks import RankStacks
+from train_jobs.rank_watch import RankWatch
 from train_jobs.script import RankPlace
 from train_jobs.spec import LOGS, GroupSpec
 
@@ -34,10 +35,6 @@ _VERDICT_TIMEOUT_S = 120.0
 """Longer than any wait before another attempt."""
 _LOOK_S = 0.25
 _TURN_LOOK_S = 0.1
-_OF_HANG_TIMEOUT = 0.85
-_FIRST_WORD_S = 300.0
-"""What a rank imports may lie on a disk that many read from."""
-_AFTER_THE_CAUSE_S = 0.5
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
@@ -96,9 +93,9 @@ def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
     ended = here.run.remote(spec.name, RankLink(worker).at)
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         try:
-            worker.end_if_it_hangs()
+            worker.watched.end_if_it_hangs(time.monotonic())
         except RankError:
-            if not worker.is_watching:
+            if not worker.watched.has_process:
                 here.give_up.remote(spec.name)
             raise
     try:
@@ -126,10 +123,8 @@ class RankWorker:
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
-        # Earlier than asked for: keeping the stacks and ending the group takes time too.
-        timeout_s = _OF_HANG_TIMEOUT * spec.config.recovery.hang_timeout_s
-        self._watch = HangWatch(timeout_s, time.monotonic(), _FIRST_WORD_S)
-        self._process: RankStacks | None = None
+        hang_timeout_s = spec.config.recovery.hang_timeout_s
+        self.watched = RankWatch(self.rank, hang_timeout_s, self._keep_stacks, time.monotonic())
         self._status: str | None = None
         self._error: RankError | None = None
 
@@ -182,10 +177,10 @@ class RankWorker:
         return self._reach_lighthouse().arrive(group, standing, rank_count)
 
     def watch(self, pid: int, stacks: int) -> None:
-        self._process = RankStacks(pid, stacks)
+        self.watched.watch(RankStacks(pid, stacks))
 
     def progress(self, heartbeat: Heartbeat) -> None:
-        self._watch.heard(heartbeat, time.monotonic())
+        self.watched.heard(heartbeat, time.monotonic())
 
     def finish(self, status: str) -> None:
         self._status = status
@@ -195,35 +190,6 @@ class RankWorker:
 
     def stay(self) -> None:
         threading.Event().wait()
-
-    @property
-    def is_watching(self) -> bool:
-        """Whether the rank has said which process it is."""
-        return self._process is not None
-
-    def end_if_it_hangs(self) -> None:
-        """Kill a rank that does not get on, once it is known where it stands.
-
-        Raises:
-            RankError: it did not.
-        """
-        wrong = self._watch.hang(time.monotonic())
-        if wrong is None:
-            return
-        if self._process is None:
-            raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
-        state, stopped = self._process.state(), self._process.is_stopped()
-        trace = self._process.dump()
-        waits = not stopped and waits_for_others(trace)
-        self._process.kill()
-        name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
-        try:
-            Storage(self.spec.run).child(LOGS).write_bytes(name, trace.encode())
-        except StorageError as error:  # the driver prints it as well
-            print(f"{name} could not be written: {error}", flush=True)
-        if waits:
-            time.sleep(_AFTER_THE_CAUSE_S)  # the one that it waits for is heard first
-        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
 
     def outcome(self, how_it_ended: str) -> str:
         """What the rank said at its end.
@@ -236,6 +202,13 @@ class RankWorker:
         if self._status is None:
             raise RankError(self.rank, None, "RankDied", how_it_ended, "", died=True)
         return self._status
+
+    def _keep_stacks(self, stacks: str) -> None:
+        name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
+        try:
+            Storage(self.spec.run).child(LOGS).write_bytes(name, stacks.encode())
+        except StorageError as error:  # the driver prints it as well
+            print(f"{name} could not be written: {error}", flush=True)
 
     def _reach_control(self) -> NamedActor:
         self._control = self._control or _control_of(self.spec)

@@ -212,9 +212,12 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert ranks[1].stacks.state() == "stopped by a signal"
     assert [rank.stacks.is_stopped() for rank in ranks] == [False, True]
     waiting = ranks[0].stacks.dump()
+    assert waiting is not None
     assert "in _step" in waiting
     assert waits_for_others(waiting), waiting
-    assert "loop.py" in ranks[1].stacks.dump()  # wherever it stood in that moment
+    where = ranks[1].stacks.dump()
+    assert where is not None
+    assert "loop.py" in where  # wherever it stood in that moment
     for rank in ranks:
         rank.stacks.kill()
     # One whose other threads ran while they were looked at may have died of that.

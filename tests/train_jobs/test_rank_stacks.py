@@ -70,10 +70,6 @@ def test_who_waits_for_others_is_told_from_who_hangs(main: str, waits: bool, hea
     assert waits_for_others(stacks(main, header)) is waits
 
 
-def test_no_stack_is_no_excuse() -> None:
-    assert not waits_for_others("no stack could be had: the process does not even answer a signal")
-
-
 SLEEPER = """
 import threading, time
 from train_jobs.rank_stacks import write_stacks_when_asked
@@ -113,15 +109,16 @@ def test_stacks_are_had_of_a_process_that_sleeps_or_is_stopped(
         assert time.monotonic() < deadline, stacks.state()
     first, second = stacks.dump(), stacks.dump()
     for dump in (first, second):
+        assert dump is not None
         assert dump.count("where_it_hangs") == 1
         assert dump.count("(most recent call first)") == 31
     stacks.kill()
     killed_at = time.monotonic()
-    assert stacks.dump().startswith("no stack could be had")  # nobody has waited for it yet
+    assert stacks.dump() is None  # nobody has waited for it yet
     assert time.monotonic() - killed_at < 2.5  # it waits for 3 where something may come
     assert process.wait(5) == -signal.SIGKILL
     assert stacks.state() == "gone"
-    assert stacks.dump().startswith("no stack could be had")
+    assert stacks.dump() is None
 
 
 DIES_WHEN_LOOKED_AT = """
@@ -144,6 +141,7 @@ def test_the_main_threads_stack_is_had_of_a_process_that_dies_when_the_others_ar
         stacks = RankStacks(process.pid, int(process.stdout.readline()))
         dump = stacks.dump()
     assert process.returncode == -signal.SIGUSR2
+    assert dump is not None
     assert "where_it_hangs" in dump
     assert not waits_for_others(dump)
 
@@ -164,4 +162,5 @@ def test_stacks_are_had_whole_of_a_process_that_hardly_gets_to_run(
             dump = stacks.dump()
         finally:
             busy.kill()
+    assert dump is not None
     assert dump.count("where_it_hangs") == 1  # of the main thread, which is written last
