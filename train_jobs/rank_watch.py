@@ -26,11 +26,20 @@ class RankWatch:
         hang_timeout_s: as the job's `recovery` says.
         keep: takes the stacks of a rank that hangs.
         began: when the rank was started; `now` of the other methods is of the same clock.
+        pause: waits for so many seconds.
     """
 
-    def __init__(self, rank: int, hang_timeout_s: float, keep: Callable[[str], None], began: float) -> None:
+    def __init__(
+        self,
+        rank: int,
+        hang_timeout_s: float,
+        keep: Callable[[str], None],
+        began: float,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.rank = rank
         self._keep = keep
+        self._pause = pause
         # Earlier than asked for: keeping the stacks and ending the group takes time too.
         self._hangs = HangWatch(_OF_HANG_TIMEOUT * hang_timeout_s, began, _FIRST_WORD_S)
         self._process: RankStacks | None = None
@@ -67,13 +76,13 @@ class RankWatch:
         if trace is None and self._process.is_dead():
             return
         trace = trace or _NO_STACK
-        self._keep(trace)
         waits = not stopped and waits_for_others(trace)
         if waits:
             # The one that it waits for is heard first. One that waits for this rank would end with it, and
             # take with it where it stands: killed only when others have had the time to look at that.
-            time.sleep(_AFTER_THE_CAUSE_S)
+            self._pause(_AFTER_THE_CAUSE_S)
         self._process.kill()
+        self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
         raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
 
     def _await_its_end(self, now: float) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -49,16 +50,18 @@ def rank(
         process.kill()
 
 
-def watched(number: int, process: RankStacks, keep: Callable[[str], None]) -> RankWatch:
+def watched(
+    number: int, process: RankStacks, keep: Callable[[str], None], pause: Callable[[float], None] = time.sleep
+) -> RankWatch:
     """One whose rank has done nothing since 0 s."""
-    watch = RankWatch(number, HANG_S, keep, 0.0)
+    watch = RankWatch(number, HANG_S, keep, 0.0, pause)
     watch.watch(process)
     watch.heard(Heartbeat(1, False), 0.0)
     return watch
 
 
 @pytest.mark.parametrize(("file", "waits"), [(IN_TORCH, True), (OWN_CODE, False)])
-def test_a_rank_that_hangs_is_killed_when_its_stacks_are_kept(file: str, waits: bool) -> None:
+def test_a_rank_that_hangs_is_killed_and_its_stacks_are_kept(file: str, waits: bool) -> None:
     kept: list[str] = []
     with rank(file) as (process, stacks):
         watch = watched(3, stacks, kept.append)
@@ -74,25 +77,37 @@ def test_a_rank_that_hangs_is_killed_when_its_stacks_are_kept(file: str, waits: 
 
 
 def test_of_ranks_that_wait_for_each_other_none_is_killed_before_all_have_been_looked_at() -> None:
-    kept: dict[int, str] = {}
+    kept: list[str] = []
     found: list[RankError] = []
     with rank(IN_TORCH) as (first, one), rank(IN_TORCH, first.pid) as (second, other):
-        late = watched(1, other, lambda text: kept.update({1: text}))
+        late = watched(1, other, kept.append)
 
-        def meanwhile(text: str) -> None:
-            kept[0] = text
+        def meanwhile(_: float) -> None:
             with pytest.raises(RankError) as caught:
                 late.end_if_it_hangs(HANG_S)
             found.append(caught.value)
+            assert first.poll() is None
 
-        early = watched(0, one, meanwhile)
+        early = watched(0, one, kept.append, meanwhile)
         with pytest.raises(RankError) as caught:
             early.end_if_it_hangs(HANG_S)
         found.append(caught.value)
         assert first.wait(5) == -signal.SIGKILL
-        second.wait(5)
+        assert second.wait(5) == -signal.SIGKILL
     assert [(each.rank, each.hung, each.collective) for each in found] == [(1, True, True), (0, True, True)]
-    assert all(IN_TORCH in kept[number] for number in (0, 1))
+    assert kept == [each.trace for each in found]
+    assert all(IN_TORCH in trace for trace in kept)
+
+
+def test_a_rank_that_hangs_is_killed_though_its_stacks_cannot_be_kept() -> None:
+    with rank(OWN_CODE) as (process, stacks):
+
+        def keep(_: str) -> None:
+            assert process.wait(5) == -signal.SIGKILL
+            raise TimeoutError("the storage does not answer")
+
+        with pytest.raises(TimeoutError):
+            watched(0, stacks, keep).end_if_it_hangs(HANG_S)
 
 
 @pytest.mark.parametrize("reaped", [False, True])
