@@ -25,7 +25,7 @@ from pyarrow import fs
 from cluster.errors import RequestError, ShoalError
 from cluster.local_files import HIDDEN, copy_whole, flush_dir, temporary_name, write_whole
 from cluster.storage_locations import bounded, local_path_of, reason
-from cluster.storage_retries import PatientFile, patiently
+from cluster.storage_retries import PatientFile, PatientLocalFile, patiently
 
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
@@ -165,7 +165,7 @@ class Storage:
         """
         with self._explained("read", path):
             if (local := self.local_path(path)) is not None:
-                return local.read_bytes()
+                return patiently(local.read_bytes, local=True)
             return patiently(lambda: self._read_whole(path))
 
     def _read_whole(self, path: str) -> bytes:
@@ -197,7 +197,7 @@ class Storage:
         """
         with self._explained("read", path):
             if (local := self.local_path(path)) is not None:
-                with open(local, "rb") as file:
+                with io.BufferedReader(PatientLocalFile(local), _BUFFER) as file:
                     yield file
                 return
             with self._open().open_input_file(self._target(path)) as stream:
@@ -207,7 +207,7 @@ class Storage:
         """The size of a file; None where there is none."""
         with self._explained("look for", path):
             if (local := self.local_path(path)) is not None:
-                return local.stat().st_size if local.is_file() else None
+                return patiently(lambda: local.stat().st_size if local.is_file() else None, local=True)
             size: int | None = self._open().get_file_info(self._target(path)).size
             return size
 
@@ -242,7 +242,7 @@ class Storage:
         """What is directly in a directory, by name, without hidden names; empty when it is not there."""
         with self._explained("list", path):
             if (local := self.local_path(path)) is not None:
-                found = _list_local(local)
+                found = patiently(lambda: _list_local(local), local=True)
             else:
                 selector = fs.FileSelector(self._target(path), allow_not_found=True)
                 found = [
@@ -259,7 +259,7 @@ class Storage:
         """Whether there is a file or a directory."""
         with self._explained("look for", path):
             if (local := self.local_path(path)) is not None:
-                return local.exists()
+                return patiently(local.exists, local=True)
             return bool(self._open().get_file_info(self._target(path)).type != fs.FileType.NotFound)
 
     def make_dir(self, path: str = "") -> None:
@@ -336,7 +336,10 @@ class Storage:
         with self._explained("read", path):
             filesystem = fs.LocalFileSystem() if self._base is not None else self._open()
             source, target = self._target(path), str(local)
-            patiently(lambda: fs.copy_files(source, target, filesystem, fs.LocalFileSystem()))
+            patiently(
+                lambda: fs.copy_files(source, target, filesystem, fs.LocalFileSystem()),
+                local=self._base is not None,
+            )
 
     def claim_dir(self, staged: str, path: str) -> bool:
         """Rename a directory of a local storage to `path`; False when that is taken: one of many wins."""

@@ -35,6 +35,7 @@ from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
 from train_jobs.progress import Progress
 from train_jobs.quorum import Quorum, WholeGroup
+from train_jobs.run_log import has_saved
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import make_task
 from train_jobs.workspace import Workspace
@@ -166,7 +167,15 @@ class RankAssembly:
         """
         way = self.guard.returning
         before = None if way is None else way.before
-        restored = restore(self.store, self.state, self.event, tidies=tidies, before=before)
+        restored = restore(
+            self.store,
+            self.state,
+            self.event,
+            has_saved=lambda: has_saved(self.workspace.storage),
+            begin_anew=self.config.recovery.begin_anew,
+            tidies=tidies,
+            before=before,
+        )
         if restored is not None:
             self.saver.last = restored
         if way is not None:

@@ -227,7 +227,8 @@ class Driver:
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)
         if not decision.again:
-            trace = f"{failure.trace}\n" if failure.trace else ""
+            plain = failure.failure_class is FailureClass.CHECKPOINT
+            trace = f"{failure.trace}\n" if failure.trace and not plain else ""
             raise ShoalError(f"{trace}{failure.reason} ({decision.reason})")
         return failure, decision.backoff_s
 

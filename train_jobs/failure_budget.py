@@ -38,6 +38,7 @@ _RULES = {
 }
 _AT_ONCE = {
     FailureClass.CODE: "it would be raised again, so the job ends",
+    FailureClass.CHECKPOINT: "another attempt finds the same, so the job ends",
     FailureClass.LOSS: "another attempt computes the same, so the job ends",
     FailureClass.REQUEST: "another attempt cannot mend it",
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cluster.errors import RequestError
-from train_jobs.errors import LossError, ScriptError
+from train_jobs.errors import CheckpointError, LossError, ScriptError
 
 MEMORY_ADVICE = (
     "a smaller batch.micro, parallel.activation_checkpointing: full, or a sharding strategy on more workers"
@@ -33,12 +33,16 @@ class FailureClass(StrEnum):
     """Any other exception in the code that is trained with."""
     LOSS = "loss"
     """The loss or its gradient is not a number."""
+    CHECKPOINT = "checkpoint"
+    """Checkpoints cannot be saved, or none of those that were saved can be loaded."""
     REQUEST = "request"
     """What the job asks for cannot be done, as a rank saw."""
     START = "start"
     """The group could not be started, or Ray Train's controller failed."""
 
 
+_PLAIN = (FailureClass.REQUEST, FailureClass.LOSS, FailureClass.CHECKPOINT)
+"""Told in sentences of ours."""
 _MAY_BE_THE_NODES = (FailureClass.WORKER, FailureClass.NODE, FailureClass.TRANSIENT)
 
 
@@ -123,7 +127,7 @@ def classify(
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
             failure_class = class_of(failure.kind, failure.message)
-            plain = failure_class in (FailureClass.REQUEST, FailureClass.LOSS)
+            plain = failure_class in _PLAIN
             return found(
                 failure, failure_class, failure.message if plain else f"{failure.kind}: {failure.message}"
             )
@@ -224,6 +228,8 @@ def class_of(kind: str, message: str) -> FailureClass:
         return FailureClass.REQUEST
     if kind == LossError.__name__:
         return FailureClass.LOSS
+    if kind == CheckpointError.__name__:
+        return FailureClass.CHECKPOINT
     if kind in _MEMORY_KINDS or (
         kind in ("RuntimeError", "AcceleratorError", "OSError")
         and any(words in message for words in _MEMORY_WORDS)

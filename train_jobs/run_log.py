@@ -102,6 +102,17 @@ def read_metrics(storage: Storage) -> list[dict[str, Any]]:
     return [by_step[step] for step in sorted(by_step)]
 
 
+def has_saved(storage: Storage) -> bool:
+    """Whether the run has ever saved a checkpoint.
+
+    Raises:
+        StorageError: its directory is not there, as where a mount was lost.
+    """
+    if storage.appendable and not storage.exists():
+        raise StorageError(f"cannot read {storage.location}: it is not there any more")
+    return any(event["kind"] == "checkpointed" for event in read_events(storage))
+
+
 def node_of(rank: int, group: str | None, events: Iterable[Mapping[str, Any]]) -> str | None:
     """The node where a rank is, as its group said when it was last started; None where it did not."""
     node = None

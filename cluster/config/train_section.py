@@ -129,6 +129,9 @@ class RecoveryConfig(Section):
     storage. Any other exception of the code that is trained with ends the job at once."""
     checkpoint_failures: int = Field(default=3, ge=0)
     """Times in a row that a checkpoint may fail to be saved before the job ends."""
+    begin_anew: bool = False
+    """Begin at step 0 again where checkpoints were saved and none of them can be loaded; otherwise the job
+    stops and says so."""
     heartbeat_timeout_s: float = Field(default=2.0, ge=0.2)
     """Seconds of silence after which a replica group counts as lost, and the others go on without it."""
     hang_timeout_s: float = Field(default=120.0, gt=0)

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from cluster.storage import MissingError, Storage, StorageError
+from cluster.storage import MissingError, Storage
 from train_jobs.checkpoint.manifest import FileFact, Manifest, write_manifest
 
 _BLOCK = 1 << 20
@@ -196,18 +196,13 @@ def damage(
         part: (index, number): look at this share of the files only.
 
     Raises:
-        StorageError: an object store does not answer.
+        StorageError: the storage does not answer, which tells nothing of the files.
     """
     index, number = part
     for name, fact in list(manifest.files.items())[index::number]:
         try:
             found = digest_of(storage, f"{directory}/{name}")
         except MissingError as error:
-            return str(error)
-        except StorageError as error:
-            # A disk that cannot read a file has lost it; an object store that does not answer has not.
-            if storage.local_path() is None:
-                raise
             return str(error)
         if found.size_bytes != fact.size_bytes:
             return f"{name} has {found.size_bytes} bytes, {fact.size_bytes} were written"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
+from cluster.storage import StorageError
+from train_jobs.checkpoint.agreement import from_all, from_rank_0
 from train_jobs.checkpoint.files import CheckpointReader, damage
 from train_jobs.checkpoint.saver import Events, first_line
 from train_jobs.checkpoint.state import TrainingState
@@ -19,44 +22,79 @@ def restore(
     state: TrainingState,
     event: Events,
     *,
+    has_saved: Callable[[], bool],
+    begin_anew: bool = False,
     tidies: bool = True,
     before: int | None = None,
 ) -> int | None:
     """Load the newest good checkpoint; all ranks call this together.
 
     Every file is read and compared with the manifest first, each by one rank. A damaged checkpoint is
-    marked and said with its damage, once, and the one before it is tried.
+    marked and said with its damage, once, and the one before it is tried. What cannot be read tells nothing
+    of the files: it is no damage.
 
     Args:
         event: where rank 0 says what was not loaded, and why.
+        has_saved: whether the job has ever saved a checkpoint, as its log tells.
+        begin_anew: where checkpoints were saved and none can be loaded, begin at step 0.
         tidies: clear away unfinished checkpoints and mark damaged ones.
         before: only checkpoints of fewer steps will do.
 
     Returns:
-        the step that was loaded; None where there is no good checkpoint, and training begins anew.
+        the step that was loaded; None where there is none, and training begins.
+
+    Raises:
+        StorageError: the storage does not answer.
+        CheckpointError: none of those that were saved can be loaded, or one does not fit the job.
     """
     coordinator = dist.get_rank() == 0
-    candidates: list[Checkpoint] = []
-    if coordinator:
-        if tidies:
-            store.drop_unfinished()
-        candidates = [each for each in store.all() if before is None or each.step < before]
-    while (checkpoint := _from_rank_0(candidates.pop() if candidates else None)) is not None:
+    candidates = from_rank_0(lambda: _candidates(store, before, tidies=tidies))
+    told: dict[int, str] = {}
+    for checkpoint in reversed(candidates):
         problem = checkpoint.damage or _damage(store, checkpoint)
         if problem is None:
             with store.reading(checkpoint.step) if coordinator else nullcontext():
                 _load(store, state, checkpoint.step)
             return checkpoint.step
+        told[checkpoint.step] = problem
         if coordinator and tidies and not checkpoint.rejected:
             store.reject(checkpoint.step, problem)
             event("checkpoint_rejected", step=checkpoint.step, reason=problem)
+    if before is None and from_rank_0(lambda: bool(told) or has_saved()):
+        lost = _nothing_left(store, told)
+        if not begin_anew:
+            raise CheckpointError(
+                f"{lost}; the job stops rather than begin at step 0 again (recovery.begin_anew: true lets it)"
+            )
+        if coordinator and tidies:
+            event("begun_anew", reason=lost)
     return None
+
+
+def _candidates(store: CheckpointStore, before: int | None, *, tidies: bool) -> list[Checkpoint]:
+    if tidies:
+        store.drop_unfinished()
+    found = [each for each in store.all() if not each.unfinished]
+    return [each for each in found if before is None or each.step < before]
+
+
+def _nothing_left(store: CheckpointStore, told: dict[int, str]) -> str:
+    where = store.storage.location
+    if not told:
+        return f"this job has saved checkpoints, and there is none in {where}"
+    step, problem = next(iter(told.items()))
+    more = ", and so are all before it" if len(told) > 1 else ""
+    return f"no checkpoint in {where} can be loaded: that of step {step} is damaged ({problem}){more}"
 
 
 def _load(store: CheckpointStore, state: TrainingState, step: int) -> None:
     try:
         state.load(CheckpointReader(store.storage, checkpoint_name(step)))
     except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        unread = next((cause for cause in causes if isinstance(cause, (StorageError, OSError))), None)
+        if unread is not None:
+            raise StorageError(f"the checkpoint of step {step} cannot be read: {unread}") from error
         raise CheckpointError(
             f"the checkpoint of step {step} does not fit this job's model or optimizer: {first_line(error)}"
         ) from error
@@ -64,15 +102,8 @@ def _load(store: CheckpointStore, state: TrainingState, step: int) -> None:
 
 def _damage(store: CheckpointStore, checkpoint: Checkpoint) -> str | None:
     """What any rank found wrong in its share of the files."""
-    assert checkpoint.manifest is not None
+    manifest, directory = checkpoint.manifest, checkpoint_name(checkpoint.step)
+    assert manifest is not None
     part = (dist.get_rank(), dist.get_world_size())
-    found = damage(store.storage, checkpoint_name(checkpoint.step), checkpoint.manifest, part)
-    all_found: list[str | None] = [None] * dist.get_world_size()
-    dist.all_gather_object(all_found, found)
-    return next((each for each in all_found if each is not None), None)
-
-
-def _from_rank_0(checkpoint: Checkpoint | None) -> Checkpoint | None:
-    value = [checkpoint]
-    dist.broadcast_object_list(value)
-    return value[0]
+    found = from_all(lambda: damage(store.storage, directory, manifest, part))
+    return next((each for each in found if each is not None), None)

@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from cluster.config.train_section import CheckpointConfig
 from cluster.errors import ShoalError
+from train_jobs.checkpoint.agreement import from_rank_0
 from train_jobs.checkpoint.files import CheckpointWriter
 from train_jobs.checkpoint.retention import Retention
 from train_jobs.checkpoint.state import BackgroundSave, TrainingState
@@ -96,11 +97,7 @@ class CheckpointSaver:
 
     def lacks_last(self) -> bool:
         """Whether the last step that was due is not in the store; asked by all ranks of a group together."""
-        lacks = [False]
-        if dist.get_rank() == 0 and self.last:
-            lacks[0] = self.store.newest() != self.last
-        dist.broadcast_object_list(lacks)
-        return lacks[0]
+        return from_rank_0(lambda: bool(self.last) and self.store.newest() != self.last)
 
     @property
     def saving(self) -> bool:
@@ -133,15 +130,7 @@ class CheckpointSaver:
 
     def _prepare(self, step: int) -> None:
         """Rank 0 makes room; the others wait, and hear when it could not."""
-        problem: list[Exception | None] = [None]
-        if dist.get_rank() == 0:
-            try:
-                self.store.prepare(step)
-            except ShoalError as error:
-                problem[0] = error
-        dist.broadcast_object_list(problem)
-        if problem[0] is not None:
-            raise problem[0]
+        from_rank_0(lambda: self.store.prepare(step))
 
     def _saved(self, step: int) -> None:
         # It was committed by the coordinator, when all ranks had written.
