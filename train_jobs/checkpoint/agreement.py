@@ -44,7 +44,7 @@ def from_all(find: Callable[[], T]) -> list[T]:
         mine = None, error
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, mine)
-    for _, error in found:
-        if error is not None:
-            raise error
+    problem = next((failed for _, failed in found if failed is not None), None)
+    if problem is not None:
+        raise problem
     return [value for value, _ in found]

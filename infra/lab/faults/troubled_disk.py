@@ -181,7 +181,7 @@ def _serve(root: str, control: str, mount: str) -> None:
             os.chmod(self._real(path), mode)
 
         def utimens(self, path: str, times: tuple[int, int] | None = None) -> None:
-            os.utime(self._real(path), ns=times)
+            os.utime(self._real(path), ns=times or (time.time_ns(),) * 2)
 
         def statfs(self, path: str) -> dict[str, int]:
             stat = os.statvfs(self._real(path))
