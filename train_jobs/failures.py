@@ -128,9 +128,8 @@ def classify(
         if not failure.died and not failure.collective and failure.rank is not None:
             failure_class = class_of(failure.kind, failure.message)
             plain = failure_class in _PLAIN
-            return found(
-                failure, failure_class, failure.message if plain else f"{failure.kind}: {failure.message}"
-            )
+            reason = failure.message if plain else f"{failure.kind}: {failure.message}"
+            return found(failure, failure_class, reason + _advice(failure.message))
     for failure in failures:
         if failure.died:
             whose = "the group" if failure.rank is None else f"rank {failure.rank}"
@@ -266,6 +265,13 @@ def last_exception(output: str) -> tuple[str, str] | None:
     # Frames are indented; the exception is the first line that is not.
     found = next((_EXCEPTION.match(line) for line in lines if line and not line[0].isspace()), None)
     return None if found is None else (found[1], found[2] or "")
+
+
+def _advice(message: str) -> str:
+    """What to change in the config where a library's message names an argument of its own."""
+    if "find_unused_parameters=True" in message:
+        return "\n(here: parallel.ddp.find_unused_parameters: true)"
+    return ""
 
 
 def first_line(text: str) -> str:

@@ -29,6 +29,9 @@ class DDPConfig(Section):
     """Gradients are all-reduced in buckets of this many MiB, while backward still runs."""
     static_graph: bool = False
     """Promise that every step uses the same parameters in the same order."""
+    find_unused_parameters: bool = False
+    """Look in each step for parameters that got no gradient, which the others otherwise wait for: of a model
+    that does not use all of its parameters in every step."""
     gradient_as_bucket_view: bool = True
     """Let gradients lie in the buckets: no second copy of them."""
     sync_batch_norm: bool = False

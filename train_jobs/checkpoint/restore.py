@@ -54,7 +54,15 @@ def restore(
         problem = checkpoint.damage or _damage(store, checkpoint)
         if problem is None:
             with store.reading(checkpoint.step) if coordinator else nullcontext():
-                _load(store, state, checkpoint.step)
+                begun = _load(store, state, checkpoint.step)
+            if coordinator and begun:
+                event(
+                    "optimizer_state_missing",
+                    step=checkpoint.step,
+                    parameters=len(begun),
+                    reason="nothing that the optimizer keeps was saved of "
+                    f"{', '.join(begun[:3])}{', …' if len(begun) > 3 else ''}; it begins anew",
+                )
             return checkpoint.step
         told[checkpoint.step] = problem
         if coordinator and tidies and not checkpoint.rejected:
@@ -87,9 +95,10 @@ def _nothing_left(store: CheckpointStore, told: dict[int, str]) -> str:
     return f"no checkpoint in {where} can be loaded: that of step {step} is damaged ({problem}){more}"
 
 
-def _load(store: CheckpointStore, state: TrainingState, step: int) -> None:
+def _load(store: CheckpointStore, state: TrainingState, step: int) -> list[str]:
+    """Fill the state; returns the parameters of which the optimizer had kept nothing."""
     try:
-        state.load(CheckpointReader(store.storage, checkpoint_name(step)))
+        return state.load(CheckpointReader(store.storage, checkpoint_name(step)))
     except CheckpointException as error:
         causes = [cause for cause, _ in error.failures.values()]
         unread = next((cause for cause in causes if isinstance(cause, (StorageError, OSError))), None)

@@ -6,6 +6,7 @@ import copy
 import io
 import json
 import random
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -119,24 +120,33 @@ class TrainingState:
     def _background(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
 
-    def load(self, reader: CheckpointReader) -> None:
-        """Restore from a complete checkpoint; parameters and optimizer state are filled in place."""
-        model, optimizer = self.parallel.state_to_load(self.optimizer)
+    def load(self, reader: CheckpointReader) -> list[str]:
+        """Restore from a complete checkpoint; parameters and optimizer state are filled in place.
+
+        Returns:
+            the parameters of which the optimizer had kept nothing: no step had given them a gradient.
+        """
+        model, fresh = self.parallel.state_to_load(self.optimizer)
+        saved = reader.read_metadata().state_dict_metadata
+        begun = _begun_anew(fresh, saved)
+        optimizer = {name: value for name, value in fresh.items() if name not in begun}
         wanted: dict[str, Any] = {"model": model, "optimizer": optimizer, "progress": self._progress()}
         wanted = {key: value for key, value in wanted.items() if value}
-        saved = reader.read_metadata().state_dict_metadata
         # Another number of workers may have saved: a rank that was not among them keeps its own.
         if _own_key() in saved:
             wanted[_own_key()] = b""
         if f"progress.{_GUARD}" not in saved:
             del wanted["progress"][_GUARD]  # an older version saved it
         dcp.load(wanted, storage_reader=reader, process_group=self.group)
-        self.parallel.load_state(self.optimizer, wanted.get("model", {}), wanted.get("optimizer", {}))
+        self.parallel.load_state(
+            self.optimizer, wanted.get("model", {}), {**fresh, **wanted.get("optimizer", {})}
+        )
         self._go_on(wanted["progress"])
         if _own_key() in wanted:
             self._restore_own(wanted[_own_key()])
         else:
             self.parallel.load_own_state({})
+        return sorted({_parameter_of(name).removeprefix("state.") for name in begun})
 
     def handed_on(self) -> dict[str, Any]:
         """All of it, for this rank's peer in another group; the tensors are the real ones.
@@ -157,8 +167,9 @@ class TrainingState:
     def take(self, handed: dict[str, Any]) -> None:
         """Go on from what a peer has handed on."""
         model, optimizer = self.parallel.state_to_load(self.optimizer)
+        begun = _begun_anew(optimizer, handed["tensors"])
         for prefix, values in (("model.", model), ("optimizer.", optimizer)):
-            for name in values:
+            for name in values.keys() - begun:
                 value = handed["tensors"][prefix + name]
                 if isinstance(values[name], Tensor):
                     local_part(values[name]).copy_(value)
@@ -246,6 +257,21 @@ def _copy_of(value: object) -> object:
     if isinstance(value, dict):
         return {name: _copy_of(each) for name, each in value.items()}
     return copy.deepcopy(value)
+
+
+def _begun_anew(names: Iterable[str], saved: Iterable[str]) -> set[str]:
+    """Which of an optimizer's names belong to a parameter of which nothing was saved.
+
+    Args:
+        saved: names of all that was, the optimizer's behind `optimizer.`.
+    """
+    known = {_parameter_of(name) for name in saved}
+    return {name for name in names if _parameter_of(f"optimizer.{name}") not in known}
+
+
+def _parameter_of(name: str) -> str:
+    """What a name of flattened optimizer state is the last part of: `state.`, and the parameter's name."""
+    return name.rpartition(".")[0]
 
 
 def _own_key() -> str:

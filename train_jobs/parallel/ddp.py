@@ -37,6 +37,7 @@ class ReplicatedModel(ParallelModel):
             device_ids=[mesh.device.index] if mesh.device.type == "cuda" else None,
             bucket_cap_mb=settings.bucket_cap_mb,
             static_graph=settings.static_graph,
+            find_unused_parameters=settings.find_unused_parameters,
             gradient_as_bucket_view=settings.gradient_as_bucket_view,
             # Batch statistics are rank 0's everywhere; a transformer's buffers are constants.
             forward_sync_buffers=has_statistics and not settings.sync_batch_norm,

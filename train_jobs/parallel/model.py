@@ -160,7 +160,13 @@ class ParallelModel:
         return model, {key: value for key, value in state.items() if not key.startswith(_SETTINGS)}
 
     def state_to_load(self, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What of `state` a checkpoint is to fill."""
+        """What of `state` a checkpoint is to fill: all that may be kept of any parameter, begun anew.
+
+        An optimizer keeps nothing of a parameter that got no gradient yet. What it is filled from may have
+        something of it; or has nothing, and then what this one has is of steps that do not count any more.
+        """
+        self.drop_gradients()  # torch does not learn what is kept where there are any
+        optimizer.state.clear()
         return self.state(optimizer)
 
     def load_state(
