@@ -66,7 +66,9 @@ class RankAssembly:
         self.config = config
         self.workspace = workspace
         self.progress = progress or Progress()
-        self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device)
+        recovery = config.recovery
+        patience_s = max(recovery.start_timeout_s, recovery.save_timeout_s)
+        self.mesh = Mesh(mesh_shape(config.parallel, rank_nodes), device, patience_s)
         self.task = make_task(config, workspace.directory / DATA)
         on_meta = self.task.builds_on_meta and config.parallel.shards and dist.get_world_size() > 1
         with torch.device("meta") if on_meta else nullcontext():
@@ -185,11 +187,10 @@ class RankAssembly:
             self.guard.returned(way)
 
     def export(self) -> None:
-        """Leave the whole model with the run. Called by all ranks."""
+        """Leave the whole model with the run. Called by all ranks; the others do not wait for rank 0."""
         weights = self.state.full_model()
         if dist.get_rank() == 0:
             directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)
             self.workspace.put(EXPORT)
-        dist.barrier()

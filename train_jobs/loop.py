@@ -90,7 +90,7 @@ class StepLoop:
         try:
             self._run()
         except Left as goodbye:
-            with self.progress.waiting():
+            with self.progress.saving():
                 if goodbye.last and self.saver.last != self.state.step:
                     self.saver.save()
                 self.saver.finish()
@@ -102,8 +102,9 @@ class StepLoop:
             self.evaluate()
         if self.saver.last != self.state.step and self.state.step:
             self._save()
-        with self.progress.waiting():
+        with self.progress.saving():
             self.saver.finish()
+            dist.barrier(group=self.mesh.patient)  # rank 0 may have older checkpoints to clear away
         totals = self.meter.totals()
         if totals is not None and self.quorum.leads:
             self.reporter.event("measured", attempt=self.attempt, **totals)
@@ -151,10 +152,12 @@ class StepLoop:
         """One optimizer step of the whole job; True when all ranks are to stop after it."""
         # Kernels are compiled in the first step, for as long as that takes.
         with (
-            nullcontext() if self._has_stepped else self.progress.waiting(),
+            nullcontext() if self._has_stepped else self.progress.starting(),
             self.meter.step(may_profile=self.quorum.leads),
         ):
             line, stop = self._step()
+        if not self._has_stepped:
+            self.mesh.limit_steps(self.config.recovery.hang_timeout_s)
         self._has_stepped = True
         if line is None:
             self._unsaid = None
@@ -257,7 +260,7 @@ class StepLoop:
         """Go on from the newest good checkpoint, without the batch of this step."""
         step, went_back = self.state.step, self.guard.went_back
         self.guard.go_back(bad, step)
-        with self.progress.waiting():
+        with self.progress.starting():
             self._hold()
             self.saver.finish()  # a save under way may be the checkpoint to go back to
             self.quorum.forget()
@@ -278,7 +281,7 @@ class StepLoop:
 
     def _hold(self) -> None:
         """Wait until whoever copies or sends the state has done so."""
-        with self.progress.waiting():
+        with self.progress.saving():
             self.saver.hold()
             self.quorum.hold()
 
@@ -376,7 +379,7 @@ class StepLoop:
         """Save this step, with its evaluation where there was one."""
         known = self.evaluation is not None and self.evaluation["step"] == self.state.step
         if self.quorum.leads:
-            with self.progress.waiting():
+            with self.progress.saving():
                 self.saver.save(self.evaluation if known else None)
         else:
             self.saver.last = self.state.step  # another group saves it

@@ -19,6 +19,7 @@ from train_jobs.assembly import RankAssembly
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError, ScriptError
 from train_jobs.loop import Reporter
+from train_jobs.parallel.mesh import AFTER_HANG_S
 from train_jobs.progress import Progress
 from train_jobs.rank_link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
 from train_jobs.rank_stacks import write_stacks_when_asked
@@ -29,7 +30,6 @@ from train_jobs.workspace import Workspace
 
 _HEARTBEAT_S = 1.0
 _HEARTBEATS_PER_TIMEOUT = 20
-_AFTER_HANG_S = 30.0
 
 
 def run_rank_process(at: LinkAddress) -> None:
@@ -39,12 +39,14 @@ def run_rank_process(at: LinkAddress) -> None:
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
     order = worker.order()
     os.environ.update(order.environment)
-    progress = Progress()
-    _be_watched(worker, progress, order.spec.config.recovery.hang_timeout_s)
+    recovery = order.spec.config.recovery
+    progress = Progress(recovery.start_timeout_s, recovery.save_timeout_s)
+    _be_watched(worker, progress, recovery.hang_timeout_s)
     scripted = order.spec.config.task == "script"
     run = _ScriptRun(order, worker, progress) if scripted else _TaskRun(order, worker, progress)
     try:
-        with progress.waiting():
+        with progress.starting():
+            run.prepare()  # before the ranks meet: then nobody waits for a node that still fetches
             _meet(order, worker)
         status = run.run()
     except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
@@ -82,8 +84,9 @@ def _meet(order: RankOrder, worker: Worker) -> None:
     torch.set_num_threads(max(1, config.workers.cpus))
     if order.device is not None:
         torch.cuda.set_device(order.device)
-    # The worker sees a hang first, and where it is; this is for what it cannot see.
-    timeout = timedelta(seconds=config.recovery.hang_timeout_s + _AFTER_HANG_S)
+    # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is
+    # done the timeout is that of a step (train_jobs.parallel.mesh).
+    timeout = timedelta(seconds=config.recovery.start_timeout_s + AFTER_HANG_S)
     if place.rank == 0:
         store, address = open_store(order.host)
         worker.rendezvous(address)
@@ -163,21 +166,26 @@ class _TaskRun:
         self.progress = progress
         self.reporter = _reporter(order, worker)
         self.assembly: RankAssembly | None = None
+        self.workspace = Workspace(Storage(order.spec.run))
 
     @property
     def step(self) -> int:
         """Steps done."""
         return 0 if self.assembly is None else self.assembly.state.step
 
+    def prepare(self) -> None:
+        """Have this node's copy of the data."""
+        self.workspace.fetch(DATA)
+
     def run(self) -> str:
-        with self.progress.waiting():
+        with self.progress.starting():
             assembly = self._begin()
         outcome = assembly.loop.run()
         if outcome != "finished":
             return outcome
         if not assembly.quorum.leads:
             return "followed"  # the job has finished when the leading group has exported the model
-        with self.progress.waiting():
+        with self.progress.saving():
             assembly.export()
         return "finished"
 
@@ -185,12 +193,10 @@ class _TaskRun:
         order, spec = self.order, self.order.spec
         device = torch.device("cpu") if order.device is None else torch.device("cuda", order.device)
         self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
-        workspace = Workspace(Storage(spec.run))
-        workspace.fetch(DATA)
         replica = None if order.heart is None else (spec.name, _Lighthouse(order, self.worker))
         assembly = RankAssembly(
             spec.config,
-            workspace,
+            self.workspace,
             spec.attempt,
             spec.nodes,
             self.reporter,
@@ -217,6 +223,9 @@ class _ScriptRun:
         self.progress = progress
         self.reporter = _reporter(order, worker)
         self._store: dist.TCPStore | None = None
+
+    def prepare(self) -> None:
+        """Its data is its own affair."""
 
     def run(self) -> str:
         spec, rank = self.order.spec, self.order.place.rank

@@ -136,7 +136,12 @@ class RecoveryConfig(Section):
     """Seconds of silence after which a replica group counts as lost, and the others go on without it."""
     hang_timeout_s: float = Field(default=120.0, gt=0)
     """Seconds within which a rank that gets no micro-batch done is found and its group ended, to be started
-    again; the start, the first step and waits for the storage excepted."""
+    again."""
+    start_timeout_s: float = Field(default=1800.0, gt=0)
+    """The same for a rank's start, to the end of its first step: fetching data, reading or building weights,
+    loading a checkpoint, compiling; and for waiting until other groups have started."""
+    save_timeout_s: float = Field(default=1800.0, gt=0)
+    """The same for writing a checkpoint, and for exporting the model."""
     non_finite_loss: Literal["stop", "skip", "go_back"] = "stop"
     """What a loss or a norm of the gradient that is NaN or infinite does: `stop` ends the job, `skip` leaves
     out the step's update, `go_back` returns to the newest checkpoint and passes over the batch."""

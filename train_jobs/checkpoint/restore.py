@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
 from cluster.storage import StorageError
-from train_jobs.checkpoint.agreement import from_all, from_rank_0
+from train_jobs.agreement import from_all, from_rank_0
 from train_jobs.checkpoint.files import CheckpointReader, damage
 from train_jobs.checkpoint.saver import Events, first_line
 from train_jobs.checkpoint.state import TrainingState
@@ -48,10 +48,11 @@ def restore(
         CheckpointError: none of those that were saved can be loaded, or one does not fit the job.
     """
     coordinator = dist.get_rank() == 0
-    candidates = from_rank_0(lambda: _candidates(store, before, tidies=tidies))
+    patient = state.parallel.mesh.patient
+    candidates = from_rank_0(lambda: _candidates(store, before, tidies=tidies), patient)
     told: dict[int, str] = {}
     for checkpoint in reversed(candidates):
-        problem = checkpoint.damage or _damage(store, checkpoint)
+        problem = checkpoint.damage or _damage(store, checkpoint, patient)
         if problem is None:
             with store.reading(checkpoint.step) if coordinator else nullcontext():
                 begun = _load(store, state, checkpoint.step)
@@ -68,7 +69,7 @@ def restore(
         if coordinator and tidies and not checkpoint.rejected:
             store.reject(checkpoint.step, problem)
             event("checkpoint_rejected", step=checkpoint.step, reason=problem)
-    if before is None and from_rank_0(lambda: bool(told) or has_saved()):
+    if before is None and from_rank_0(lambda: bool(told) or has_saved(), patient):
         lost = _nothing_left(store, told)
         if not begin_anew:
             raise CheckpointError(
@@ -109,10 +110,10 @@ def _load(store: CheckpointStore, state: TrainingState, step: int) -> list[str]:
         ) from error
 
 
-def _damage(store: CheckpointStore, checkpoint: Checkpoint) -> str | None:
+def _damage(store: CheckpointStore, checkpoint: Checkpoint, patient: dist.ProcessGroup) -> str | None:
     """What any rank found wrong in its share of the files."""
     manifest, directory = checkpoint.manifest, checkpoint_name(checkpoint.step)
     assert manifest is not None
     part = (dist.get_rank(), dist.get_world_size())
-    found = from_all(lambda: damage(store.storage, directory, manifest, part))
+    found = from_all(lambda: damage(store.storage, directory, manifest, part), patient)
     return next((each for each in found if each is not None), None)

@@ -11,7 +11,7 @@ from torch.distributed.checkpoint import CheckpointException
 
 from cluster.config.train_section import CheckpointConfig
 from cluster.errors import ShoalError
-from train_jobs.checkpoint.agreement import from_rank_0
+from train_jobs.agreement import from_rank_0
 from train_jobs.checkpoint.files import CheckpointWriter
 from train_jobs.checkpoint.retention import Retention
 from train_jobs.checkpoint.state import BackgroundSave, TrainingState
@@ -97,7 +97,7 @@ class CheckpointSaver:
 
     def lacks_last(self) -> bool:
         """Whether the last step that was due is not in the store; asked by all ranks of a group together."""
-        return from_rank_0(lambda: bool(self.last) and self.store.newest() != self.last)
+        return from_rank_0(lambda: bool(self.last) and self.store.newest() != self.last, self._patient)
 
     @property
     def saving(self) -> bool:
@@ -117,6 +117,10 @@ class CheckpointSaver:
             clearing, self._clearing = self._clearing, None
             clearing.result()
 
+    @property
+    def _patient(self) -> dist.ProcessGroup:
+        return self.state.parallel.mesh.patient
+
     def _end(self) -> None:
         assert self._pending is not None, "no save is in flight"
         step, save = self._pending
@@ -130,7 +134,7 @@ class CheckpointSaver:
 
     def _prepare(self, step: int) -> None:
         """Rank 0 makes room; the others wait, and hear when it could not."""
-        from_rank_0(lambda: self.store.prepare(step))
+        from_rank_0(lambda: self.store.prepare(step), self._patient)
 
     def _saved(self, step: int) -> None:
         # It was committed by the coordinator, when all ranks had written.

@@ -71,9 +71,7 @@ class TrainingState:
     @cached_property
     def group(self) -> dist.ProcessGroup:
         """Collectives of a save that runs in the background must not mix with those of the step loop."""
-        group = dist.new_group(backend="gloo")
-        assert group is not None, "every rank is in it"
-        return group
+        return self.parallel.mesh.background()
 
     def save(self, writer: CheckpointWriter) -> None:
         """Write this rank's part; returns when all ranks have written theirs and the checkpoint counts."""

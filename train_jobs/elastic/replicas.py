@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from train_jobs.agreement import from_rank_0
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.order import Place
 from train_jobs.elastic.buckets import GradientBuckets
@@ -225,7 +226,7 @@ class ReplicaQuorum:
         if is_known():
             return
         self._beat_now.set()
-        with self._progress.waiting(), self._heard:
+        with self._progress.meeting(), self._heard:
             while not self._heard.wait_for(is_known, timeout=_LOOK_S):
                 pass
 
@@ -257,7 +258,7 @@ class ReplicaQuorum:
     def _agree(self) -> None:
         """Meet the other groups, and learn who goes on from which state."""
         began = time.perf_counter()
-        with self._progress.waiting():
+        with self._progress.meeting():
             answer = self._arrive()
         if isinstance(answer, Goodbye):
             self.close()
@@ -268,7 +269,8 @@ class ReplicaQuorum:
         self.ranks = [(group, rank) for group in view.groups for rank in range(dist.get_world_size())]
         self._changes = False
         if view.standing == NO_STATE:
-            self._restore(self.leads)
+            with self._progress.starting():
+                self._restore(self.leads)
             self._has_state, self._changes = True, True
         else:
             self._meet(view, store)
@@ -287,13 +289,9 @@ class ReplicaQuorum:
             )
 
     def _arrive(self) -> tuple[View, str] | Goodbye:
-        answer: list[tuple[View, str] | Goodbye | None] = [None]
-        if dist.get_rank() == 0:
-            mine = Standing(self.state.guard.went_back, self.state.step) if self._has_state else NO_STATE
-            answer[0] = self._lighthouse.arrive(self.settings.group, mine, dist.get_world_size())
-        dist.broadcast_object_list(answer)
-        assert answer[0] is not None, "rank 0 has sent it"
-        return answer[0]
+        mine = Standing(self.state.guard.went_back, self.state.step) if self._has_state else NO_STATE
+        group, ranks = self.settings.group, dist.get_world_size()
+        return from_rank_0(lambda: self._lighthouse.arrive(group, mine, ranks), self.mesh.patient)
 
     def _meet(self, view: View, store: str) -> None:
         group, rank, ranks = self.settings.group, dist.get_rank(), dist.get_world_size()
@@ -338,7 +336,7 @@ class ReplicaQuorum:
 
     def _wait_for(self, transfer: Future[Any]) -> None:
         """Wait for the end of a transfer, or until there is no use in it."""
-        with self._progress.waiting():
+        with self._progress.meeting():
             while self._exchange.failure is None and not wait([transfer], timeout=_LOOK_S).done:
                 pass
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property
 
 import torch
@@ -10,6 +11,10 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cluster.topology import AXES, MeshShape
+from train_jobs.torch_private import set_timeout
+
+AFTER_HANG_S = 30.0
+"""By so much later than whoever watches a rank does torch find that it hangs."""
 
 
 class Mesh:
@@ -21,13 +26,17 @@ class Mesh:
     Attributes:
         shape: the size of each axis.
         device: this rank's.
+
+    Args:
+        patience_s: longest that ranks wait for one of them that works alone; None takes torch's own default.
     """
 
-    def __init__(self, shape: MeshShape, device: torch.device) -> None:
+    def __init__(self, shape: MeshShape, device: torch.device, patience_s: float | None = None) -> None:
         if shape.world_size != dist.get_world_size():
             raise ValueError(f"a mesh of {shape.world_size} ranks for {dist.get_world_size()}")
         self.shape = shape
         self.device = device
+        self._patience = None if patience_s is None else timedelta(seconds=patience_s + AFTER_HANG_S)
         replicate, shard, self.cp_index, self.tp_index = shape.coordinate(dist.get_rank())
         self.data_index = replicate * shape.dp_shard + shard
 
@@ -52,6 +61,25 @@ class Mesh:
         if "dp_replicate" not in names or self.parameters["dp_replicate"].size() == 1:
             return self.parameters["dp_shard"]
         return self.parameters["dp_replicate", "dp_shard"]
+
+    @cached_property
+    def patient(self) -> dist.ProcessGroup:
+        """All ranks, for meeting one that works alone (writes, lists, deletes) for as long as that takes."""
+        group = dist.new_group(backend="gloo", timeout=self._patience)
+        assert group is not None, "every rank is in it"
+        return group
+
+    def background(self) -> dist.ProcessGroup:
+        """A group like that of its own, for another thread: its collectives must not mix with others."""
+        group = dist.new_group(backend="gloo", timeout=self._patience)
+        assert group is not None, "every rank is in it"
+        return group
+
+    def limit_steps(self, hang_timeout_s: float) -> None:
+        """From now on collectives have the time of a step; until now they had that of the slowest start."""
+        made = [mesh for mesh in (vars(self).get("axes"), vars(self).get("parameters")) if mesh is not None]
+        for group in [None, *(group for mesh in made for group in mesh.get_all_groups())]:
+            set_timeout(group, timedelta(seconds=hang_timeout_s + AFTER_HANG_S))
 
     @property
     def tp(self) -> DeviceMesh:

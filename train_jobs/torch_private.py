@@ -1,0 +1,17 @@
+"""What is taken of torch.distributed that is not public, all of it here.
+
+A group's timeout can only be given when it is made; torchtitan changes it after the first step in the same
+way (torchtitan/distributed/utils.py, `set_pg_timeouts`).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+
+def set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
+    """How long collectives of a group may take from now on; None is the default group."""
+    distributed_c10d._set_pg_timeout(timeout, group)
