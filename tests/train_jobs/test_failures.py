@@ -11,7 +11,7 @@ import torch
 
 from cluster.errors import RequestError
 from cluster.storage import StorageError
-from train_jobs.errors import LossError, ScriptError
+from train_jobs.errors import CheckpointError, LossError, ScriptError
 from train_jobs.failures import FailureClass, RankFailure, class_of, classify, last_exception
 from train_jobs.rank import is_collective
 
@@ -60,6 +60,14 @@ def test_a_wrong_request_is_told_in_its_own_words() -> None:
         FailureClass.REQUEST,
         "the tokenizer knows more tokens",
     )
+
+
+def test_checkpoints_that_cannot_be_loaded_are_told_in_their_own_words() -> None:
+    none_left = RankFailure(0, 0, "CheckpointError", "all 2 checkpoints of lm are damaged", "Traceback …")
+    failure = classify([none_left, peer_lost(1)], NODES, NAMES.keys(), NAMES)
+    assert failure.failure_class == FailureClass.CHECKPOINT
+    assert failure.reason == "all 2 checkpoints of lm are damaged"
+    assert not failure.by_node
 
 
 def test_a_node_that_is_gone_explains_everything() -> None:
@@ -132,6 +140,7 @@ def wants_all_memory() -> object:
         (RuntimeError("CUDA error: device-side assert triggered"), "code"),
         (RuntimeError("CUDA error: an illegal memory access was encountered"), "code"),
         (LossError("the loss is nan in step 2"), "loss"),
+        (CheckpointError("all 2 checkpoints of lm are damaged"), "checkpoint"),
         (RequestError("no"), "request"),
     ],
     ids=lambda value: value if isinstance(value, str) else repr(value)[:40],

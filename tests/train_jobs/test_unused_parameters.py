@@ -129,3 +129,26 @@ def test_what_is_kept_of_a_parameter_goes_with_the_state_that_it_belongs_to(tmp_
     config = job(parallel={"ddp": {"find_unused_parameters": True}})
     arguments = (str(tmp_path), config.model_dump_json(), str(tmp_path / "run"))
     finish(start_program(one_process, tmp_path / "run", 1, *arguments))
+
+
+def refused_by_torch(directory: str, config_json: str, run: str) -> None:
+    """Write down how a failure is told that torch finds in the second step."""
+    from train_jobs.failures import RankFailure, classify
+
+    sys.path.insert(0, directory)
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    assembly.begin()
+    try:
+        assembly.loop.run()
+    except RuntimeError as error:
+        failure = classify([RankFailure(0, 1, "RuntimeError", str(error), "")], ["n"], {"n"}, {})
+        (Path(run) / "failure.txt").write_text(f"{failure.failure_class}\n{failure.reason}")
+
+
+def test_torchs_own_words_are_followed_by_the_key_of_the_config(tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(module(NEVER))
+    arguments = (str(tmp_path), job().model_dump_json(), str(tmp_path / "run"))
+    finish(start_program(refused_by_torch, tmp_path / "run", 1, *arguments))
+    told = (tmp_path / "run" / "failure.txt").read_text()
+    assert told.startswith("code\nRuntimeError: Expected to have finished reduction")
+    assert told.endswith("(here: parallel.ddp.find_unused_parameters: true)")
