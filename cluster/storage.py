@@ -157,20 +157,23 @@ class Storage:
                 stream.write(data)
             filesystem.move(beside, target)
 
-    def read_bytes(self, path: str) -> bytes:
-        """The whole file.
+    def read_bytes(self, path: str, start: int = 0) -> bytes:
+        """The whole file, or its bytes from one on.
 
         Raises:
             MissingError: there is no such file.
         """
         with self._explained("read", path):
             if (local := self.local_path(path)) is not None:
-                return patiently(local.read_bytes, local=True)
-            return patiently(lambda: self._read_whole(path))
+                return patiently(lambda: _read_from(local, start), local=True)
+            return patiently(lambda: self._read_from(path, start))
 
-    def _read_whole(self, path: str) -> bytes:
-        with self._open().open_input_stream(self._target(path)) as stream:
-            return bytes(stream.read())
+    def _read_from(self, path: str, start: int) -> bytes:
+        if start == 0:
+            with self._open().open_input_stream(self._target(path)) as stream:
+                return bytes(stream.read())
+        with self._open().open_input_file(self._target(path)) as file:
+            return bytes(file.read_at(max(0, file.size() - start), start))
 
     @contextmanager
     def writer(self, path: str) -> Iterator[BinaryIO]:
@@ -415,6 +418,12 @@ class Storage:
             raise StorageError(f"cannot {verb} {place}: {reason(error)}") from error
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"cannot {verb} {place}: {reason(error)}") from error
+
+
+def _read_from(path: Path, start: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
 
 
 def _list_local(directory: Path) -> list[Entry]:

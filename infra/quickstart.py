@@ -284,9 +284,10 @@ class Quickstart:
     @staticmethod
     def _steps_run_again(run: Storage) -> dict[int, bool]:
         """Every step that two attempts ran, and whether both had the same loss."""
+        from train_jobs.run_log import read_all_metrics
+
         losses: dict[int, list[float]] = {}
-        for line in run.read_bytes("metrics.jsonl").decode().splitlines():
-            metric = json.loads(line)
+        for metric in read_all_metrics(run):
             losses.setdefault(metric["step"], []).append(metric["loss"])
         return {step: len(set(seen)) == 1 for step, seen in losses.items() if len(seen) > 1}
 

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import ray
 
 from cluster.named_actor import NamedActor, NoActorError
-from cluster.storage import Storage, StorageError
-from train_jobs.run_log import RunLog, node_of, now
+from cluster.storage import Storage
+from cluster.time_limit import within
+from train_jobs.run_log import RunLog, node_of, now, read_events
 
 NAMESPACE = "shoal"
-_FLUSH_S = 2.0
+_PATIENCE_S = 2.0
+"""What an answer waits for the storage to have taken its line, while the storage answers."""
 _LAST_S = 30.0
-_AGAIN_S = 0.5
+_READ_S = 10.0
 
 
 def control_name(job: str) -> str:
@@ -63,28 +63,32 @@ class JobControl:
     It is owned by the driver and ends with it. What it forgets in a restart it soon hears again: the ranks
     name their step in every metric, and the driver repeats that the job is to stop. A line that was on its
     way then may be logged twice.
+
+    The storage is read and written in threads: one that hangs holds nobody up who asks here. While it answers,
+    so does the actor only when a line is written, so that what was answered is not lost with its process.
     """
 
     def __init__(self, run_location: str) -> None:
-        self.log = RunLog(Storage(run_location))
+        storage = Storage(run_location)
+        self.log = RunLog(storage)
         self.stopping = False
         self.step = 0
         self._lines = Lines()
         self._started: set[int] = set()
+        self._starts: dict[str | None, Mapping[str, Any]] = {}
+        """By group, how it was last started."""
         self._turn: tuple[int, Sequence[str]] | None = None
-        self._flush_at = 0.0
         self._trouble = False
-        with suppress(StorageError):  # without them a line may be logged twice
-            for event in self.log.events():
-                if event["kind"] == "resized":
-                    self._lines.resized(event["lost"], event.get("members", ()))
+        # Without what was logged before, a line may be logged twice, and a straggler have no node.
+        for event in within(_READ_S, lambda: read_events(storage), otherwise=[]):
+            self._take_in(event)
 
     def metric(self, line: dict[str, Any], group: str) -> dict[str, bool]:
         """Log one step that a group reports; the answer says what is asked of all ranks."""
         if self._lines.is_new(line, group):
-            self._write(lambda: self.log.metric({"time": now(), **line}))
+            self.log.metric({"time": now(), **line})
             self.step = line["step"]
-            self._flush_now_and_then()
+            self._settle()
         return {"stop": self.stopping}
 
     def missed_metric(self, line: dict[str, Any], group: str) -> None:
@@ -94,44 +98,32 @@ class JobControl:
 
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
-            facts["node"] = node_of(facts["rank"], facts.get("group"), self.log.events())
+            facts["node"] = node_of(facts["rank"], facts.get("group"), self._starts.values())
         if kind == "started":
             self._lines.started(facts["attempt"])
-            self._started.add(facts["attempt"])
-        if kind == "resized":
-            self._lines.resized(facts["lost"], facts["members"])
-        self._write(lambda: self.log.event(now(), kind, **facts))
+        self._take_in({"kind": kind, **facts})
+        self.log.event(now(), kind, soon=kind == "checkpointed", **facts)
         if kind == "finished":
-            self._flush_at_last()
+            self.log.wait(_LAST_S)  # others wait for the end of the job, and nobody writes it later
+        self._settle()
+
+    def _take_in(self, event: Mapping[str, Any]) -> None:
+        if event["kind"] == "started":
+            self._started.add(event["attempt"])
+            self._starts[event.get("group")] = event
+        if event["kind"] == "resized":
+            self._lines.resized(event["lost"], event.get("members", ()))
+
+    def _settle(self) -> None:
+        """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
+        if self.log.appends:
+            written = self.log.wait(0.0 if self._trouble else _PATIENCE_S)
         else:
-            self._flush_now_and_then(soon=kind == "checkpointed")
-
-    def _flush_now_and_then(self, *, soon: bool = False) -> None:
-        """People follow the logs: where they are written whole, it happens every few seconds."""
-        began = time.monotonic()
-        if began < self._flush_at and not soon:
-            return
-        self._write(self.log.flush)
-        # Never more than a small share of the time, however long the logs are.
-        self._flush_at = time.monotonic() + max(_FLUSH_S, 20 * (time.monotonic() - began))
-
-    def _flush_at_last(self) -> None:
-        """Have the end of the job written, for which others wait; nobody writes it later."""
-        deadline = time.monotonic() + _LAST_S
-        while not self._write(self.log.flush) and time.monotonic() < deadline:
-            time.sleep(_AGAIN_S)
-
-    def _write(self, write: Callable[[], None]) -> bool:
-        """Whether it was written. A storage that takes nothing now is no reason for the ranks to fail."""
-        try:
-            write()
-        except StorageError as error:  # the next one writes all of it
-            if not self._trouble:
-                print(f"metrics.jsonl and events.jsonl cannot be written for now: {error}", flush=True)
-            self._trouble = True
-            return False
-        self._trouble = False
-        return True
+            written = self.log.trouble is None
+        if not written and not self._trouble:
+            trouble = self.log.trouble or "the storage does not answer"
+            print(f"the logs of the job cannot be written for now: {trouble}", flush=True)
+        self._trouble = not written
 
     def stop(self) -> None:
         """Ask the ranks to save and leave at the next step boundary."""

@@ -1,19 +1,22 @@
-"""The two logs of a run, `metrics.jsonl` and `events.jsonl`, and what can be read out of them."""
+"""The two logs of a run, `metrics` and `events`, and what can be read out of them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from cluster.line_reader import read_lines
+from cluster.line_writer import LineWriter
 from cluster.storage import Storage, StorageError
 
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
+METRICS = "metrics"
+EVENTS = "events"
+"""Names of the logs: where the storage can append they are the files `metrics.jsonl` and `events.jsonl`."""
 
 FINAL_STATUSES = ("succeeded", "failed", "stopped")
+_LAST_S = 60.0
 
 
 def now() -> str:
@@ -22,78 +25,59 @@ def now() -> str:
 
 
 class RunLog:
-    """Writes the logs of one run; one writer at a time, lines whole and in order.
+    """Writes the logs of one run, lines whole and in order; nothing waits for the storage but `wait` and `close`.
 
-    Where the storage cannot append, lines are collected and each log is written whole at `flush`. A line that
-    the storage does not take now is kept, and written with the next one.
+    A line that the storage does not take now is kept, and written as soon as it does.
 
     Args:
         storage: the run's directory.
-
-    Raises:
-        StorageError: from every method, when the storage takes nothing now.
     """
 
     def __init__(self, storage: Storage) -> None:
-        self.storage = storage
-        self._whole: dict[str, list[str]] = {}
-        self._unwritten: dict[str, list[str]] = {METRICS: [], EVENTS: []}
-        self._was_there = storage.appendable and storage.exists()
-        if not storage.appendable:
-            for name in (METRICS, EVENTS):
-                self._whole[name] = list(_lines(storage, name))
+        self._storage = storage
+        self._writer = LineWriter(storage)
+
+    @property
+    def appends(self) -> bool:
+        """Whether each line is written as it comes; elsewhere those of a few seconds are, together."""
+        return self._storage.appendable
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing could be written when that was last tried."""
+        return self._writer.trouble
 
     def metric(self, line: Mapping[str, Any]) -> None:
-        self._append(METRICS, line)
+        self._writer.add(METRICS, [line])
 
-    def event(self, time: str, kind: str, **facts: Any) -> None:
-        """Record an event; `time` is ISO 8601 in UTC."""
-        self._append(EVENTS, {"time": time, "kind": kind, **facts})
+    def event(self, time: str, kind: str, *, soon: bool = False, **facts: Any) -> None:
+        """Record an event; `time` is ISO 8601 in UTC, `soon` as in LineWriter.add."""
+        self._writer.add(EVENTS, [{"time": time, "kind": kind, **facts}], soon=soon)
 
-    def flush(self) -> None:
-        for name, lines in self._whole.items():
-            self.storage.write_bytes(name, "".join(f"{line}\n" for line in lines).encode())
-        for name in self._unwritten:
-            self._write(name)
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all is written, however often the storage fails; whether that was so in time."""
+        return self._writer.written(timeout_s)
 
-    def events(self) -> list[dict[str, Any]]:
-        """All events so far, those that are not written yet too."""
-        lines = self._whole.get(EVENTS)
-        return read_events(self.storage) if lines is None else [json.loads(line) for line in lines]
+    def close(self) -> None:
+        """Write what is left.
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        text = json.dumps(line)
-        if self.storage.appendable:
-            self._unwritten[name].append(text)
-            self._write(name)
-        else:
-            self._whole[name].append(text)
-
-    def _write(self, name: str) -> None:
-        """Append what is not written yet."""
-        if not self._unwritten[name]:
-            return
-        # A directory of this name, made anew, would lie below the file system that is away now.
-        if self._was_there and not self.storage.exists():
-            raise StorageError(f"cannot write {self.storage.location}: it is not there any more")
-        self.storage.append_lines(name, self._unwritten[name])
-        self._unwritten[name].clear()
-
-
-def _lines(storage: Storage, name: str) -> Iterable[str]:
-    if not storage.exists(name):
-        return []
-    # A line that was cut off by a crash has no end; it does not count.
-    return storage.read_bytes(name).decode().split("\n")[:-1]
+        Raises:
+            StorageError: the storage does not take it, or does not answer.
+        """
+        written = self._writer.written(_LAST_S, patient=False)
+        self._writer.close(0.0)
+        if not written:
+            trouble = self._writer.trouble or f"it did not answer within {_LAST_S:.0f} s"
+            raise StorageError(f"the logs of {self._storage.location} cannot be written: {trouble}")
 
 
 def read_events(storage: Storage) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in _lines(storage, EVENTS) if line]
+    return read_lines(storage, EVENTS)
 
 
 def read_all_metrics(storage: Storage) -> list[dict[str, Any]]:
     """Every line of metrics, in the order of writing: a step that ran again is there again."""
-    return [json.loads(line) for line in _lines(storage, METRICS) if line]
+    return read_lines(storage, METRICS)
 
 
 def read_metrics(storage: Storage) -> list[dict[str, Any]]:
@@ -120,11 +104,6 @@ def node_of(rank: int, group: str | None, events: Iterable[Mapping[str, Any]]) -
         if event["kind"] == "started" and event.get("group") == group:
             node = next((each["node"] for each in event.get("ranks", ()) if each["rank"] == rank), node)
     return node
-
-
-def read_metrics_as_logged(storage: Storage) -> list[dict[str, Any]]:
-    """Every line as it was logged: a step that ran again stands there again."""
-    return [json.loads(line) for line in _lines(storage, METRICS) if line]
 
 
 @dataclass

@@ -41,7 +41,7 @@ def record_submission(
     write_run_config(storage, job, name, config)
     log = RunLog(storage.child("jobs", job))
     log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
-    log.flush()
+    log.close()
 
 
 def record_end(storage: Storage, job: str, status: str, error: str) -> None:
@@ -50,7 +50,7 @@ def record_end(storage: Storage, job: str, status: str, error: str) -> None:
     step = CheckpointStore(run.child(CHECKPOINTS)).newest()
     log = RunLog(run)
     log.event(now(), "finished", status=status, step=step or 0, error=error)
-    log.flush()
+    log.close()
 
 
 def driver_statuses(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from cluster.storage import Storage
-from infra.job_logs import Tail, follow
+from infra.job_logs import follow
 from infra.job_view import JobView, figures, sentence
-from train_jobs.run_log import EVENTS, METRICS, RunSummary
+from train_jobs.run_log import RunSummary
 
 
 @pytest.mark.parametrize(
@@ -138,26 +138,13 @@ def test_a_step_whose_loss_was_no_number_has_figures_too() -> None:
     assert figures(line) == "loss none  200 tokens/s"
 
 
-def test_a_line_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
-    tail = Tail(Storage(str(tmp_path)), EVENTS)
-    assert list(tail.new_lines()) == []
-    with (tmp_path / EVENTS).open("w") as log:
-        log.write('{"a": 1}\n{"a": 2}\n{"a"')
-        log.flush()
-        assert list(tail.new_lines()) == [{"a": 1}, {"a": 2}]
-        assert list(tail.new_lines()) == []
-        log.write(": 3}\n")
-        log.flush()
-        assert list(tail.new_lines()) == [{"a": 3}]
-
-
 def test_a_driver_that_died_without_a_word_ends_the_following(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / EVENTS).write_text(
+    (tmp_path / "events.jsonl").write_text(
         '{"time": "2026-01-01T00:00:00+00:00", "kind": "waiting", "min": 1, "max": 1}\n'
     )
-    (tmp_path / METRICS).write_text("")
+    (tmp_path / "metrics.jsonl").write_text("")
     summary = RunSummary("job")
     with JobView("job", 10) as view:
         assert follow(Storage(str(tmp_path)), summary, lambda: "FAILED", view) == "FAILED"

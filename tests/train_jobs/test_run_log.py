@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster import line_writer
 from cluster.storage import Storage, StorageError
 from train_jobs.run_log import RunLog, RunSummary, node_of, read_events, read_metrics
 
@@ -91,30 +93,51 @@ def test_a_rank_is_where_its_group_was_last_started() -> None:
     assert [node_of(1, group, events) for group in ("1-1", "1-2")] == ["d", None]
 
 
-def test_lines_that_the_storage_did_not_take_are_written_with_the_next(tmp_path: Path) -> None:
+def test_lines_that_the_storage_did_not_take_are_written_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     run, away = tmp_path / "run", tmp_path / "away"
     run.mkdir()
     log = RunLog(Storage(run))
     log.event("t1", "submitted")
+    assert log.wait(5.0)
     run.rename(away)
     for step in (1, 2):
-        with pytest.raises(StorageError, match="not there any more"):
-            log.metric({"step": step})
+        log.metric({"step": step})
+        assert not log.wait(0.1)
+    assert "not there any more" in str(log.trouble)
     assert not run.exists(), "it must not be made anew where the file system is away"
     away.rename(run)
     log.metric({"step": 3})
+    log.close()
     assert [line["step"] for line in read_metrics(Storage(run))] == [1, 2, 3]
     assert [event["kind"] for event in read_events(Storage(run))] == ["submitted"]
 
 
-def test_a_disk_without_room_gets_no_half_line(tmp_path: Path) -> None:
+def test_whoever_wants_the_end_written_is_told_at_once_that_it_is_not(tmp_path: Path) -> None:
+    (tmp_path / "events.jsonl").mkdir()
+    log = RunLog(Storage(tmp_path))
+    log.event("t1", "finished")
+    began = time.monotonic()
+    with pytest.raises(StorageError, match="cannot be written: cannot append to .*events"):
+        log.close()
+    assert time.monotonic() - began < 10
+
+
+def test_a_disk_without_room_gets_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     log = RunLog(Storage(tmp_path))
     log.metric({"step": 1})
+    assert log.wait(5.0)
     size = (tmp_path / "metrics.jsonl").stat().st_size
-    with room_for(size + 5), pytest.raises(StorageError, match="append to"):
+    with room_for(size + 5):
         log.metric({"step": 2})
-    assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"}\n")
+        assert not log.wait(0.2)
+        assert "append to" in str(log.trouble)
+        assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"}\n")
     log.metric({"step": 3})
+    log.close()
     assert [line["step"] for line in read_metrics(Storage(tmp_path))] == [1, 2, 3]
 
 

@@ -11,11 +11,10 @@ from cluster.errors import ShoalError
 from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage
-from infra.job_logs import Tail
 from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.load_course import Logs, Round
 from train_jobs.listing import run_of
-from train_jobs.run_log import EVENTS, METRICS, read_events, read_metrics_as_logged
+from train_jobs.run_log import EVENTS, METRICS, read_all_metrics, read_events
 
 _LOOK_S = 0.1
 
@@ -34,7 +33,7 @@ class GiveAndTake:
         self.low = low
         self.high = high
         self.timeout_s = timeout_s
-        self._events, self._metrics = Tail(run, EVENTS), Tail(run, METRICS)
+        self._events, self._metrics = LineReader(run, EVENTS), LineReader(run, METRICS)
         self._world_size = 0
         self._ended: str | None = None
 
@@ -79,7 +78,7 @@ class GiveAndTake:
     @property
     def world_size(self) -> int:
         """Of the job's last step; 0 before the first."""
-        for line in self._metrics.new_lines():
+        for line in self._metrics.new():
             self._world_size = line["world_size"]
         return self._world_size
 
@@ -94,7 +93,7 @@ class GiveAndTake:
     def _until(self, condition: Callable[[], bool], otherwise: str) -> None:
         deadline, pause = time.monotonic() + self.timeout_s, threading.Event()
         while not condition():
-            for event in self._events.new_lines():
+            for event in self._events.new():
                 if event["kind"] == "finished":
                     raise ShoalError(f"{otherwise}: it has {event['status']} ({event['error']})")
             if time.monotonic() >= deadline:
@@ -121,7 +120,7 @@ class GiveAndTake:
         ended = time.monotonic() + seconds
         while (left := ended - time.monotonic()) > 0:
             threading.Event().wait(min(left, _LOOK_S))
-            for event in self._events.new_lines():
+            for event in self._events.new():
                 if event["kind"] == "finished":
                     raise ShoalError(f"the job has {event['status']} ({event['error']})")
 
@@ -136,7 +135,7 @@ def logs_of(record: ClusterRecord, job: str, app: str) -> Logs:
         broker=read_journal(journal_storage(record.storage, record.name)),
         app=AppStore(storage, record.name, record.cluster_id).events(app),
         job=read_events(run),
-        metrics=read_metrics_as_logged(run),
+        metrics=read_all_metrics(run),
         job_holder=f"job/{job}",
         app_holder=f"app/{app}",
     )

@@ -24,7 +24,7 @@ from cluster.providers.provider import Provider
 from cluster.storage import Storage
 from train_jobs.listing import run_of, status_of
 from train_jobs.run_config import read_run_config
-from train_jobs.run_log import read_events, read_metrics_as_logged, summarize
+from train_jobs.run_log import read_all_metrics, read_events, summarize
 from train_jobs.submission import Submissions, new_job_id
 
 _LOOK_S = 0.05
@@ -140,7 +140,7 @@ class OwnJob:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Every line as it was logged; a step that was done again stands there again."""
-        return read_metrics_as_logged(self.run)
+        return read_all_metrics(self.run)
 
     def until(self, condition: Callable[[], Any], otherwise: str, timeout_s: float = 150.0) -> Any:
         """Wait until a condition holds; returns what it returned.

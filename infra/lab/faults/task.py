@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -29,6 +30,7 @@ _WIDTH = 1024
 _PIECE_BYTES = 16 * 2**20
 _ROOM_BYTES = 256 * 2**20
 SLOWER = 3.0
+SLOW_RANK = 1
 _SPIKE = 1e6
 
 
@@ -83,20 +85,33 @@ class Model(nn.Sequential):
 
 
 class Task:
-    """Regression by two layers; `settings`: `pause_s` of a micro-batch, and the directory of `orders`."""
+    """Regression by two layers.
+
+    `settings`: `pause_s` of a micro-batch, the directory of `orders`, and what rank SLOW_RANK takes for its data
+    (`data_s`) and rank 0 for the export (`export_s`).
+    """
 
     unit = "samples"
 
     def __init__(self, config: Any) -> None:
         self.pause_s: float = config.settings["pause_s"]
         self.orders = Path(config.settings["orders"])
+        self.data_s: float = config.settings.get("data_s", 0.0)
+        self.export_s: float = config.settings.get("export_s", 0.0)
         self._apart = dist.new_group()
 
     def build(self) -> nn.Module:
         return Model(self.pause_s)
 
     def samples(self, held_out: bool) -> Dataset[dict[str, Tensor]]:
+        if dist.get_rank() == SLOW_RANK:
+            time.sleep(self.data_s)
         return Points()
+
+    def export(self, weights: dict[str, Tensor], directory: Path) -> None:
+        time.sleep(self.export_s)
+        directory.mkdir(parents=True)
+        save_file(weights, directory / "model.safetensors")
 
     def loss(self, model: nn.Module, batch: dict[str, Tensor]) -> Sums:
         order = self._obey(model) if model.training else None

@@ -10,10 +10,15 @@ import fsspec
 import pytest
 from pyarrow import fs
 
+from cluster import line_writer
 from cluster.sharing import journal as module
 from cluster.sharing.events import Event
-from cluster.sharing.journal import EVENTS_FILE, Journal, journal_storage, read_events
+from cluster.sharing.journal import EVENTS, Journal, journal_storage, read_events
 from cluster.storage import Storage
+
+
+def memory_store() -> fs.FileSystem:
+    return fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
 
 
 def event(number: int) -> Event:
@@ -49,7 +54,7 @@ def test_events_are_numbered_stamped_kept_and_written(tmp_path: Path):
     assert journal.after(None) == [first, second]
     assert journal.after((first["epoch"], 1)) == [second]
     assert journal.after(None, most=1) == [second]
-    assert (tmp_path / "sharing" / "demo" / EVENTS_FILE).read_text().count("\n") == 2
+    assert (tmp_path / "sharing" / "demo" / f"{EVENTS}.jsonl").read_text().count("\n") == 2
 
 
 def test_numbers_and_memory_go_on_after_a_restart_whatever_the_clock_says(tmp_path: Path):
@@ -68,22 +73,22 @@ def test_numbers_and_memory_go_on_after_a_restart_whatever_the_clock_says(tmp_pa
 def test_a_line_that_was_cut_off_is_left_out_and_spoils_none_after_it(tmp_path: Path):
     storage = Storage(tmp_path)
     write(storage, 1, 2)
-    path = tmp_path / EVENTS_FILE
+    path = tmp_path / f"{EVENTS}.jsonl"
     path.write_bytes(path.read_bytes()[:-10])
     write(storage, 3, at=2000.0)
     assert [line["reason"] for line in read_events(storage)] == ["number 1", "number 3"]
 
 
 def test_a_storage_that_fails_is_tried_again_and_nothing_waits_for_it(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     storage = Storage(tmp_path)
-    (tmp_path / EVENTS_FILE).mkdir()  # no file can be written there, not even by root
+    (tmp_path / f"{EVENTS}.jsonl").mkdir()  # no file can be written there, not even by root
     journal = Journal(storage)
     journal.add([event(1)])
     assert not journal.flushed(timeout_s=0.1)
     assert journal.trouble is not None
     assert [line["reason"] for line in journal.after(None)] == ["number 1"]
-    (tmp_path / EVENTS_FILE).rmdir()
+    (tmp_path / f"{EVENTS}.jsonl").rmdir()
     journal.add([event(2)])
     assert journal.flushed()
     assert journal.trouble is None
@@ -91,34 +96,34 @@ def test_a_storage_that_fails_is_tried_again_and_nothing_waits_for_it(tmp_path: 
 
 
 def test_what_waits_for_the_storage_is_bounded(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     monkeypatch.setattr(module, "MOST_UNWRITTEN", 3)
-    (tmp_path / EVENTS_FILE).mkdir()
+    (tmp_path / f"{EVENTS}.jsonl").mkdir()
     journal = Journal(Storage(tmp_path))
     for number in range(6):
         journal.add([event(number)])
-    (tmp_path / EVENTS_FILE).rmdir()
+    (tmp_path / f"{EVENTS}.jsonl").rmdir()
     assert journal.flushed()
     assert [line["seq"] for line in read_events(Storage(tmp_path))] == [4, 5, 6]
 
 
-def test_where_nothing_can_be_appended_every_batch_is_a_file(monkeypatch):
-    monkeypatch.setattr(module, "BATCH_S", 0.01)
-    memory = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
-    storage = Storage(f"/bucket/{uuid.uuid4().hex}", filesystem=memory)
+def test_where_nothing_can_be_appended_the_newest_are_found_over_several_parts(monkeypatch):
+    monkeypatch.setattr(line_writer, "PART_BYTES", 1)
+    storage = Storage(f"/bucket/{uuid.uuid4().hex}", filesystem=memory_store())
     journal = write(storage, 1)
     journal.add([event(2)])
     assert journal.flushed()
-    assert len(storage.list(module.PARTS)) == 2
-    write(storage, 3, at=2000.0)
+    assert len(storage.list(EVENTS)) == 2
+    again = write(storage, 3, at=2000.0)
     assert [line["seq"] for line in read_events(storage)] == [1, 2, 3]
+    assert [line["seq"] for line in again.after(None)] == [1, 2, 3]
 
 
 def test_a_closed_journal_has_written_what_it_had(tmp_path: Path):
     journal = Journal(Storage(tmp_path))
     journal.add(event(number) for number in range(100))
     journal.close()
-    lines = (tmp_path / EVENTS_FILE).read_text().splitlines()
+    lines = (tmp_path / f"{EVENTS}.jsonl").read_text().splitlines()
     assert [json.loads(line)["held"]["worker-1"] for line in lines] == list(range(100))
 
 
@@ -131,6 +136,6 @@ def test_a_place_for_the_log_that_is_not_there_yet_is_no_hindrance(tmp_path: Pat
 
 @pytest.mark.parametrize("rubbish", [b"\n\n", b"[]\n{}\n", b"\xff\xfe\n", b'{"seq": 1}\n'])
 def test_rubbish_in_the_file_is_passed_over(tmp_path: Path, rubbish: bytes):
-    (tmp_path / EVENTS_FILE).write_bytes(rubbish)
+    (tmp_path / f"{EVENTS}.jsonl").write_bytes(rubbish)
     write(Storage(tmp_path), 1)
     assert [line["reason"] for line in read_events(Storage(tmp_path))] == ["number 1"]

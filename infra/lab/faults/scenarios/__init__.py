@@ -10,12 +10,13 @@ from infra.lab.faults.scenarios import (
     head,
     network,
     nodes,
+    slow_work,
     steering,
     storage,
     workers,
 )
 
-_SUBJECTS = (workers, nodes, network, steering, bad_steps, checkpoints, head, storage, clock)
+_SUBJECTS = (workers, nodes, network, steering, bad_steps, checkpoints, head, storage, slow_work, clock)
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for subject in _SUBJECTS for scenario in subject.SCENARIOS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from infra.lab.bench.own_cluster import OwnJob
-from infra.lab.faults import disks
+from infra.lab.faults import disks, troubled_disk
 from infra.lab.faults.disks import Disk
 from infra.lab.faults.fault_course import longest_gap_s, seconds
 from infra.lab.faults.laboratory import HANG_TIMEOUT_S, Laboratory, wait_between_checkpoints
@@ -17,6 +17,8 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.spec import CHECKPOINTS
 
 _SHORT_S = 10.0
+_HANG_S = 75.0
+"""Longer than a rank waits for an answer."""
 _MINUTE_S = 60.0
 _HALF_A_CHECKPOINT_BYTES = 80 * 1024
 _GOES_ON_S = 2.0
@@ -86,6 +88,28 @@ def _trouble(
         return FaultOutcome(trials, [*wrong, *_failures(job), *lab.wrong(job)])
 
 
+def hang(lab: Laboratory, repeats: int) -> FaultOutcome:
+    """Let the disk answer nothing for a while: until the next step, once it answers again."""
+    with (
+        troubled_disk.troubled_disk(lab.directory / "hanging") as disk,
+        lab.own_cluster(storage=str(disk.directory)) as cluster,
+    ):
+        job = cluster.submit("whole")
+        trials = []
+        for _ in range(repeats):
+            wait_between_checkpoints(job)
+            disk.trouble(troubled_disk.HANG)
+            threading.Event().wait(_HANG_S)
+            disk.mend()
+            over = time.time()
+            job.until_steps(1)
+            after = [line for line in job.metrics() if seconds(line) > over]
+            stood = longest_gap_s(job.metrics(), over - _HANG_S)
+            seen = f"it stood for {stood:.1f} of the {_HANG_S:.0f} s"
+            trials.append(Trial(seconds(after[0]) - over, "where it was", seen=seen))
+        return FaultOutcome(trials, [*_failures(job), *lab.wrong(job)])
+
+
 def _trial(job: OwnJob, stood: float, began: float, over: float, saved: float) -> Trial:
     failed = _since(job, "checkpoint_failed", began)
     return Trial(
@@ -116,4 +140,13 @@ SCENARIOS = tuple(
         ("storage-read-only", f"the storage refuses writes for {_SHORT_S:.0f} s", refuse_writes),
         ("storage-away", f"the storage is away for {_MINUTE_S:.0f} s", be_away),
     )
+)
+SCENARIOS += (
+    Scenario(
+        "storage-hangs",
+        f"the storage answers nothing for {_HANG_S:.0f} s: the job waits with its checkpoint, and goes on",
+        hang,
+        troubled_disk.missing,
+        own_cluster=True,
+    ),
 )
