@@ -64,8 +64,8 @@ class JobControl:
     name their step in every metric, and the driver repeats that the job is to stop. A line that was on its
     way then may be logged twice.
 
-    The storage is read and written in threads: one that hangs holds nobody up who asks here. While it answers,
-    so does the actor only when a line is written, so that what was answered is not lost with its process.
+    The storage is read and written in threads: one that hangs holds nobody up who asks here. While it
+    answers, the actor does so only when a line is written: what was answered is not lost with its process.
     """
 
     def __init__(self, run_location: str) -> None:
@@ -80,7 +80,8 @@ class JobControl:
         self._turn: tuple[int, Sequence[str]] | None = None
         self._trouble = False
         # Without what was logged before, a line may be logged twice, and a straggler have no node.
-        for event in within(_READ_S, lambda: read_events(storage), otherwise=[]):
+        nothing: list[dict[str, Any]] = []
+        for event in within(_READ_S, lambda: read_events(storage), otherwise=nothing):
             self._take_in(event)
 
     def metric(self, line: dict[str, Any], group: str) -> dict[str, bool]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from cluster.connection import ClusterRecord
 from cluster.errors import ShoalError
+from cluster.line_reader import LineReader
 from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from cluster.storage import Storage

@@ -87,8 +87,8 @@ class Model(nn.Sequential):
 class Task:
     """Regression by two layers.
 
-    `settings`: `pause_s` of a micro-batch, the directory of `orders`, and what rank SLOW_RANK takes for its data
-    (`data_s`) and rank 0 for the export (`export_s`).
+    `settings`: `pause_s` of a micro-batch, the directory of `orders`, and what rank SLOW_RANK takes for its
+    data (`data_s`) and rank 0 for the export (`export_s`).
     """
 
     unit = "samples"

@@ -19,9 +19,7 @@ def slow(what: str, lab: Laboratory, repeats: int) -> FaultOutcome:
         settings = {"pause_s": 0.0, "orders": str(lab.orders), what: ALONE_S}
         saves = {"every_steps": _STEPS, "keep": 1}
         job = lab.cluster.submit("whole", {"steps": _STEPS, "settings": settings, "checkpoint": saves})
-        finished = job.until(lambda job=job: job.events("finished"), "the job did not end", timeout_s=300.0)[
-            0
-        ]  # type: ignore[misc]
+        finished = job.until(partial(job.events, "finished"), "the job did not end", timeout_s=300.0)[0]
         lines = job.metrics()
         if finished["status"] != "succeeded" or job.events("failed"):
             reasons = [event["reason"] for event in job.events("failed")]
@@ -48,7 +46,7 @@ SCENARIOS = (
     ),
     Scenario(
         "slow-data",
-        f"a rank takes {ALONE_S:.0f} s to open its data, with hang_timeout_s {HANG_TIMEOUT_S:g}: the job succeeds",
+        f"a rank opens data for {ALONE_S:.0f} s, with hang_timeout_s {HANG_TIMEOUT_S:g}: the job succeeds",
         lambda lab, repeats: slow("data_s", lab, repeats),
     ),
 )
