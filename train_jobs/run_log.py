@@ -27,8 +27,8 @@ def now() -> str:
 class RunLog:
     """Writes the logs of one run, lines whole and in order.
 
-    Nothing waits for the storage but `wait` and `close`. A line that the storage does not take now is kept, and
-    written as soon as it does.
+    Nothing waits for the storage but `wait` and `close`. A line that the storage does not take now is kept,
+    and written as soon as it does.
 
     Args:
         storage: the run's directory.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from infra.lab.faults.fault_course import seconds
 from infra.lab.faults.laboratory import HANG_TIMEOUT_S, Laboratory
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
