@@ -56,7 +56,7 @@ def watched(
     """One whose rank has done nothing since 0 s."""
     watch = RankWatch(number, HANG_S, keep, 0.0, pause)
     watch.watch(process)
-    watch.heard(Heartbeat(1, False), 0.0)
+    watch.heard(Heartbeat(1), 0.0)
     return watch
 
 
@@ -65,7 +65,7 @@ def test_a_rank_that_hangs_is_killed_and_its_stacks_are_kept(file: str, waits: b
     kept: list[str] = []
     with rank(file) as (process, stacks):
         watch = watched(3, stacks, kept.append)
-        watch.heard(Heartbeat(1, False), 0.9 * HANG_S)  # it speaks, and does nothing
+        watch.heard(Heartbeat(1), 0.9 * HANG_S)  # it speaks, and does nothing
         watch.end_if_it_hangs(0.8 * HANG_S)
         assert process.poll() is None
         with pytest.raises(RankError, match=r"done nothing for 99\.0 s \((sleeping|running)\)") as caught:
