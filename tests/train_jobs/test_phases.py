@@ -59,21 +59,30 @@ def job(corpus: Path, **changes: Any) -> TrainJobConfig:
     return tiny_job(corpus, recovery=recovery, **{"parallel": {"strategy": "fsdp"}, **changes})
 
 
+def trained(config: TrainJobConfig, run: Path, attempt: int, at: str) -> list[int]:
+    """Train with a slow rank 0; the steps of that attempt."""
+    from train_jobs.data.preparation import prepare_data
+
+    prepare_data(config, run / "data")
+    run_program(rank_0_is_slow, run, 2, config.model_dump_json(), str(run), attempt, at)
+    lines = [line for line in reports(run) if "kind" not in line and line["attempt"] == attempt]
+    return [line["step"] for line in lines if "loss" in line]
+
+
+@pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("at", ["preparing", "clearing", "exporting"])
-@pytest.mark.parametrize("asynchronous", [False, True])
 def test_the_others_wait_for_rank_0_where_it_works_alone(
     at: str, asynchronous: bool, corpus: Path, tmp_path: Path
 ) -> None:
-    from train_jobs.data.preparation import prepare_data
-
-    config = job(corpus, checkpoint={"every_steps": 2, "keep": 1, "asynchronous": asynchronous})
-    prepare_data(config, tmp_path / "data")
-    run_program(rank_0_is_slow, tmp_path, 2, config.model_dump_json(), str(tmp_path), 1, at)
+    config = job(corpus, checkpoint={"every_steps": 4, "keep": 1, "asynchronous": asynchronous})
+    assert trained(config, tmp_path, 1, at) == [*range(1, 9)]
     assert (tmp_path / "export" / "model.safetensors").exists()
-    assert [line["step"] for line in reports(tmp_path) if "kind" not in line] == [*range(1, 9)]
-    again = config.model_copy(update={"steps": 10})
-    run_program(rank_0_is_slow, tmp_path, 2, again.model_dump_json(), str(tmp_path), 2, "listing")
-    assert [line["step"] for line in reports(tmp_path) if "kind" not in line][-2:] == [9, 10]
+
+
+def test_the_others_wait_for_rank_0_while_it_looks_for_checkpoints(corpus: Path, tmp_path: Path) -> None:
+    config = job(corpus, checkpoint={"every_steps": 4, "keep": 1})
+    trained(config, tmp_path, 1, "nowhere")
+    assert trained(config.model_copy(update={"steps": 10}), tmp_path, 2, "listing") == [9, 10]
 
 
 def one_hangs_in_a_step(config_json: str, run: str) -> None:
