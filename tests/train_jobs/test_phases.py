@@ -126,8 +126,10 @@ def groups_and_times(out: str) -> None:
     from train_jobs.parallel import mesh
 
     mesh.AFTER_HANG_S = 0.0
-    made = mesh.Mesh(MeshShape(dp_replicate=1, dp_shard=2, cp=1, tp=1), torch.device("cpu"), 60.0)
-    groups = [dist.group.WORLD, *made.axes.get_all_groups(), *made.parameters.get_all_groups()]
+    made = mesh.Mesh(MeshShape(dp_replicate=2, dp_shard=2, cp=1, tp=1), torch.device("cpu"), 60.0)
+    of_axes = [*made.axes.get_all_groups(), *made.parameters.get_all_groups()]
+    groups = [dist.group.WORLD, *(group for group in of_axes if dist.get_world_size(group) > 1)]
+    assert len({*groups}) > 2, "the axes have groups of their own"
     made.limit_steps(0.5)
     for group in groups:
         dist.barrier(group)
@@ -146,5 +148,5 @@ def groups_and_times(out: str) -> None:
 
 def test_the_groups_of_the_axes_have_the_same_limit(tmp_path: Path) -> None:
     """And what is private of torch does what it did."""
-    run_program(groups_and_times, tmp_path, 2, str(tmp_path / "out"))
+    run_program(groups_and_times, tmp_path, 4, str(tmp_path / "out"))
     assert (tmp_path / "out").read_text() == "all of them"
