@@ -102,8 +102,12 @@ def hang(lab: Laboratory, repeats: int) -> FaultOutcome:
             threading.Event().wait(_HANG_S)
             disk.mend()
             over = time.time()
-            job.until_steps(1)
-            after = [line for line in job.metrics() if seconds(line) > over]
+
+            def later(over: float = over) -> list[dict[str, Any]]:
+                # Lines of steps that were done while the disk hung are written first.
+                return [line for line in job.metrics() if seconds(line) > over]
+
+            after = job.until(later, "no step was done once the disk answered again")
             stood = longest_gap_s(job.metrics(), over - _HANG_S)
             seen = f"it stood for {stood:.1f} of the {_HANG_S:.0f} s"
             trials.append(Trial(seconds(after[0]) - over, "where it was", seen=seen))
