@@ -123,7 +123,7 @@ class JobControl:
             written = self.log.trouble is None
         if not written and not self._trouble:
             trouble = self.log.trouble or "the storage does not answer"
-            print(f"the logs of the job cannot be written for now: {trouble}", flush=True)
+            print(f"metrics and events cannot be written for now: {trouble}", flush=True)
         self._trouble = not written
 
     def stop(self) -> None:

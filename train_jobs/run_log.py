@@ -69,7 +69,7 @@ class RunLog:
         self._writer.close(0.0)
         if not written:
             trouble = self._writer.trouble or f"it did not answer within {_LAST_S:.0f} s"
-            raise StorageError(f"the logs of {self._storage.location} cannot be written: {trouble}")
+            raise StorageError(f"metrics and events cannot be written in {self._storage.location}: {trouble}")
 
 
 def read_events(storage: Storage) -> list[dict[str, Any]]:

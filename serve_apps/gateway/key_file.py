@@ -15,14 +15,18 @@ READ_EVERY_S = 0.5
 
 
 async def follow_keys(path: str, access: Access) -> None:
-    """Take over what changes in a key file, until cancelled; a file that is wrong changes nothing."""
-    said, known = "", None
+    """Take over what changes in a key file, until cancelled; a file that is wrong changes nothing.
+
+    What is read twice alike counts: who writes a file in place leaves it empty, or half, for a moment.
+    """
+    said, known, before = "", None, None
     while True:
         await asyncio.sleep(READ_EVERY_S)
         try:
             text = await asyncio.to_thread(read_keys, path)
+            is_whole, before = text == before, text
             # To parse a large file takes seconds, in which nothing else of this process gets far.
-            if text != known:
+            if is_whole and text != known:
                 access.keys = await asyncio.to_thread(parse_keys, text, path)
                 known, said = text, ""
         except RequestError as error:

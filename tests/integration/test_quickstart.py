@@ -109,6 +109,7 @@ def test_a_directory_in_use_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
 def test_a_step_that_fails_is_told_and_ends_it_with_1_and_its_files_stay(tmp_path: Path) -> None:
     done = shoal("quickstart", "--json", RAY_OVERRIDE_RESOURCES="no JSON", TMPDIR=str(tmp_path))
     document = json.loads(done.stdout)

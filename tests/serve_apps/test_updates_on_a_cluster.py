@@ -94,7 +94,11 @@ FAULTS = ["start", "probes", "requests"]
 
 @pytest.mark.parametrize(
     ("rollout", "before", "after"),
-    [("rolling", 1, 2), ("in_place", 2, 3), pytest.param("blue_green", 3, 4, marks=pytest.mark.slow)],
+    [
+        pytest.param("rolling", 1, 2, marks=pytest.mark.slow),
+        ("in_place", 2, 3),
+        pytest.param("blue_green", 3, 4, marks=pytest.mark.slow),
+    ],
 )
 def test_a_new_version_takes_over_and_no_request_fails(
     served: Served, rollout: str, before: int, after: int

@@ -54,7 +54,5 @@ QUICK = (
     "zero1 ×2",
     "zero2 ×2",
     "zero3 ×2",
-    "fsdp ×2 × tp 2",
-    "fsdp ×2 × cp 2, ulysses",
 )
 """Those that every run of the tests tries, for a few steps; the slow tests try all."""

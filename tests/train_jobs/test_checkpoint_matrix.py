@@ -35,7 +35,7 @@ CASES: list[Case] = [
     (name, size) for name in STRATEGIES for size in (1, 2, 4) if size % STRATEGIES[name].get("tensor", 1) == 0
 ]
 SAVERS: list[Case] = [("ddp", 2), ("fsdp", 4), ("hsdp", 4), ("zero1", 2), ("zero3", 2), ("fsdp × tp 2", 4)]
-QUICK: list[Case] = [("ddp", 1), ("fsdp × tp 2", 2)]
+QUICK: list[Case] = [("fsdp × tp 2", 2)]
 
 
 def job(corpus: Path, name: str) -> TrainJobConfig:

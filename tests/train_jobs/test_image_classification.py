@@ -29,7 +29,8 @@ def job(**changes: Any) -> TrainJobConfig:
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_digits_are_learned_and_counted_once(strategy: str, tmp_path: Path) -> None:
     from transformers import AutoImageProcessor, AutoModelForImageClassification
 

@@ -70,7 +70,9 @@ def trained(config: TrainJobConfig, run: Path, attempt: int, at: str) -> list[in
 
 
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("at", ["preparing", "clearing", "exporting"])
+@pytest.mark.parametrize(
+    "at", ["exporting", *(pytest.param(at, marks=pytest.mark.slow) for at in ("preparing", "clearing"))]
+)
 def test_the_others_wait_for_rank_0_where_it_works_alone(
     at: str, asynchronous: bool, corpus: Path, tmp_path: Path
 ) -> None:

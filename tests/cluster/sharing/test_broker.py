@@ -192,6 +192,7 @@ def test_without_a_cluster_there_is_a_sentence():
         BrokerClient().request(Demand("a", "training", {"CPU": 1}, 1, 1))
 
 
+@pytest.mark.slow
 def test_nothing_is_granted_on_a_node_that_does_not_answer_though_ray_thinks_it_alive(
     running_cluster: LiveCluster,
 ):

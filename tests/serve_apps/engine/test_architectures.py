@@ -166,7 +166,10 @@ def run_schedules(asker: Asker, family: Path, caching: bool, count: int) -> None
     assert (statistics.found_tokens > 0) == caching
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["prefixes", "no prefixes"])
+CACHING = [True, pytest.param(False, marks=pytest.mark.slow)]
+
+
+@pytest.mark.parametrize("caching", CACHING, ids=["prefixes", "no prefixes"])
 @pytest.mark.parametrize(
     ("name", "count"),
     [("llama", 6), *(pytest.param(name, 64, marks=pytest.mark.slow) for name in FAMILIES)],
@@ -179,7 +182,7 @@ def test_any_schedule_gives_the_tokens_of_generate(
     run_schedules(asker, directory, caching, count)
 
 
-@pytest.mark.parametrize("caching", [True, False], ids=["prefixes", "no prefixes"])
+@pytest.mark.parametrize("caching", CACHING, ids=["prefixes", "no prefixes"])
 @pytest.mark.parametrize(
     ("name", "count"),
     [("qwen3", 2), *(pytest.param(name, 16, marks=pytest.mark.slow) for name in FAMILIES)],

@@ -148,6 +148,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 def test_the_other_ranks_end_when_rank_0_vanishes(llama: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

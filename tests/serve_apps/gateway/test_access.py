@@ -287,6 +287,33 @@ def test_a_key_file_is_parsed_only_when_it_changed(tmp_path: Path, monkeypatch: 
     asyncio.run(go())
 
 
+def test_a_key_file_that_is_being_written_takes_nobodys_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, both = (
+        "".join(f"- {{sha256: {digest_of(key)}, tenant: {key}}}\n" for key in keys) for keys in ("a", "ab")
+    )
+    reads = iter([one, one, "", both[: len(one)], both, both])
+    monkeypatch.setattr(key_file, "READ_EVERY_S", 0.001)
+    monkeypatch.setattr(key_file, "read_keys", lambda path: next(reads, both))
+    seen: list[bool] = []
+
+    class Noting(Access):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "keys" and value is not None:
+                seen.append(value.find("Bearer a") is not None)
+            super().__setattr__(name, value)
+
+    async def go() -> None:
+        access = Noting(ring())
+        following = asyncio.create_task(key_file.follow_keys("keys.yaml", access))
+        async with asyncio.timeout(10):
+            while access.keys is None or access.keys.find("Bearer b") is None:
+                await asyncio.sleep(0.01)
+        following.cancel()
+
+    asyncio.run(go())
+    assert seen[-2:] == [True, True], "an empty file was taken for one without keys"
+
+
 def test_wrong_requests_use_up_nothing() -> None:
     gateway = StubGateway(ring(requests_per_minute=1))
     wrong = ("/v1/completions", {**BODY, "max_tokens": -1}, f"Bearer {KEY}")

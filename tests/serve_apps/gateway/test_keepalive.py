@@ -221,7 +221,7 @@ def test_openais_client_passes_comments_over(gateway: RunningGateway) -> None:
     assert failed.value.code == "timeout"
 
 
-@pytest.mark.parametrize("version", ["1.0", "1.1"])
+@pytest.mark.parametrize("version", [pytest.param("1.0", marks=pytest.mark.slow), "1.1"])
 def test_a_socket_is_never_silent_for_long(gateway: RunningGateway, version: str) -> None:
     body = json.dumps({**BODY, "prompt": "every:1.5 x", "max_tokens": 2}).encode()
     head = f"POST {PATH} HTTP/{version}\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"

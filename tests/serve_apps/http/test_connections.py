@@ -393,7 +393,7 @@ def test_a_slow_reader_learns_that_its_stream_was_cut(gateway: RunningGateway) -
     assert answer.endswith(b"0\r\n\r\n")
 
 
-@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("stream", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_who_takes_nothing_of_an_answer_is_cut_off(tmp_path: Path, stream: bool) -> None:
     with running_gateway(tmp_path, constants=SHORT, limits=LIMITS) as gateway:
         assert_serves(gateway)

@@ -73,7 +73,7 @@ SPREAD: dict[str, tuple[dict[str, Any], int]] = {
     "fsdp": ({"strategy": "fsdp"}, 4),
     "fsdp-tp": ({"strategy": "fsdp", "tensor": 2}, 4),
 }
-QUICK = {("adafactor", "fsdp"), ("sgd", "zero1")}
+QUICK = {("sgd", "zero1")}
 
 
 @pytest.mark.parametrize(
