@@ -10,6 +10,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def first_line(text: str) -> str:
+    """The first line of a text that may have many, or none."""
+    return next(iter(text.splitlines()), "")
+
+
 def logs_of(name: str, *, request: str | None = None, replica: str | None = None) -> str:
     """The command that shows the logs of an app or a job, for a sentence: who is sent to a log is told which.
 

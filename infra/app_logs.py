@@ -17,9 +17,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from cluster.connection import ClusterRecord, point_at
 from cluster.errors import RequestError, ShoalError
-from cluster.state_directory import state_directory
+from cluster.state.connection import ClusterRecord, point_at
+from cluster.state.state_directory import state_directory
 from infra.log_lines import LogLine, Origin
 from serve_apps.controller.ray_private import replica_named
 from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE

@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster.line_reader import LineReader
-from cluster.storage import Storage
+from cluster.files.line_reader import LineReader
+from cluster.files.storage import Storage
 from infra.job_view import JobView
-from train_jobs.listing import RAY_ENDED
-from train_jobs.run_log import EVENTS, METRICS, RunSummary
+from train_jobs.records.listing import RAY_ENDED
+from train_jobs.records.run_log import EVENTS, METRICS, RunSummary
 
 _POLL_S = 0.2
 _DRIVER_POLL_S = 2.0

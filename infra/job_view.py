@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from cluster.wording import counted
-from train_jobs.run_log import RunSummary
+from train_jobs.records.run_log import RunSummary
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -16,15 +16,15 @@ import httpx
 
 from cluster.config.loader import LoadedConfig, load_config
 from cluster.config.template import write_template
-from cluster.connection import ClusterRecord, connect, disconnect
 from cluster.errors import ShoalError
-from cluster.providers import PROVIDERS
-from cluster.storage import Storage
+from cluster.files.storage import Storage
+from cluster.hosts import PROVIDERS
+from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import follow
 from infra.job_view import JobView
-from train_jobs.listing import result_of, run_of
-from train_jobs.run_log import RunSummary
-from train_jobs.submission import Submissions, new_job_id
+from train_jobs.driver.submission import Submissions, new_job_id
+from train_jobs.records.listing import result_of, run_of
+from train_jobs.records.run_log import RunSummary
 
 JOB = "stdlib-lm"
 ELASTIC_JOB = "elastic-lm"
@@ -276,7 +276,7 @@ class Quickstart:
     @staticmethod
     def _losses(run: Storage) -> tuple[float, float]:
         """Mean loss of the first and of the last three steps."""
-        from train_jobs.run_log import read_metrics
+        from train_jobs.records.run_log import read_metrics
 
         losses = [line["loss"] for line in read_metrics(run)]
         return sum(losses[:3]) / 3, sum(losses[-3:]) / 3
@@ -284,7 +284,7 @@ class Quickstart:
     @staticmethod
     def _steps_run_again(run: Storage) -> dict[int, bool]:
         """Every step that two attempts ran, and whether both had the same loss."""
-        from train_jobs.run_log import read_all_metrics
+        from train_jobs.records.run_log import read_all_metrics
 
         losses: dict[int, list[float]] = {}
         for metric in read_all_metrics(run):
@@ -300,7 +300,7 @@ class Quickstart:
         )
 
     def _check_model(self, result: dict[str, Any], step: TourStep) -> None:
-        from cluster.registry import Registry
+        from cluster.models.registry import Registry
 
         require(result["model"] is not None, "nothing was published")
         loaded = load_config(self.config_path, across=False)
@@ -350,7 +350,7 @@ class Quickstart:
 
     def _submit_elastic(self, loaded: LoadedConfig, record: ClusterRecord, trained: dict[str, Any]) -> str:
         """Submit the job that takes what is idle; returns its id."""
-        from cluster.registry import Registry
+        from cluster.models.registry import Registry
 
         storage, config = Storage(record.storage), loaded.resolved.train_jobs[ELASTIC_JOB]
         tokenizer = Registry(storage).resolve(trained["model"]).path  # saves the time to train another

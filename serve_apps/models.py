@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from cluster.config import ServeAppConfig
+from cluster.config.models.model_sizes import is_directory
 from cluster.errors import RequestError
 from serve_apps.spec import AppSpec
 
@@ -15,8 +16,8 @@ def find_model(name: str, app: ServeAppConfig, storage: str) -> AppSpec:
     Raises:
         RequestError: there is no such model.
     """
-    from cluster.registry import Registry
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
+    from cluster.models.registry import Registry
 
     if is_directory(app.model):
         if not os.path.isfile(os.path.join(app.model, "config.json")):
@@ -38,11 +39,6 @@ def find_model(name: str, app: ServeAppConfig, storage: str) -> AppSpec:
     )
 
 
-def is_directory(model: str) -> bool:
-    """Whether an app's `model` is a directory, not a name in the registry."""
-    return model.startswith((".", "/"))
-
-
 def follows(model: str) -> bool:
     """Whether an app's `model` may come to name another version: `NAME@latest`, `NAME@ALIAS` or `NAME`."""
     return not is_directory(model) and not model.partition("@")[2].isdigit()
@@ -52,8 +48,8 @@ def model_directory(spec: AppSpec) -> str:
     """A local directory with an app's model, fetched where it lies elsewhere."""
     if spec.storage is None:
         return spec.model_path
-    from cluster.registry import Registry
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
+    from cluster.models.registry import Registry
 
     registry = Registry(Storage(spec.storage))
     return str(registry.fetch(registry.resolve(spec.model_version)))

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.config import ServeAppConfig
 from cluster.errors import RequestError
-from cluster.nodes import ACCELERATOR_LABEL
+from cluster.state.nodes import ACCELERATOR_LABEL
 
 DEPLOYMENT = "replica"
 """The Serve deployment inside every app's application."""
@@ -17,8 +17,6 @@ GATEWAY = "gateway"
 """The Serve application (and deployment) of the gateway; no app can have this name."""
 CONTROLLER = "shoal-apps"
 """Name of the actor that is the apps' controller, for those who call it from other processes."""
-NAMESPACE = "shoal"
-"""Ray's namespace of that actor."""
 SERVE_NAMESPACE = "serve"
 """Ray's namespace of Serve's actors."""
 RANK = "SHOAL_RANK::"

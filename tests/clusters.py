@@ -15,8 +15,8 @@ from typing import Any
 
 import psutil
 
-from cluster.connection import ClusterRecord, environment, read_record
-from cluster.state_directory import state_directory
+from cluster.state.connection import ClusterRecord, environment, read_record
+from cluster.state.state_directory import state_directory
 
 REPOSITORY = Path(__file__).parent.parent
 COMMAND_TIMEOUT_S = 120.0

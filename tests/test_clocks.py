@@ -10,12 +10,12 @@ WALL_CLOCKS = {"time.time", "time.time_ns", "time.localtime", "time.gmtime"}
 WALL_CLOCKS |= {"datetime.now", "datetime.utcnow", "datetime.today"}
 WALL_CLOCK_IS_RIGHT = {
     # What people read, and names.
-    "cluster/registry.py": "when a version was made",
-    "cluster/model_aliases.py": "when an alias was moved",
+    "cluster/models/registry.py": "when a version was made",
+    "cluster/models/aliases.py": "when an alias was moved",
     "cluster/sharing/journal.py": "times of events; their order is by number",
-    "train_jobs/run_log.py": "times of events",
-    "train_jobs/listing.py": "how long a job has run, beside the times of its events",
-    "train_jobs/submission.py": "names of jobs",
+    "train_jobs/records/run_log.py": "times of events",
+    "train_jobs/records/listing.py": "how long a job has run, beside the times of its events",
+    "train_jobs/driver/submission.py": "names of jobs",
     "serve_apps/http/request_record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
     "serve_apps/gateway/embedding_call.py": "`created` of an answer",
@@ -27,7 +27,7 @@ WALL_CLOCK_IS_RIGHT = {
     # be trusted an hour early or late; a rollout's trial or the hold on a checkpoint may end so too.
     "cluster/sharing/broker.py": "when failures of nodes were, which outlive the broker",
     "train_jobs/checkpoint/store.py": "whether who reads a checkpoint may be dead, after an hour",
-    "train_jobs/workspace.py": "whether copies on a node are nobody's any more, after days",
+    "train_jobs/records/workspace.py": "whether copies on a node are nobody's any more, after days",
     "serve_apps/controller/actor.py": "when a rollout began, which outlives the controller",
     "serve_apps/controller/app.py": "when a rollout began, which outlives the controller",
     "serve_apps/controller/model_names.py": "when a rollout began, which outlives the controller",

@@ -7,14 +7,14 @@ import sys
 
 import ray
 
+from cluster.actors import NAMESPACE
 from cluster.config.loader import find_config, load_config
 from cluster.errors import ShoalError
+from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient
-from cluster.storage import Storage
-from train_jobs.control import NAMESPACE
-from train_jobs.driver import Driver
-from train_jobs.run_config import read_run_config
-from train_jobs.submission import new_job_id, record_submission
+from train_jobs.driver.driver import Driver
+from train_jobs.driver.submission import new_job_id, record_submission
+from train_jobs.records.run_config import read_run_config
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 
 DATA = "data"
 """In a run's directory: what the task prepared of its data, e.g. the tokenized corpus."""

@@ -14,19 +14,18 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from cluster.api_keys import ENVIRONMENT
-from cluster.config import schema
-from cluster.config.checks import find_mistakes
-from cluster.config.cluster_section import ClusterConfig
-from cluster.config.deepspeed_settings import read_deepspeed
-from cluster.config.model_sizes import is_directory
-from cluster.config.overrides import SETTING_FILE, apply_overrides, no_such_entry
-from cluster.config.root import ShoalConfig
-from cluster.config.sentences import intended, mistake_at, translate
-from cluster.config.train_section import BUILT_IN_SOURCES, TrainJobConfig
-from cluster.config.yaml_positions import Document, Place, shorten
-from cluster.config.yaml_positions import Path as KeyPath
-from cluster.config.yaml_reader import read_yaml
+from cluster.config.checks.config_checks import find_mistakes
+from cluster.config.models.model_sizes import is_directory
+from cluster.config.reading import schema
+from cluster.config.reading.api_keys import ENVIRONMENT
+from cluster.config.reading.deepspeed_settings import read_deepspeed
+from cluster.config.reading.overrides import SETTING_FILE, apply_overrides, no_such_entry
+from cluster.config.reading.positions import KeyPath, Position, YamlDocument, shorten
+from cluster.config.reading.sentences import intended, mistake_at, translate
+from cluster.config.reading.yaml_reader import read_yaml
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.config.sections.root import ShoalConfig
+from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import ConfigError, Mistake
 
 FILE_NAME = "shoal.yaml"
@@ -114,7 +113,7 @@ def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedCon
     Raises:
         ConfigError: with every mistake that the overrides make.
     """
-    document = read_yaml(text, Place(RUN_FILE))
+    document = read_yaml(text, Position(RUN_FILE))
     changed = apply_overrides(document, overrides, _scope(document, f"train_jobs.{name}"))
     cluster = around.config.cluster
     _, before = _validate(document, around.base, True, cluster)
@@ -179,7 +178,7 @@ def _whole_file(file: str, message: str) -> ConfigError:
     return ConfigError([Mistake(file, None, None, "", None, message)])
 
 
-def _read(path: Path, file: str) -> Document:
+def _read(path: Path, file: str) -> YamlDocument:
     """The file as a tree with positions; its top is a section.
 
     Raises:
@@ -189,7 +188,7 @@ def _read(path: Path, file: str) -> Document:
         text = _decode(_read_bytes(path, file), file)
     except OSError as error:
         raise _whole_file(file, f"cannot be read ({error.strerror or error})") from error
-    document = read_yaml(text, Place(file))
+    document = read_yaml(text, Position(file))
     top = document.root.value
     if top is None:
         raise _whole_file(file, "is empty; `shoal init` writes a file that works as it is")
@@ -232,7 +231,7 @@ def _decode(data: bytes, file: str) -> str:
         raise ConfigError([Mistake(file, line, column, "", None, message)]) from error
 
 
-def _scope(document: Document, scope: str) -> KeyPath:
+def _scope(document: YamlDocument, scope: str) -> KeyPath:
     """The path of the job or app that `scope` names.
 
     Raises:
@@ -251,7 +250,7 @@ def _scope(document: Document, scope: str) -> KeyPath:
 
 
 def _validate(
-    document: Document, base: Path, across: bool, cluster: ClusterConfig | None = None
+    document: YamlDocument, base: Path, across: bool, cluster: ClusterConfig | None = None
 ) -> tuple[ShoalConfig | None, list[Mistake]]:
     """The config if its values are right by themselves, and every mistake; `cluster` instead of its own."""
     mistakes = list(document.mistakes)

@@ -7,7 +7,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from cluster.config.schema import json_schema
+from cluster.config.reading.schema import json_schema
 from cluster.errors import RequestError
 
 CONFIG_FILE = "shoal.yaml"

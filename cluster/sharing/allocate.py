@@ -37,7 +37,7 @@ import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.sharing.claims import Claim, Crowd, Gang, keep_running, make_claims
+from cluster.sharing.claims import Claim, Crowd, PlacedGang, keep_running, make_claims
 from cluster.sharing.demand import Demand, Grant, Kind, Node
 from cluster.sharing.placing import Placer
 from cluster.sharing.room import Room, Scale, Vector, minus, plus, times
@@ -135,10 +135,10 @@ class _Floor:
                 claim.gave_way_to.clear()
         return len(claim.gangs) > before
 
-    def _complete(self, claim: Claim, gang: Gang) -> None:
+    def _complete(self, claim: Claim, gang: PlacedGang) -> None:
         """Replace the units of a gang whose nodes are gone, or let the rest of it go."""
         if len(claim.gangs) < claim.most:
-            missing = Gang(claim, [], fresh=True)
+            missing = PlacedGang(claim, [], fresh=True)
             lacking = claim.demand.gang - len(gang.places)
             mark, minimum = self.room.mark(), len(claim.gangs) < claim.least
             self.placer.last_resort = minimum

@@ -9,9 +9,8 @@ from typing import Any
 
 import ray
 
-from cluster.head_actor import start_on_head, was_restarted
-from cluster.health import silent
-from cluster.nodes import ACCELERATOR_LABEL, NODE_LABEL
+from cluster.actors import NAMESPACE
+from cluster.actors.head_actor import start_on_head, was_restarted
 from cluster.ray_private import available_resources_by_node, draining_nodes
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.events import Event
@@ -20,9 +19,10 @@ from cluster.sharing.foreign import ForeignUse, countable
 from cluster.sharing.journal import Journal, journal_storage
 from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
 from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report
+from cluster.state.health import silent
+from cluster.state.nodes import ACCELERATOR_LABEL, name_of
 
 BROKER_NAME = "shoal-broker"
-NAMESPACE = "shoal"
 NODES_EVERY_S = 1.0
 """The list of nodes is read at most this often."""
 SUSPECTS_EVERY_S = 5.0
@@ -111,13 +111,13 @@ class Broker:
         """The nodes that are there and avoided, by node id: reason, since, until (UTC), times."""
         verdicts = self._health.avoided(time.time())
         return {
-            node.node_id: verdicts[node.name].as_json() for node in alive_nodes() if node.name in verdicts
+            node.node_id: verdicts[node.name].as_json() for node in grantable_nodes() if node.name in verdicts
         }
 
     def forgive(self, node_id: str) -> bool:
         """Trust a node again; whether it was avoided."""
         now = time.time()
-        name = next((node.name for node in alive_nodes() if node.node_id == node_id), None)
+        name = next((node.name for node in grantable_nodes() if node.node_id == node_id), None)
         if name is None:
             return False
         known = name in self._health.avoided(now)
@@ -158,7 +158,7 @@ class Broker:
             self._suspects = set(silent_nodes(self._suspects))
             self._suspects_asked = now
         if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
-            nodes = alive_nodes()
+            nodes = grantable_nodes()
             self._suspects &= {node.node_id for node in nodes}
             # Who runs on a node that is about to go leaves it in good order: nothing is granted there.
             draining = draining_nodes()
@@ -206,7 +206,7 @@ def silent_nodes(node_ids: Collection[str]) -> list[str]:
     return dead + silent(addresses, ANSWER_TIMEOUT_S)
 
 
-def alive_nodes() -> list[Node]:
+def grantable_nodes() -> list[Node]:
     """The nodes that Ray says are alive, with all they have; needs a connection to the cluster."""
     return [
         Node(
@@ -220,11 +220,6 @@ def alive_nodes() -> list[Node]:
         for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
         if row["Alive"]
     ]
-
-
-def name_of(row: Mapping[str, Any]) -> str:
-    """What to call a node of Ray's list."""
-    return row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"]
 
 
 def accelerator_of(labels: Mapping[str, str]) -> str | None:

@@ -12,7 +12,7 @@ from cluster.sharing.room import Room, Scale, Vector, fits, scaled, times
 
 
 @dataclass(eq=False)
-class Gang:
+class PlacedGang:
     """Units that come and go together.
 
     Attributes:
@@ -56,12 +56,12 @@ class Claim:
     tier: int
     share: float
     settling: bool = False
-    gangs: list[Gang] = field(default_factory=list)
-    broken: list[Gang] = field(default_factory=list)
+    gangs: list[PlacedGang] = field(default_factory=list)
+    broken: list[PlacedGang] = field(default_factory=list)
     waits: bool = False
     """Its minimum is not met."""
     gave_way_to: set[str] = field(default_factory=set)
-    evicted: list[Gang] = field(default_factory=list)
+    evicted: list[PlacedGang] = field(default_factory=list)
     """Gangs that run and are not among `gangs` any more, for the sake of others."""
 
     @property
@@ -104,7 +104,7 @@ class Claim:
             gave_way_to=tuple(sorted(self.gave_way_to)),
         )
 
-    def _granted(self) -> list[Gang]:
+    def _granted(self) -> list[PlacedGang]:
         """The gangs that it may run now; of those evicted, the ones that stay until others run instead."""
         can_run = [gang for gang in self.gangs if gang.now]
         if not self.evicted or not self.least or not self.gangs:
@@ -129,9 +129,9 @@ class Crowd:
     def __init__(self, room: Room, claims: Sequence[Claim]) -> None:
         self.room = room
         self.claims = claims
-        self._on_node: dict[int, list[Gang]] | None = None
+        self._on_node: dict[int, list[PlacedGang]] | None = None
 
-    def on_node(self, index: int) -> Sequence[Gang]:
+    def on_node(self, index: int) -> Sequence[PlacedGang]:
         """Whole gangs with a unit on this node, in no order."""
         return self._by_node().get(index, ())
 
@@ -139,13 +139,13 @@ class Crowd:
         """Nodes on which anything stands."""
         return self._by_node().keys()
 
-    def add(self, gang: Gang) -> None:
+    def add(self, gang: PlacedGang) -> None:
         """Make a gang, whose places are taken already, one of its claim's."""
         gang.claim.gangs.append(gang)
         self._enter(gang)
         self.room.note(self._forget, gang)
 
-    def evict(self, gang: Gang, sake: str) -> None:
+    def evict(self, gang: PlacedGang, sake: str) -> None:
         """Take a gang out of its claim's grant, for the sake of another holder."""
         claim = gang.claim
         position = claim.gangs.index(gang)
@@ -164,7 +164,7 @@ class Crowd:
             claim.gave_way_to.add(sake)
             self.room.note(claim.gave_way_to.discard, sake)
 
-    def restore(self, gang: Gang) -> bool:
+    def restore(self, gang: PlacedGang) -> bool:
         """Let a gang that was evicted stay after all, where it fits still."""
         claim, mark = gang.claim, self.room.mark()
         for index in gang.places:
@@ -181,25 +181,25 @@ class Crowd:
             self.room.note(claim.evicted.append, gang)
         return True
 
-    def _forget(self, gang: Gang) -> None:
+    def _forget(self, gang: PlacedGang) -> None:
         gang.claim.gangs.remove(gang)
         self._leave(gang)
 
-    def _return(self, gang: Gang, position: int) -> None:
+    def _return(self, gang: PlacedGang, position: int) -> None:
         gang.claim.gangs.insert(position, gang)
         self._enter(gang)
 
-    def _enter(self, gang: Gang) -> None:
+    def _enter(self, gang: PlacedGang) -> None:
         if self._on_node is not None:
             for index in set(gang.places):
                 self._on_node.setdefault(index, []).append(gang)
 
-    def _leave(self, gang: Gang) -> None:
+    def _leave(self, gang: PlacedGang) -> None:
         if self._on_node is not None:
             for index in set(gang.places):
                 self._on_node[index].remove(gang)
 
-    def _by_node(self) -> dict[int, list[Gang]]:
+    def _by_node(self) -> dict[int, list[PlacedGang]]:
         # Most decisions find room for everybody and never ask who is where.
         if self._on_node is None:
             self._on_node = {}
@@ -229,13 +229,15 @@ def make_claims(
 
 def keep_running(room: Room, claims: Sequence[Claim], promised: Mapping[str, Collection[int]]) -> None:
     """Let running units stay where they are, as far as they are wanted; then those that were promised."""
-    later: list[Gang] = []
+    later: list[PlacedGang] = []
     for claim in claims:
         size, held = claim.demand.gang, claim.demand.held
         awaited = promised.get(claim.demand.holder, ())
         for first in range(0, len(held), size):
             places = [room.index.get(node, -1) for node in held[first : first + size]]
-            gang = Gang(claim, places, runs=not any(unit in awaited for unit in range(first, first + size)))
+            gang = PlacedGang(
+                claim, places, runs=not any(unit in awaited for unit in range(first, first + size))
+            )
             if gang.runs:
                 _stay(room, gang)
             else:
@@ -249,7 +251,7 @@ def keep_running(room: Room, claims: Sequence[Claim], promised: Mapping[str, Col
         del claim.gangs[claim.most :]
 
 
-def _stay(room: Room, gang: Gang) -> None:
+def _stay(room: Room, gang: PlacedGang) -> None:
     """Occupy what a gang has; units on nodes that are gone, or overfull, are left out of it."""
     claim, here = gang.claim, []
     for index, count in Counter(gang.places).items():

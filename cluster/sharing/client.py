@@ -10,9 +10,10 @@ from typing import Any
 
 import ray
 
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
-from cluster.named_actor import NamedActor, NoActorError
-from cluster.sharing.broker import BROKER_NAME, NAMESPACE
+from cluster.sharing.broker import BROKER_NAME
 from cluster.sharing.demand import Demand, Grant
 from cluster.sharing.events import amounts, units_of
 from cluster.sharing.node_health import Against

@@ -11,14 +11,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
-from cluster.line_reader import read_lines
-from cluster.line_writer import LineWriter
+from cluster.files.line_reader import read_lines
+from cluster.files.line_writer import LineWriter
+from cluster.files.storage import Storage
+from cluster.files.time_limit import within
 from cluster.sharing.events import Event
-from cluster.storage import Storage
-from cluster.time_limit import within
 
 EVENTS = "events"
-"""Name of the log, as in cluster.line_writer."""
+"""Name of the log, as in cluster.files.line_writer."""
 KEPT = 2000
 """Events in memory, for whoever watches."""
 MOST_UNWRITTEN = 20_000

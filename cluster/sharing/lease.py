@@ -13,7 +13,7 @@ Gang = tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Standing:
+class StandingLease:
     """A lease as the allocation should see it.
 
     Attributes:
@@ -86,11 +86,11 @@ class Lease:
             if held_before is None or held_now is not None or not any(node in avoided for node in gang):
                 yield from gang
 
-    def standing(self, alive: Collection[str]) -> Standing:
+    def standing(self, alive: Collection[str]) -> StandingLease:
         """What runs, what is promised and what leaves, given the ids of the nodes that are there."""
         size, held = self.demand.gang, _gangs(self.demand.held, self.demand.gang)
         if self.told is None:
-            return Standing(self.demand, (), (), tuple(held))
+            return StandingLease(self.demand, (), (), tuple(held))
         rest = _Pile(held)
         kept: list[tuple[Gang, Gang | None]] = []
         absent: list[Gang] = []
@@ -132,7 +132,7 @@ class Lease:
                 else:
                     promised.append(index * size + offset)
         units = tuple(node for gang, _ in kept for node in gang)
-        return Standing(
+        return StandingLease(
             replace(self.demand, held=units), tuple(promised), tuple(leaving), tuple(was for _, was in kept)
         )
 

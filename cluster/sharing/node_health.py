@@ -93,7 +93,7 @@ class Avoidance:
 
 
 @dataclass(frozen=True)
-class _Failure:
+class _NodeFailure:
     """What counts as one failure of a node.
 
     Attributes:
@@ -180,7 +180,7 @@ class NodeHealth:
     def _judge(self, node: str) -> Avoidance | None:
         """The last time that a node was found to fail jobs."""
         verdict: Avoidance | None = None
-        counting: list[_Failure] = []
+        counting: list[_NodeFailure] = []
         for failure in self._failures_of(node):
             now = failure.time
             counting = [*(each for each in counting if now - each.time <= WINDOW_S), failure]
@@ -193,15 +193,15 @@ class NodeHealth:
             counting = []
         return verdict
 
-    def _enough(self, failures: Sequence[_Failure]) -> bool:
+    def _enough(self, failures: Sequence[_NodeFailure]) -> bool:
         if not 0 < self.failures <= len(failures):
             return False
         return len(_holders(failures)) > 1 or all(each.alone for each in failures)
 
-    def _failures_of(self, node: str) -> list[_Failure]:
+    def _failures_of(self, node: str) -> list[_NodeFailure]:
         """The failures of a node that count, in order of time."""
         forgiven = self._forgiven.get(node, 0.0)
-        found: list[_Failure] = []
+        found: list[_NodeFailure] = []
         seen = set()
         for report in sorted(self._reports, key=lambda each: each.time):
             if report.node != node or report.time <= forgiven or report.incident in seen:
@@ -212,9 +212,9 @@ class NodeHealth:
             alone = report.elsewhere or report.against == "node"
             if found and report.time - found[-1].time < SAME_MOMENT_S:
                 last = found[-1]
-                found[-1] = _Failure(last.time, last.holders | {report.holder}, last.alone or alone)
+                found[-1] = _NodeFailure(last.time, last.holders | {report.holder}, last.alone or alone)
             else:
-                found.append(_Failure(report.time, frozenset({report.holder}), alone))
+                found.append(_NodeFailure(report.time, frozenset({report.holder}), alone))
         return found
 
     def _fails_elsewhere(self, report: Report) -> bool:
@@ -227,11 +227,11 @@ class NodeHealth:
         )
 
 
-def _holders(failures: Sequence[_Failure]) -> frozenset[str]:
+def _holders(failures: Sequence[_NodeFailure]) -> frozenset[str]:
     return frozenset[str]().union(*(each.holders for each in failures))
 
 
-def _reason(failures: Sequence[_Failure]) -> str:
+def _reason(failures: Sequence[_NodeFailure]) -> str:
     whose = listed(sorted(_holders(failures)), most=3)
     within = max(1, round((failures[-1].time - failures[0].time) / 60))
     return f"{counted(len(failures), 'failure')} of {whose} within {counted(within, 'minute')}"

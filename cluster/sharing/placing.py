@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 
-from cluster.sharing.claims import Claim, Crowd, Gang
+from cluster.sharing.claims import Claim, Crowd, PlacedGang
 from cluster.sharing.room import Room, Vector, fits, minus, plus, scaled
 
 MOVES_TRIED = 8
@@ -28,7 +28,7 @@ class Placer:
 
     room: Room
     crowd: Crowd
-    left: list[Gang] = field(default_factory=list)
+    left: list[PlacedGang] = field(default_factory=list)
     last_resort: bool = False
     _pinned: set[int] = field(default_factory=set)
     """Claims of which gangs leave for one that moves: by id."""
@@ -40,14 +40,14 @@ class Placer:
     def add(self, claim: Claim, *, minimum: bool) -> bool:
         """Place one gang more, or change nothing."""
         mark = self.room.mark()
-        gang = Gang(claim, [], fresh=True)
+        gang = PlacedGang(claim, [], fresh=True)
         if self.place(gang, claim.demand.gang, minimum=minimum, gives_way=True):
             self.crowd.add(gang)
             return True
         self.room.rollback(mark)
         return False
 
-    def place(self, gang: Gang, count: int, *, minimum: bool, gives_way: bool) -> bool:
+    def place(self, gang: PlacedGang, count: int, *, minimum: bool, gives_way: bool) -> bool:
         """Find places for `count` units of a gang; what was done before it failed is the caller's to undo.
 
         Args:
@@ -61,7 +61,7 @@ class Placer:
             self.room.last_resort = False
         return count == 0
 
-    def _place(self, gang: Gang, count: int, *, minimum: bool, gives_way: bool) -> int:
+    def _place(self, gang: PlacedGang, count: int, *, minimum: bool, gives_way: bool) -> int:
         """Returns how many units found no place."""
         claim, room = gang.claim, self.room
         while count and (found := room.best(claim.unit, count, minimum=minimum)) is not None:
@@ -79,7 +79,7 @@ class Placer:
             count -= 1
         return 0
 
-    def _occupy(self, gang: Gang, opened: int) -> None:
+    def _occupy(self, gang: PlacedGang, opened: int) -> None:
         """Put a unit where there is room for it once others have left."""
         unit = gang.claim.unit
         if fits(unit, self.room.free[opened]):  # whoever left had not been told of it yet
@@ -100,7 +100,7 @@ class Placer:
         self._send_off(leaving, claim)
         return opened
 
-    def _send_off(self, gangs: Sequence[Gang], sake: Claim) -> None:
+    def _send_off(self, gangs: Sequence[PlacedGang], sake: Claim) -> None:
         for gang in gangs:
             self.crowd.evict(gang, sake.demand.holder)
             self.left.append(gang)
@@ -112,7 +112,7 @@ class Placer:
         allowed: Mapping[int, Spare],
         kind: tuple[object, ...],
         shut: Set[int],
-    ) -> tuple[int, list[Gang]] | None:
+    ) -> tuple[int, list[PlacedGang]] | None:
         """The node on which the fewest gangs have to leave for a unit, and those.
 
         Most often the first node looked at will do. Where it will not, all are ranked, and the ranks are kept
@@ -147,7 +147,7 @@ class Placer:
         index = -chances[0][1]
         return index, self._leaving(index, unit, rooms[index], allowed) or []
 
-    def _rank(self, index: int, leaving: Sequence[Gang]) -> tuple[float, ...]:
+    def _rank(self, index: int, leaving: Sequence[PlacedGang]) -> tuple[float, ...]:
         return (len(leaving), self.room.emptiness(self.room.free[index]))
 
     def _leaving(
@@ -157,7 +157,7 @@ class Placer:
         room: Vector,
         allowed: Mapping[int, Spare],
         spared: Mapping[int, Spare] | None = None,
-    ) -> list[Gang] | None:
+    ) -> list[PlacedGang] | None:
         """The gangs that must leave a node so that a unit fits; None when it does not fit even then.
 
         Args:
@@ -173,7 +173,7 @@ class Placer:
         there.sort(key=partial(_first_to_go, index))
         if spared is not None:
             there.sort(key=partial(_first_to_move, index, spared))
-        leaving: list[Gang] = []
+        leaving: list[PlacedGang] = []
         left: dict[int, Spare] = {}
         for gang in there:
             lacking = [have < need for have, need in zip(room, unit, strict=True)]
@@ -254,13 +254,13 @@ class Placer:
             self.room.rollback(mark)
         return None
 
-    def _put_elsewhere(self, gang: Gang, sake: Claim, *, minimum: bool) -> bool:
+    def _put_elsewhere(self, gang: PlacedGang, sake: Claim, *, minimum: bool) -> bool:
         """Place a gang that was moved where there is room now, or once others have left that can be spared.
 
         Those do not wait for others themselves, and do not move any more: else two could wait for each other.
         """
         claim = gang.claim
-        again = Gang(claim, [], fresh=True)
+        again = PlacedGang(claim, [], fresh=True)
         if not self.place(again, claim.demand.gang, minimum=False, gives_way=False):
             if not claim.runs:
                 return False  # what only starts is not left without a place until others have gone
@@ -286,7 +286,7 @@ class Placer:
             self.room.note(marks.discard, each)
 
 
-def _to_place(leaving: Sequence[Gang], spared: Mapping[int, Spare]) -> list[Gang]:
+def _to_place(leaving: Sequence[PlacedGang], spared: Mapping[int, Spare]) -> list[PlacedGang]:
     """Those of the gangs that leave which need a place elsewhere: what their holders cannot spare."""
     left = {who: spare for who, (spare, _) in spared.items()}
     staying = []
@@ -306,14 +306,14 @@ def _above(other: Claim, level: tuple[float, int]) -> int:
     return spare
 
 
-def _first_to_go(index: int, gang: Gang) -> tuple[float, ...]:
+def _first_to_go(index: int, gang: PlacedGang) -> tuple[float, ...]:
     """Of a later tier first, then of whoever has most, what does not run yet, what frees most, the newest."""
     claim = gang.claim
     level = claim.level(len(claim.gangs))[0]
     return (-claim.tier, -level, -claim.order, gang.runs, -gang.places.count(index), -gang.serial)
 
 
-def _first_to_move(index: int, spared: Mapping[int, Spare], gang: Gang) -> tuple[float, ...]:
+def _first_to_move(index: int, spared: Mapping[int, Spare], gang: PlacedGang) -> tuple[float, ...]:
     """What can be spared, then the smallest, for which there is a place most likely."""
     claim = gang.claim
     if spared.get(id(claim), (0, 0))[0] > 0:

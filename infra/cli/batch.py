@@ -69,7 +69,7 @@ def batch(
     }
     loaded = load(file, settings, f"serve_apps.{name}")
 
-    from cluster.connection import connect, require_record
+    from cluster.state.connection import connect, require_record
 
     connect(require_record(loaded.config.cluster.name))
 

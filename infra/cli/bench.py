@@ -76,11 +76,11 @@ def train(
     if plot is not None and not plot.absolute().parent.is_dir():
         raise RequestError(f"{plot.absolute().parent} is no directory to draw into")
 
-    from cluster.connection import require_record
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
+    from cluster.state.connection import require_record
     from infra.cli.train import follow_job
     from infra.lab.bench.scaling import ScalingRun, document, order, table, unit_of
-    from train_jobs.submission import Submissions, new_job_id
+    from train_jobs.driver.submission import Submissions, new_job_id
 
     record = require_record(loaded.config.cluster.name)
     storage, submissions = Storage(record.storage), Submissions(record)

@@ -23,9 +23,9 @@ def register(app: typer.Typer) -> None:
 
 def checkpoints(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
     """List the checkpoints of a job; works without a running cluster."""
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
     from train_jobs.checkpoint.store import CheckpointStore
-    from train_jobs.listing import find_job, run_of
+    from train_jobs.records.listing import find_job, run_of
     from train_jobs.spec import CHECKPOINTS
 
     storage = Storage(load(file, across=False).resolved.cluster.storage)
@@ -50,9 +50,9 @@ def export(
 ) -> None:
     """Write a checkpoint as a model in the Hugging Face format; works without a running cluster."""
     from cluster.errors import RequestError
-    from cluster.storage import Storage
-    from train_jobs.listing import find_job, run_of
-    from train_jobs.run_config import read_run_config
+    from cluster.files.storage import Storage
+    from train_jobs.records.listing import find_job, run_of
+    from train_jobs.records.run_config import read_run_config
 
     name, at, text = which.rpartition("@") if "@" in which else (which, "", "")
     if at and not text.isdecimal():

@@ -17,7 +17,7 @@ from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.record import ClusterRecord
+    from cluster.state.record import ClusterRecord
 
 SERVE_START_S = 120.0
 
@@ -37,8 +37,8 @@ def register(app: typer.Typer) -> None:
 
 def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Start the cluster; when it is up already, say so."""
-    from cluster.providers import PROVIDERS
-    from cluster.record import SERVE_PORT
+    from cluster.hosts import PROVIDERS
+    from cluster.state.record import SERVE_PORT
 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
@@ -53,7 +53,7 @@ def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption 
 
 
 def _start_serve(record: ClusterRecord) -> None:
-    from cluster.connection import connect, disconnect
+    from cluster.state.connection import connect, disconnect
 
     connect(record)
     try:
@@ -67,7 +67,7 @@ def _start_serve(record: ClusterRecord) -> None:
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Stop every process of the cluster."""
-    from cluster.providers import PROVIDERS
+    from cluster.hosts import PROVIDERS
 
     loaded = load(file, settings, across=False)
     cluster = loaded.config.cluster
@@ -105,13 +105,13 @@ def forgive(
     """Trust a node again that was avoided because jobs failed there."""
     record = _record(file, settings)
 
-    from cluster.connection import connect, disconnect
     from cluster.errors import RequestError
+    from cluster.state.connection import connect, disconnect
 
     connect(record)
     try:
-        from cluster.nodes import node_states
         from cluster.sharing.client import BrokerClient
+        from cluster.state.nodes import node_states
 
         ids = {state.name: state.node_id for state in node_states() if state.alive}
         if node not in ids:
@@ -128,7 +128,7 @@ def forgive(
 def env(file: FileOption = None, settings: SetOption = None) -> None:
     """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway) and SHOAL_SERVE_URL
     (Ray Serve's own proxy): eval "$(shoal env)"."""
-    from cluster.connection import environment
+    from cluster.state.connection import environment
 
     record = _record(file, settings)
     urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
@@ -146,13 +146,13 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
     Raises:
         ShoalError: the cluster cannot be reached.
     """
-    from cluster.connection import connect, disconnect
-    from cluster.storage import Storage
-    from train_jobs.listing import list_jobs
+    from cluster.files.storage import Storage
+    from cluster.state.connection import connect, disconnect
+    from train_jobs.records.listing import list_jobs
 
     connect(record)
     try:
-        from cluster.nodes import node_states
+        from cluster.state.nodes import node_states
 
         nobody: Sharing = ([], {}, {})
         nothing: list[dict[str, Any]] = []
@@ -188,7 +188,7 @@ def _sharing() -> Sharing:
 
 
 def _drivers(record: ClusterRecord) -> dict[str, str] | None:
-    from train_jobs.submission import Submissions
+    from train_jobs.driver.submission import Submissions
 
     return Submissions(record).statuses()
 
@@ -218,7 +218,7 @@ def _told(ask: Callable[[], Told], otherwise: Told) -> Told:
 
 
 def _record(file: str | None, settings: list[str] | None) -> ClusterRecord:
-    from cluster.connection import require_record
+    from cluster.state.connection import require_record
 
     return require_record(load(file, settings, across=False).config.cluster.name)
 

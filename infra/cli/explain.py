@@ -10,7 +10,7 @@ import typer
 from infra.cli.common import FileOption, JsonOption, load, print_json
 
 if TYPE_CHECKING:
-    from cluster.config.root import ShoalConfig
+    from cluster.config.sections.root import ShoalConfig
     from cluster.errors import ShoalError
 
 JOB, APP = "job/", "app/"
@@ -32,10 +32,10 @@ def explain(
     """Say why a job or an app waits, or has the devices it has."""
     loaded = load(file, across=False)
 
-    from cluster.connection import connect, disconnect, require_record
-    from cluster.storage import Storage
-    from train_jobs.listing import list_jobs
-    from train_jobs.submission import Submissions
+    from cluster.files.storage import Storage
+    from cluster.state.connection import connect, disconnect, require_record
+    from train_jobs.driver.submission import Submissions
+    from train_jobs.records.listing import list_jobs
 
     record = require_record(loaded.config.cluster.name)
     storage = Storage(record.storage)

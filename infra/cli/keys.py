@@ -39,9 +39,9 @@ def key(
 
     from pydantic import ValidationError
 
-    from cluster.api_keys import ENVIRONMENT, Key, add_entry, digest_of, new_key, parse_keys
+    from cluster.config.reading.api_keys import ENVIRONMENT, Key, add_entry, digest_of, new_key, parse_keys
     from cluster.errors import RequestError
-    from cluster.state_directory import write_private
+    from cluster.state.state_directory import write_private
 
     source = loaded.resolved.cluster.gateway.keys
     if source is None or source.startswith(ENVIRONMENT):

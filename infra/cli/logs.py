@@ -76,7 +76,7 @@ def _job(loaded: LoadedConfig, name: str) -> str | None:
     """The job of this id, or the newest of this name."""
     from cluster.errors import RequestError
     from infra.cli.train import storage_of
-    from train_jobs.listing import find_job
+    from train_jobs.records.listing import find_job
 
     try:
         return find_job(storage_of(loaded), name)
@@ -86,7 +86,7 @@ def _job(loaded: LoadedConfig, name: str) -> str | None:
 
 def _app_logs(loaded: LoadedConfig) -> AppLogs | None:
     """The logs of the cluster's apps; None where it is not up."""
-    from cluster.connection import head_is_silent, read_record
+    from cluster.state.connection import head_is_silent, read_record
     from infra.app_logs import AppLogs
 
     record = read_record(loaded.config.cluster.name)
@@ -99,7 +99,7 @@ def _nothing(
     """Nothing has this name: what there is."""
     from cluster.errors import RequestError
     from infra.cli.train import storage_of
-    from train_jobs.listing import job_ids
+    from train_jobs.records.listing import job_ids
 
     jobs = job_ids(storage_of(loaded))[-10:]
     what = "no app" if only_apps else "no job" if only_jobs else "neither an app nor a job"
@@ -133,8 +133,8 @@ def _print_app(source: AppLogs, wanted: Wanted, follow: bool, as_json: bool) -> 
 def _print_job(loaded: LoadedConfig, job: str, follow: bool, tail: int | None, as_json: bool) -> None:
     from cluster.errors import RequestError
     from infra.cli.train import goodput_line, storage_of, submissions_of
-    from train_jobs.listing import account_of, is_running, run_of
-    from train_jobs.run_log import summarize
+    from train_jobs.records.listing import account_of, is_running, run_of
+    from train_jobs.records.run_log import summarize
 
     storage = storage_of(loaded)
     summary = summarize(job, run_of(storage, job))

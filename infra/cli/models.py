@@ -9,7 +9,7 @@ import typer
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
 
 if TYPE_CHECKING:
-    from cluster.registry import Version
+    from cluster.models.registry import Version
 
 
 def register(app: typer.Typer) -> None:
@@ -20,8 +20,8 @@ def register(app: typer.Typer) -> None:
 
 def models(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """List the published models and their versions; works without a running cluster."""
-    from cluster.registry import Registry
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
+    from cluster.models.registry import Registry
 
     loaded = load(file, settings, across=False)
     storage = Storage(loaded.resolved.cluster.storage)
@@ -46,8 +46,8 @@ def promote(
     as_json: JsonOption = False,
 ) -> None:
     """Let MODEL@ALIAS name this version from now on; works without a running cluster."""
-    from cluster.registry import Registry
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
+    from cluster.models.registry import Registry
 
     loaded = load(file, settings, across=False)
     registry = Registry(Storage(loaded.resolved.cluster.storage))

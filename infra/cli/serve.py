@@ -28,7 +28,7 @@ def serve(
     scope = f"serve_apps.{names[0]}" if names and len(names) == 1 else None
     loaded = load(file, settings, scope)
 
-    from cluster.connection import connect, require_record
+    from cluster.state.connection import connect, require_record
 
     connect(require_record(loaded.config.cluster.name))
 
@@ -49,7 +49,7 @@ def unserve(
     """Take an app down; requests that run are finished first."""
     loaded = load(file, across=False)
 
-    from cluster.connection import connect, require_record
+    from cluster.state.connection import connect, require_record
 
     connect(require_record(loaded.config.cluster.name))
 
@@ -71,7 +71,7 @@ def rollback(
     """Bring back what an app served before, also in the middle of a rollout."""
     loaded = load(file, across=False)
 
-    from cluster.connection import connect, require_record
+    from cluster.state.connection import connect, require_record
 
     connect(require_record(loaded.config.cluster.name))
 

@@ -12,9 +12,9 @@ from infra.cli.common import FileOption, JobArgument, JsonOption, SetOption, loa
 
 if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
-    from cluster.connection import ClusterRecord
-    from cluster.storage import Storage
-    from train_jobs.submission import Submissions
+    from cluster.files.storage import Storage
+    from cluster.state.connection import ClusterRecord
+    from train_jobs.driver.submission import Submissions
 
 STOP_TIMEOUT_S = 150.0
 """More than Ray gives a driver between SIGTERM and SIGKILL."""
@@ -38,9 +38,9 @@ def train(
     """Submit a training job and follow it to its end."""
     loaded = load(file, settings, f"train_jobs.{name}")
 
-    from cluster.connection import require_record
-    from cluster.storage import Storage
-    from train_jobs.submission import Submissions, new_job_id
+    from cluster.files.storage import Storage
+    from cluster.state.connection import require_record
+    from train_jobs.driver.submission import Submissions, new_job_id
 
     record = require_record(loaded.config.cluster.name)
     storage = Storage(record.storage)
@@ -55,7 +55,7 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     """List all jobs of the cluster's storage, oldest first; works without a running cluster."""
     loaded = load(file, across=False)
 
-    from train_jobs.listing import list_jobs
+    from train_jobs.records.listing import list_jobs
 
     rows = list_jobs(storage_of(loaded), _driver_statuses(loaded))
     if as_json:
@@ -82,9 +82,9 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
     loaded = load(file, across=False)
 
     from cluster.errors import RequestError, ShoalError
-    from train_jobs.listing import RAY_ENDED, find_job, is_running, result_of, run_of
-    from train_jobs.run_log import summarize
-    from train_jobs.submission import record_end
+    from train_jobs.driver.submission import record_end
+    from train_jobs.records.listing import RAY_ENDED, find_job, is_running, result_of, run_of
+    from train_jobs.records.run_log import summarize
 
     storage = storage_of(loaded)
     found = find_job(storage, job)
@@ -122,9 +122,9 @@ def resume(
 
     from cluster.config.loader import RUN_FILE, change_job
     from cluster.errors import RequestError
-    from train_jobs.listing import find_job, is_running, run_of
-    from train_jobs.run_config import changes, read_run_config
-    from train_jobs.run_log import summarize
+    from train_jobs.records.listing import find_job, is_running, run_of
+    from train_jobs.records.run_config import changes, read_run_config
+    from train_jobs.records.run_log import summarize
 
     storage = storage_of(loaded)
     found = find_job(storage, job)
@@ -169,8 +169,8 @@ def _after_submission(
     else:
         _print_result(result)
     if result["status"] != "succeeded":
-        from train_jobs.listing import run_of
-        from train_jobs.run_log import summarize
+        from train_jobs.records.listing import run_of
+        from train_jobs.records.run_log import summarize
 
         raise typer.Exit(summarize(job, run_of(storage, job)).exit_code)
 
@@ -179,8 +179,8 @@ def follow_job(submissions: Submissions, storage: Storage, job: str, submission_
     """Show a job until it has ended; the document that `shoal train` returns."""
     from infra.job_logs import follow
     from infra.job_view import view_for
-    from train_jobs.listing import result_of, run_of
-    from train_jobs.run_log import RunSummary, summarize
+    from train_jobs.records.listing import result_of, run_of
+    from train_jobs.records.run_log import RunSummary, summarize
 
     run = run_of(storage, job)
     steps = summarize(job, run).steps
@@ -236,27 +236,27 @@ def _ended(status: str) -> str:
 
 
 def storage_of(loaded: LoadedConfig) -> Storage:
-    from cluster.storage import Storage
+    from cluster.files.storage import Storage
 
     return Storage(loaded.resolved.cluster.storage)
 
 
 def _record(loaded: LoadedConfig) -> ClusterRecord:
-    from cluster.connection import require_record
+    from cluster.state.connection import require_record
 
     return require_record(loaded.config.cluster.name)
 
 
 def submissions_of(loaded: LoadedConfig) -> Submissions:
-    from train_jobs.submission import Submissions
+    from train_jobs.driver.submission import Submissions
 
     return Submissions(_record(loaded))
 
 
 def _driver_statuses(loaded: LoadedConfig) -> dict[str, str] | None:
     """Ray's status of every submission; None when the cluster is not up."""
-    from cluster.connection import head_is_silent, read_record
-    from train_jobs.submission import Submissions
+    from cluster.state.connection import head_is_silent, read_record
+    from train_jobs.driver.submission import Submissions
 
     record = read_record(loaded.config.cluster.name)
     if record is None or head_is_silent(record) is not None:

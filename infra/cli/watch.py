@@ -15,7 +15,7 @@ from infra.cli.common import say
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.record import ClusterRecord
+    from cluster.state.record import ClusterRecord
 
 POLL_S = 0.5
 SHOWN_AT_FIRST = 10
@@ -48,7 +48,7 @@ def watch(record: ClusterRecord, as_json: bool) -> None:
     Raises:
         ShoalError: the cluster cannot be reached.
     """
-    from cluster.connection import connect, disconnect
+    from cluster.state.connection import connect, disconnect
 
     show: Show | None = None
     try:

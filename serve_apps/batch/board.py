@@ -9,9 +9,9 @@ from typing import Any
 
 import ray
 
-from cluster.connection import NAMESPACE
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor
 from cluster.errors import ShoalError
-from cluster.named_actor import NamedActor
 from serve_apps.batch.manifest import Totals
 
 MAX_TRIES = 3

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from cluster.config.models.model_sizes import is_directory
 from cluster.errors import RequestError
-from cluster.storage import Storage
-from serve_apps.models import is_directory
+from cluster.files.storage import Storage
 
 MANIFEST = "_manifest.json"
 """Its name: readers of Parquet directories pass over names that begin with an underscore."""

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 import ray
 
 from cluster.config import ShoalConfig
-from cluster.connection import disconnect
+from cluster.config.models.model_sizes import is_directory
 from cluster.errors import RequestError, ShoalError
+from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient
-from cluster.storage import Storage
+from cluster.state.connection import disconnect
 from cluster.wording import counted
 from serve_apps.batch.board import CALL_TIMEOUT_S, BoardState, open_board
 from serve_apps.batch.manifest import Manifest, Totals, read_manifest
@@ -31,7 +32,6 @@ from serve_apps.batch.shard_file import read_totals
 from serve_apps.batch.source import Source
 from serve_apps.batch.worker import ShardWorker, WorkerSettings, rows_in_flight
 from serve_apps.commands import resolve
-from serve_apps.models import is_directory
 from serve_apps.spec import AppSpec
 
 if TYPE_CHECKING:

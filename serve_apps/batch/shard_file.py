@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cluster.errors import RequestError
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from serve_apps.batch.manifest import Totals
 
 _KEY = b"shoal.batch"

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyarrow import fs
 
 from cluster.errors import RequestError
-from cluster.parquet_files import BROKEN, ParquetFiles
-from cluster.storage import Storage
+from cluster.files.parquet import BROKEN, ParquetFiles
+from cluster.files.storage import Storage
 from serve_apps.batch.plan import InputFile, Shard
 from serve_apps.batch.rows import RESULTS
 

@@ -16,9 +16,10 @@ from typing import Any
 
 import ray
 
+from cluster.actors.named_actor import NoActorError
 from cluster.errors import ShoalError
-from cluster.named_actor import NoActorError
-from cluster.storage import MissingError, Storage
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
 from serve_apps.batch.plan import Shard

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls

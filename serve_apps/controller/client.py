@@ -7,11 +7,12 @@ from typing import Any
 
 import ray
 
+from cluster.actors import NAMESPACE
+from cluster.actors.head_actor import start_on_head
+from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
-from cluster.head_actor import start_on_head
-from cluster.named_actor import NamedActor, NoActorError
 from serve_apps.controller.serve_keeper import StartGateway
-from serve_apps.spec import CONTROLLER, NAMESPACE, AppSpec
+from serve_apps.spec import CONTROLLER, AppSpec
 
 CALL_TIMEOUT_S = 30.0
 

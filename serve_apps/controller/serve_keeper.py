@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from cluster.record import http_url
+from cluster.state.record import http_url
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.serve_state import ServeSeen
 from serve_apps.controller.threads import Threads

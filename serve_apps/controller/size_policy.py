@@ -69,8 +69,9 @@ class ControlledSize:
         return (ctx.target_num_replicas if size is None else size), {}
 
     def _ask(self) -> int | None:
-        from cluster.named_actor import NamedActor
-        from serve_apps.spec import CONTROLLER, NAMESPACE
+        from cluster.actors import NAMESPACE
+        from cluster.actors.named_actor import NamedActor
+        from serve_apps.spec import CONTROLLER
 
         if self._controller is None:
             self._controller = NamedActor(CONTROLLER, NAMESPACE)

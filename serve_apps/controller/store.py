@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from cluster.storage import MissingError, Storage
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
 from serve_apps.controller.record import AppRecord
 
 SERVING = "serving"

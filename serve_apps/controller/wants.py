@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 
-from cluster.config.serve_section import AutoscaleConfig
+from cluster.config.sections.serve import AutoscaleConfig
 
 FIRST_TOKEN_WINDOW_S = 15.0
 """The time to first token is judged by the requests of this long."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cluster.config.model_memory import ModelMemory, cache_bytes, show_gib, weight_bytes
-from cluster.config.model_sizes import ModelDirectoryError, read_sizes
+from cluster.config.models.model_memory import ModelMemory, cache_bytes, show_gib, weight_bytes
+from cluster.config.models.model_sizes import ModelDirectoryError, read_sizes
 from serve_apps.engine.node_memory import available_bytes
 from serve_apps.engine.protocol import EngineConfig, EngineError
 

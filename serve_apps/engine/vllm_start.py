@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from cluster.config.device_room import OTHER_WEIGHTS
+from cluster.config.checks.device_room import OTHER_WEIGHTS
 from serve_apps.engine.memory_check import check_device, check_node, memory_of
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import EngineConfig, EngineError

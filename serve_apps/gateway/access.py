@@ -13,7 +13,7 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import SlidingWindowCounterRateLimiter
 
-from cluster.api_keys import Key, KeyRing
+from cluster.config.reading.api_keys import Key, KeyRing
 from serve_apps.gateway.limits_private import count_by_the_steady_clock
 from serve_apps.gateway.options import AddressRange
 from serve_apps.gateway.token_budget import Admission, TokenBudgets

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cluster.api_keys import cluster_token, load_keys
+from cluster.config.reading.api_keys import cluster_token, load_keys
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from cluster.api_keys import parse_keys, read_keys
+from cluster.config.reading.api_keys import parse_keys, read_keys
 from cluster.errors import RequestError
 from serve_apps.gateway.access import Access
 

@@ -9,12 +9,13 @@ from contextlib import suppress
 
 import ray
 
-from cluster.named_actor import NamedActor, NoActorError
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor, NoActorError
 from serve_apps.gateway.app_table import AppTable
 from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.openai.errors import ApiError, unavailable
-from serve_apps.spec import CONTROLLER, NAMESPACE
+from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
 

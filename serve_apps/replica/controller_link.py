@@ -7,8 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from cluster.named_actor import NamedActor
-from serve_apps.spec import CONTROLLER, NAMESPACE
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor
+from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig
 from serve_apps.engine.protocol import SamplingParams
 from serve_apps.openai.errors import bad_request, too_long, too_many_tokens
 from serve_apps.openai.schema import Request

@@ -33,7 +33,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config.train_section import RecoveryConfig, TrainJobConfig
+from cluster.config.sections.train import RecoveryConfig, TrainJobConfig
 from infra.lab.faults import ray_train
 from tests.benchmarks.training_throughput import BATCH, JOB, LENGTH
 from tests.clusters import LiveCluster, started

@@ -22,10 +22,11 @@ import psutil
 import ray
 from ray.actor import ActorHandle
 
+from cluster.actors import NAMESPACE
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config.train_section import RecoveryConfig
-from train_jobs.control import NAMESPACE
+from cluster.config.sections.train import RecoveryConfig
 from train_jobs.elastic.lighthouse import lighthouse_name, start_lighthouse
 from train_jobs.elastic.membership import NO_STATE, Beat, heartbeat_period_s
 

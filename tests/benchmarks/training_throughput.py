@@ -166,7 +166,7 @@ def row(
 
 def architecture() -> dict[str, Any]:
     """The same model in LlamaConfig's words."""
-    from cluster.config.model_section import ModelConfig
+    from cluster.config.sections.model import ModelConfig
 
     return {
         "hidden_size": MODEL["hidden_size"],

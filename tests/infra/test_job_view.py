@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from infra.job_logs import follow
 from infra.job_view import JobView, figures, sentence
-from train_jobs.run_log import RunSummary
+from train_jobs.records.run_log import RunSummary
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.config.train_section import RecoveryConfig
+from cluster.config.sections.train import RecoveryConfig
 from infra.lab.faults.laboratory import job_config
 from tests import clusters
 from tests.clusters import LiveCluster
@@ -41,7 +41,7 @@ REPLICA = """
 import sys, threading, time
 import ray
 ray.init(namespace="shoal", log_to_driver=False)
-from cluster.nodes import NODE_LABEL
+from cluster.state.nodes import NODE_LABEL
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 

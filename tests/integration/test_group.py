@@ -17,10 +17,10 @@ import psutil
 import ray
 from ray.util.placement_group import placement_group_table
 from ray.util.state import list_actors
-from cluster.config.train_section import TrainJobConfig
-from cluster.storage import Storage
-from train_jobs.forks import ForkServers
-from train_jobs.group import Group
+from cluster.config.sections.train import TrainJobConfig
+from cluster.files.storage import Storage
+from train_jobs.group.job_agents import JobAgents
+from train_jobs.group.group import Group
 from train_jobs.spec import GroupSpec
 
 killer, storage, config = sys.argv[1:]
@@ -46,7 +46,7 @@ strangers = [Stranger.remote() for _ in range(cpus)]
 ray.get([each.ready.remote() for each in strangers])
 (node, *_) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("CPU")]
 spec = GroupSpec("job", TrainJobConfig.model_validate_json(config), storage, 1, 0, (node,))
-group = Group(ForkServers())
+group = Group(JobAgents())
 group.start(spec, Storage(storage).child("ray_train"))
 
 def alive():

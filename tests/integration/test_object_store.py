@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JOB, TIMEOUT_S, JobFile, job_file, wait_until
 from tests.object_store import CREDENTIALS, object_store, uri
 from tests.train_jobs.ranks import merged, write_corpus
-from train_jobs.run_log import read_events, read_metrics
+from train_jobs.records.run_log import read_events, read_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clusters import LiveCluster
 from tests.integration.jobs import JobFile, events, job_file, metrics, wait_until
-from tests.train_jobs.test_script import SCRIPTS
+from tests.train_jobs.rank.test_script import SCRIPTS
 
 SAMPLES, GLOBAL, MICRO, STEPS = 52, 8, 2, 60
 

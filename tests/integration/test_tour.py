@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.record import RECORD_FILE, ClusterRecord, read_record
-from cluster.state_directory import state_directory
+from cluster.state.record import RECORD_FILE, ClusterRecord, read_record
+from cluster.state.state_directory import state_directory
 from tests.clusters import REPOSITORY, caller_environment, leftovers, shoal, unique_name
 
 TIMEOUT_S = 290.0

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from tests import clusters
 from tests.clusters import LiveCluster
 from tests.integration.jobs import (
@@ -29,7 +29,7 @@ from tests.integration.jobs import (
 )
 from tests.train_jobs.ranks import merged, write_corpus
 from train_jobs.data.documents import read_documents
-from train_jobs.run_config import read_run_config
+from train_jobs.records.run_config import read_run_config
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
-from cluster.record import ClusterRecord
+from cluster.actors import NAMESPACE
+from cluster.state.record import ClusterRecord
 from serve_apps.spec import AppSpec
 
 Result = TypeVar("Result")
@@ -40,7 +41,7 @@ class Driver:
 
 
 def _join(record: ClusterRecord) -> None:
-    from cluster.connection import connect
+    from cluster.state.connection import connect
 
     connect(record)
 
@@ -61,7 +62,7 @@ def stop() -> None:
     from ray import serve
 
     from serve_apps import commands
-    from serve_apps.spec import CONTROLLER, NAMESPACE
+    from serve_apps.spec import CONTROLLER
     from serve_apps.status import app_statuses
 
     commands.remove([row["name"] for row in app_statuses()])
@@ -73,7 +74,7 @@ def end_apps_controller() -> None:
     """End the controller of the apps for good."""
     import ray
 
-    from serve_apps.spec import CONTROLLER, NAMESPACE
+    from serve_apps.spec import CONTROLLER
 
     ray.kill(ray.get_actor(CONTROLLER, namespace=NAMESPACE))
 

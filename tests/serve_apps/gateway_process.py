@@ -28,7 +28,7 @@ import uvloop
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.api_keys import Key, KeyRing, digest_of
+from cluster.config.reading.api_keys import Key, KeyRing, digest_of
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.http.server import HttpServer
 from serve_apps.tokens.inbox import Item

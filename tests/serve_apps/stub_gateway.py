@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from cluster.api_keys import KeyRing
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.reading.api_keys import KeyRing
+from cluster.config.sections.serve import LimitsConfig
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable, AppVersion

@@ -19,8 +19,8 @@ import httpx
 import pytest
 
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import AutoscaleConfig, ReplicasConfig
-from cluster.providers.endpoints import free_port
+from cluster.config.sections.serve import AutoscaleConfig, ReplicasConfig
+from cluster.hosts.endpoints import free_port
 from serve_apps.spec import AppSpec
 from tests.clusters import HEAD_AND_TWO, LiveCluster, started
 from tests.serve_apps import driver

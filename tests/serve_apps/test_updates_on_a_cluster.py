@@ -21,8 +21,8 @@ import pytest
 
 from cluster.config import ServeAppConfig
 from cluster.errors import ShoalError
-from cluster.registry import Registry
-from cluster.storage import Storage
+from cluster.files.storage import Storage
+from cluster.models.registry import Registry
 from serve_apps.models import find_model
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster

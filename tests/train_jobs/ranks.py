@@ -17,7 +17,7 @@ from cluster.config import TrainJobConfig
 from train_jobs.spec import DATA
 
 if TYPE_CHECKING:
-    from train_jobs.assembly import RankAssembly
+    from train_jobs.rank.assembly import RankAssembly
 
 Program = Callable[..., None]
 
@@ -33,7 +33,7 @@ TINY: dict[str, Any] = {
 """A job that a test can run in a second."""
 
 
-PRELOADED = ("train_jobs.assembly", "transformers.models.llama.modeling_llama", "safetensors.torch")
+PRELOADED = ("train_jobs.rank.assembly", "transformers.models.llama.modeling_llama", "safetensors.torch")
 _GROUPS = itertools.count()
 WORDS = "shoal fish swim in one school and turn as one when a wave comes over the reef"
 
@@ -203,9 +203,9 @@ def assemble(config: TrainJobConfig, run: Path, attempt: int = 1, ranks_per_node
     import torch
     import torch.distributed as dist
 
-    from cluster.storage import Storage
-    from train_jobs.assembly import RankAssembly
-    from train_jobs.workspace import Workspace
+    from cluster.files.storage import Storage
+    from train_jobs.rank.assembly import RankAssembly
+    from train_jobs.records.workspace import Workspace
 
     nodes = [f"node-{rank // ranks_per_node}" for rank in range(dist.get_world_size())]
     return RankAssembly(

@@ -12,14 +12,14 @@ from torch.distributed.checkpoint import CheckpointException
 
 from cluster.config import TrainJobConfig
 from cluster.errors import RequestError
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from train_jobs.checkpoint.files import CheckpointReader, damage
-from train_jobs.checkpoint.saver import first_line
+from train_jobs.checkpoint.saver import cause
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.errors import CheckpointError
+from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, DATA
 from train_jobs.tasks import make_task
-from train_jobs.workspace import Workspace
 
 
 def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, directory: Path) -> int:
@@ -59,7 +59,7 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
             )
         except CheckpointException as error:
             raise CheckpointError(
-                f"the checkpoint of step {step} is not one of this model: {first_line(error)}"
+                f"the checkpoint of step {step} is not one of this model: {cause(error)}"
             ) from error
     beside = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
     try:

@@ -17,11 +17,12 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
-from cluster.storage import MissingError, Storage
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
 from train_jobs.checkpoint.manifest import FileFact, Manifest, write_manifest
 
 _BLOCK = 1 << 20
-Path = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str]
 
 
 class StorageFileSystem(FileSystemBase):
@@ -33,7 +34,7 @@ class StorageFileSystem(FileSystemBase):
         """By path: every file that was written through here."""
 
     @contextmanager
-    def create_stream(self, path: Path, mode: str) -> Generator[io.IOBase, None, None]:
+    def create_stream(self, path: AnyPath, mode: str) -> Generator[io.IOBase, None, None]:
         name = os.fspath(path)
         if mode == "rb":
             with self.storage.reader(name) as stream:
@@ -50,27 +51,27 @@ class StorageFileSystem(FileSystemBase):
                 raise
             self.written[name] = digesting.fact()
 
-    def concat_path(self, path: Path, suffix: str) -> str:
+    def concat_path(self, path: AnyPath, suffix: str) -> str:
         return f"{os.fspath(path)}/{suffix}"
 
-    def init_path(self, path: Path) -> str:
+    def init_path(self, path: AnyPath) -> str:
         return os.fspath(path)
 
-    def rename(self, path: Path, new_path: Path) -> None:
+    def rename(self, path: AnyPath, new_path: AnyPath) -> None:
         self.storage.move(os.fspath(path), os.fspath(new_path))
         self.written[os.fspath(new_path)] = self.written.pop(os.fspath(path))
 
-    def mkdir(self, path: Path) -> None:
+    def mkdir(self, path: AnyPath) -> None:
         self.storage.make_dir(os.fspath(path))
 
-    def exists(self, path: Path) -> bool:
+    def exists(self, path: AnyPath) -> bool:
         return self.storage.exists(os.fspath(path))
 
-    def rm_file(self, path: Path) -> None:
+    def rm_file(self, path: AnyPath) -> None:
         self.storage.delete(os.fspath(path))
 
     @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: Path) -> bool:
+    def validate_checkpoint_id(cls, checkpoint_id: AnyPath) -> bool:
         return True
 
 

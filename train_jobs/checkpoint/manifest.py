@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster.storage import MissingError, Storage
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
 
 COMMIT_MARKER = "committed.json"
 """A checkpoint without it, or with one that is not whole, is never loaded."""

@@ -8,13 +8,13 @@ from contextlib import nullcontext
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
-from cluster.storage import StorageError
-from train_jobs.agreement import from_all, from_rank_0
+from cluster.files.backend import StorageError
 from train_jobs.checkpoint.files import CheckpointReader, damage
-from train_jobs.checkpoint.saver import Events, first_line
+from train_jobs.checkpoint.saver import Events, cause
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import Checkpoint, CheckpointStore, checkpoint_name
 from train_jobs.errors import CheckpointError
+from train_jobs.parallel.agreement import from_all, from_rank_0
 
 
 def restore(
@@ -106,7 +106,7 @@ def _load(store: CheckpointStore, state: TrainingState, step: int) -> list[str]:
         if unread is not None:
             raise StorageError(f"the checkpoint of step {step} cannot be read: {unread}") from error
         raise CheckpointError(
-            f"the checkpoint of step {step} does not fit this job's model or optimizer: {first_line(error)}"
+            f"the checkpoint of step {step} does not fit this job's model or optimizer: {cause(error)}"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.config.train_section import CheckpointConfig
+from cluster.config.sections.train import CheckpointConfig
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
 
-from cluster.config.train_section import CheckpointConfig
+from cluster.config.sections.train import CheckpointConfig
 from cluster.errors import ShoalError
-from train_jobs.agreement import from_rank_0
 from train_jobs.checkpoint.files import CheckpointWriter
 from train_jobs.checkpoint.retention import Retention
 from train_jobs.checkpoint.state import BackgroundSave, TrainingState
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.errors import CheckpointError
+from train_jobs.parallel.agreement import from_rank_0
 
 # torch derives its own from BaseException.
 _FAILED = (Exception, CheckpointException)
@@ -152,7 +152,7 @@ class CheckpointSaver:
 
     def _failed(self, step: int, error: BaseException) -> None:
         self.failures += 1
-        reason = first_line(error)
+        reason = cause(error)
         if dist.get_rank() == 0:
             self.event("checkpoint_failed", step=step, reason=reason, failures=self.failures)
             self._drop_half(step)
@@ -170,8 +170,8 @@ class CheckpointSaver:
             print(f"what there is of the checkpoint of step {step} stays for now: {error}", flush=True)
 
 
-def first_line(error: BaseException) -> str:
-    """The cause in a line; torch wraps what went wrong on each rank."""
+def cause(error: BaseException) -> str:
+    """It in a line; torch wraps what went wrong on each rank."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = next(iter(error.failures.items()))
         return f"rank {rank}: {type(cause).__name__}: {cause}"

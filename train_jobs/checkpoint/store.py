@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from train_jobs.checkpoint.manifest import COMMIT_MARKER, BrokenManifestError, Manifest, read_manifest
 from train_jobs.checkpoint.retention import Retention
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config.data_section import DataConfig
-from cluster.config.train_section import BUILT_IN_SOURCES
+from cluster.config.sections.data import DataConfig
+from cluster.config.sections.train import BUILT_IN_SOURCES
 
 PYTHON_STDLIB = BUILT_IN_SOURCES["causal_lm"]
 

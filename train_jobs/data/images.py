@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from cluster.config.data_section import AugmentConfig, DataConfig
-from cluster.config.train_section import BUILT_IN_SOURCES, TrainJobConfig
+from cluster.config.sections.data import AugmentConfig, DataConfig
+from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.arrangements import Arrangement, Windowed
 from train_jobs.data.documents import is_held_out

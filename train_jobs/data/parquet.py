@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cluster.config.data_section import DataConfig
+from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
-from cluster.parquet_files import BROKEN, ParquetFiles, wanted_columns
+from cluster.files.parquet import BROKEN, ParquetFiles, wanted_columns
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.data.tokens import TokenStreams
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from train_jobs.elastic.membership import Beat, Word
 
 
-class Lighthouse(Protocol):
+class NodeLighthouse(Protocol):
     """Where the heartbeats go; see train_jobs.elastic.lighthouse."""
 
     def heartbeats(self, beats: Sequence[Beat]) -> Sequence[Word]:
@@ -41,7 +41,7 @@ class NodeHeartbeats:
         period_s: from one turn to the next.
     """
 
-    def __init__(self, lighthouse: Lighthouse, period_s: float) -> None:
+    def __init__(self, lighthouse: NodeLighthouse, period_s: float) -> None:
         self._lighthouse = lighthouse
         self._period_s = period_s
         self._turn = threading.Condition()
@@ -103,7 +103,7 @@ class Hearts:
     def __init__(self) -> None:
         self._of_attempt: dict[int, NodeHeartbeats] = {}
 
-    def open(self, attempt: int, reach: Callable[[], Lighthouse], period_s: float) -> None:
+    def open(self, attempt: int, reach: Callable[[], NodeLighthouse], period_s: float) -> None:
         """Ranks of this attempt may call from now on; the ones before are over."""
         if attempt > max(self._of_attempt, default=0):
             self._of_attempt = {attempt: NodeHeartbeats(reach(), period_s)}

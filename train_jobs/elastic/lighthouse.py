@@ -11,9 +11,9 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.head_actor import was_restarted
-from cluster.named_actor import NamedActor
-from train_jobs.control import NAMESPACE
+from cluster.actors import NAMESPACE
+from cluster.actors.head_actor import was_restarted
+from cluster.actors.named_actor import NamedActor
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
 
 _CALL_TIMEOUT_S = 60.0
@@ -117,7 +117,7 @@ class Lighthouse:
 
 def _open_store(host: str) -> tuple[object, str]:
     """A store that is there as long as the first is kept, and its address."""
-    from train_jobs.rendezvous import open_store  # drivers and workers need no torch
+    from train_jobs.parallel.rendezvous import open_store  # drivers and workers need no torch
 
     return open_store(host)
 

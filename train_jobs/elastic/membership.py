@@ -130,7 +130,7 @@ class _Outlook:
 
 
 @dataclass
-class _Group:
+class _Member:
     ranks: dict[int, float] = field(default_factory=dict)
     """When each rank was last heard of."""
     arrived: Standing | None = None
@@ -156,7 +156,7 @@ class Membership:
         self.patience_s = patience_s
         self.view: View | None = None
         self._expected = set(expected)
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, _Member] = {}
         self._ended: set[str] = set()
         self._left: set[str] = set()
         self._seniority = 0
@@ -169,7 +169,7 @@ class Membership:
         group = beat.group
         if group in self._ended or group in self._left:
             return Word(broken=group in self._ended)
-        ranks = self._groups.setdefault(group, _Group()).ranks
+        ranks = self._groups.setdefault(group, _Member()).ranks
         before, sent = ranks.get(beat.rank, -math.inf), now - beat.age_s
         if now - before > self.timeout_s:
             self._outlook = None  # it was thought lost, or is new
@@ -189,7 +189,7 @@ class Membership:
             self.view = view
             self._outlook = None
             for group in view.groups:
-                member = self._groups.setdefault(group, _Group())
+                member = self._groups.setdefault(group, _Member())
                 member.ranks.setdefault(0, now)
                 self._seniority += 1
                 member.since = self._seniority
@@ -204,7 +204,7 @@ class Membership:
         if group in self._ended or group in self._left:
             return
         self._outlook = None
-        member = self._groups.setdefault(group, _Group())
+        member = self._groups.setdefault(group, _Member())
         for rank in range(rank_count):
             member.ranks[rank] = now
         member.arrived = standing
@@ -236,7 +236,7 @@ class Membership:
     def leave(self, group: str) -> None:
         """Ask a group to go; at its next step boundary it is answered with a goodbye."""
         self._outlook = None
-        self._groups.setdefault(group, _Group()).leaving = True
+        self._groups.setdefault(group, _Member()).leaving = True
 
     def ended(self, group: str) -> None:
         """A group is over, however that came."""
@@ -297,7 +297,7 @@ class Membership:
         member = self._groups.get(name)
         return member is not None and not member.leaving and self._heard(member, now)
 
-    def _heard(self, group: _Group, now: float) -> bool:
+    def _heard(self, group: _Member, now: float) -> bool:
         return all(now - heard <= self.timeout_s for heard in group.ranks.values())
 
     def _word(self, now: float) -> Word:

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from train_jobs.agreement import from_rank_0
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.order import Place
 from train_jobs.elastic.buckets import GradientBuckets
@@ -29,16 +28,17 @@ from train_jobs.elastic.membership import (
     Word,
     heartbeat_period_s,
 )
+from train_jobs.elastic.quorum import Left
 from train_jobs.elastic.transfer import State, Transfer
 from train_jobs.metering.stragglers import Rank
-from train_jobs.progress import Progress
-from train_jobs.quorum import Left
+from train_jobs.parallel.agreement import from_rank_0
+from train_jobs.watch.progress import Progress
 
 _LOOK_S = 0.05
 """How soon who waits for a state sees that a group is gone."""
 
 
-class Lighthouse(Protocol):
+class RankLighthouse(Protocol):
     """Where the groups of a job agree; see train_jobs.elastic.lighthouse."""
 
     def heartbeat(self, beat: Beat, at_once: bool) -> Word:
@@ -95,7 +95,7 @@ class ReplicaQuorum:
     def __init__(
         self,
         settings: ReplicaSettings,
-        lighthouse: Lighthouse,
+        lighthouse: RankLighthouse,
         state: TrainingState,
         restore: Callable[[bool], None],
         event: Changes,

@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from train_jobs.metering.intervals import Interval, uncovered
 
 
-class _Event(Protocol):
+class _ProfilerEvent(Protocol):
     name: str
     device_type: DeviceType
     time_range: Any
@@ -47,7 +47,7 @@ class CommunicationProfile:
         self.exposed_s = exposed_s(profiler.events() or (), self.device.type)
 
 
-def exposed_s(events: Iterable[_Event], device_type: str) -> float:
+def exposed_s(events: Iterable[_ProfilerEvent], device_type: str) -> float:
     """Seconds in which a collective was in flight and nothing was computed."""
     communication: list[Interval] = []
     computation: list[Interval] = []

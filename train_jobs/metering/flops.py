@@ -11,8 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from cluster.config.parallel_section import Dtype
-from cluster.hardware import find_accelerator
+from cluster.config.sections.parallel import Dtype
+from cluster.planning.hardware import find_accelerator
 from train_jobs.data.source import Batch
 from train_jobs.parallel.model import DTYPES
 from train_jobs.tasks.task import Task

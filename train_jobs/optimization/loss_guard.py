@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cluster.config.train_section import RecoveryConfig
+from cluster.config.sections.train import RecoveryConfig
 from train_jobs.data.order import batch_of_step
 from train_jobs.errors import LossError
 

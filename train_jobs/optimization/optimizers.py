@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from cluster.config.train_section import OptimizerConfig
+from cluster.config.sections.train import OptimizerConfig
 from train_jobs.optimization.adafactor import ShardedAdafactor
 
 Groups = list[dict[str, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from cluster.config.train_section import OptimizerConfig
+from cluster.config.sections.train import OptimizerConfig
 
 Shape = Callable[[OptimizerConfig, int, int], float]
 """What is left (1 to 0) at a step after the warm-up; arguments: settings, step, the job's steps."""

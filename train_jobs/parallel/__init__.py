@@ -1,28 +1,39 @@
-"""How one model is spread over the ranks: one file a strategy, one table from name to strategy."""
+"""How one model is spread over the ranks: one table from a strategy's name to what carries it out."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import nn
 
-from cluster.config.parallel_section import Strategy
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.parallel import Strategy
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
-from train_jobs.parallel import data_parallel, ddp, fsdp, hsdp, zero1, zero2, zero3
+from train_jobs.parallel import data_parallel, ddp, zero1
 from train_jobs.parallel.activations import checkpoint_activations, compile_blocks
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import Parallelize, ParallelModel
+from train_jobs.parallel.sharding import shard
 from train_jobs.parallel.tensor import apply_tensor_parallelism
 
 STRATEGIES: dict[Strategy, Parallelize] = {
     "data_parallel": data_parallel.parallelize,
     "ddp": ddp.parallelize,
-    "fsdp": fsdp.parallelize,
-    "hsdp": hsdp.parallelize,
+    # Parameters, gradients and optimizer state over all data-parallel ranks: a block's parameters are whole
+    # only while it computes (ZeRO stage 3; Rajbhandari et al., SC 2020).
+    "fsdp": shard,
+    # The same inside a node, as ddp across nodes: parameters are gathered over the node's own links, and only
+    # shards of gradients are all-reduced. The mesh makes the difference: `fully_shard` gets both data axes.
+    "hsdp": shard,
     "zero1": zero1.parallelize,
-    "zero2": zero2.parallelize,
-    "zero3": zero3.parallelize,
+    # Gradients and optimizer state sharded, parameters whole during a step: gathered once, in its first
+    # forward, they stay until the backward of its last micro-batch (the same paper).
+    "zero2": partial(shard, keep_gathered=True),
+    # As fsdp, and the shards lie in CPU memory between their uses: parameters travel to the GPU as they are
+    # gathered, gradients back as they are reduced, and the optimizer steps on the CPU (Ren et al.,
+    # ZeRO-Offload, USENIX ATC 2021). `parallel.offload: false` keeps them on the GPU.
+    "zero3": shard,
 }
 """From the config's `parallel.strategy` to what carries it out."""
 

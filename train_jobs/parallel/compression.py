@@ -7,7 +7,7 @@ from typing import Any
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster.config.parallel_section import DDPConfig
+from cluster.config.sections.parallel import DDPConfig
 
 
 def _bf16_hook(state, bucket):  # type: ignore[no-untyped-def]  # torch wants annotations as objects, or none

@@ -132,10 +132,10 @@ class UlyssesAttention:
         mask: Any,
         **options: Any,
     ) -> tuple[Tensor, None]:
-        query, key, value = (_Exchange.apply(part, self.group, 1, 2) for part in (query, key, value))
+        query, key, value = (_AllToAll.apply(part, self.group, 1, 2) for part in (query, key, value))
         # transformers wants [batch, length, heads, head size] back.
         output, _ = sdpa_attention_forward(module, query, key, value, None, **{**options, "is_causal": True})
-        return _Exchange.apply(output, self.group, 1, 2), None
+        return _AllToAll.apply(output, self.group, 1, 2), None
 
 
 class _Gather(torch.autograd.Function):
@@ -159,7 +159,7 @@ class _Gather(torch.autograd.Function):
         return mine, None
 
 
-class _Exchange(torch.autograd.Function):
+class _AllToAll(torch.autograd.Function):
     """All-to-all: cut dim `cut` over the ranks, put dim `joined` together from them; its own inverse."""
 
     @staticmethod

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import ParallelModel, autocast_dtype
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.parallel.compression import Compression
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import ParallelModel, autocast_dtype

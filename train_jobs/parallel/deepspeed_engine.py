@@ -19,8 +19,8 @@ import torch.distributed as dist
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from cluster.config.deepspeed_settings import complete_settings
-from cluster.config.train_section import OptimizerConfig, TrainJobConfig
+from cluster.config.reading.deepspeed_settings import complete_settings
+from cluster.config.sections.train import OptimizerConfig, TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.errors import CheckpointError
 from train_jobs.optimization.gradients import global_norm

@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from cluster.topology import AXES, MeshShape
-from train_jobs.torch_private import set_timeout
+from cluster.planning.topology import AXES, MeshShape
+from train_jobs.parallel.torch_private import set_timeout
 
 AFTER_HANG_S = 30.0
 """By so much later than whoever watches a rank does torch find that it hangs."""
@@ -42,7 +42,7 @@ class Mesh:
 
     @cached_property
     def axes(self) -> DeviceMesh:
-        """The device mesh with the axes of `cluster.topology.AXES`."""
+        """The device mesh with the axes of `cluster.planning.topology.AXES`."""
         return _device_mesh(self.device, self.shape)
 
     @cached_property

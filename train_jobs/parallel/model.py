@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cluster.config.parallel_section import Dtype
-from cluster.config.train_section import OptimizerConfig, TrainJobConfig
+from cluster.config.sections.parallel import Dtype
+from cluster.config.sections.train import OptimizerConfig, TrainJobConfig
 from train_jobs.data.source import Batch
 from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients
 from train_jobs.optimization.loss_scale import LossScale
@@ -199,7 +199,7 @@ class ParallelModel:
 
 
 class Parallelize(Protocol):
-    """What each strategy's file offers."""
+    """What carries out a strategy."""
 
     def __call__(
         self, model: nn.Module, blocks: Sequence[nn.Module], mesh: Mesh, config: TrainJobConfig

@@ -22,8 +22,8 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 
-from cluster.config.parallel_section import Dtype
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.parallel import Dtype
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import DTYPES, ParallelModel
 

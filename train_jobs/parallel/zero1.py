@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.parallel.ddp import ReplicatedModel
 from train_jobs.parallel.mesh import Mesh
 from train_jobs.parallel.model import ParallelModel

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from cluster.config.custom_task import METHODS
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.reading.custom_task import METHODS
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.source import Batch, Samples
 from train_jobs.tasks.causal_lm import CausalLM

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the name everybody knows it by)
 from torch import Tensor, nn
 
-from cluster.config.train_section import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.samples import IGNORED, DocumentSamples, PackedSamples
 from train_jobs.data.source import Batch

@@ -6,16 +6,16 @@ import threading
 import time
 from collections.abc import Callable
 
-from cluster.connection import ClusterRecord
 from cluster.errors import ShoalError
-from cluster.line_reader import LineReader
+from cluster.files.line_reader import LineReader
+from cluster.files.storage import Storage
 from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
-from cluster.storage import Storage
+from cluster.state.connection import ClusterRecord
 from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.load_course import Logs, Round
-from train_jobs.listing import run_of
-from train_jobs.run_log import EVENTS, METRICS, read_all_metrics, read_events
+from train_jobs.records.listing import run_of
+from train_jobs.records.run_log import EVENTS, METRICS, read_all_metrics, read_events
 
 _LOOK_S = 0.1
 

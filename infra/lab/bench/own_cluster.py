@@ -16,16 +16,16 @@ from typing import Any
 import psutil
 
 from cluster.config.loader import LoadedConfig, load_config
-from cluster.connection import ClusterRecord, connect, disconnect, head_is_silent
 from cluster.errors import ShoalError
-from cluster.providers import PROVIDERS
-from cluster.providers.processes import CLUSTER_ID, marked
-from cluster.providers.provider import Provider
-from cluster.storage import Storage
-from train_jobs.listing import run_of, status_of
-from train_jobs.run_config import read_run_config
-from train_jobs.run_log import read_all_metrics, read_events, summarize
-from train_jobs.submission import Submissions, new_job_id
+from cluster.files.storage import Storage
+from cluster.hosts import PROVIDERS
+from cluster.hosts.processes import CLUSTER_ID, marked
+from cluster.hosts.provider import Provider
+from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
+from train_jobs.driver.submission import Submissions, new_job_id
+from train_jobs.records.listing import run_of, status_of
+from train_jobs.records.run_config import read_run_config
+from train_jobs.records.run_log import read_all_metrics, read_events, summarize
 
 _LOOK_S = 0.05
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from cluster.errors import ShoalError
+from cluster.files.storage import Storage
 from cluster.sharing.demand import Demand
-from cluster.storage import Storage
 from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.give_and_take import GiveAndTake, logs_of
 from infra.lab.bench.load_course import Round
@@ -88,7 +88,7 @@ def measure(rounds: int, say: Callable[[str], None]) -> tuple[Side, Side]:
 
 def _publish(cluster: OwnCluster, say: Callable[[str], None]) -> str:
     """Train the model that is served; returns its directory: its tokenizer serves others, too."""
-    from cluster.registry import Registry
+    from cluster.models.registry import Registry
 
     say("training the model that is served")
     job = cluster.submit("served")

@@ -12,9 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.config.train_section import RecoveryConfig
+from cluster.config.sections.train import RecoveryConfig
 from cluster.errors import ShoalError
-from cluster.providers.provider import Provider
+from cluster.hosts.provider import Provider
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults.fault_course import Resumption, resumption, seconds, wrong_losses, wrong_steps
 from infra.lab.faults.processes import OF_RAY_TRAIN, node_of

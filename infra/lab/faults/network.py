@@ -13,8 +13,8 @@ from enum import Enum
 from pathlib import Path
 
 from cluster.errors import ShoalError
-from cluster.providers.addresses import FIRST_HOST
-from cluster.providers.embedded import Hosts
+from cluster.hosts.addresses import FIRST_HOST
+from cluster.hosts.embedded import Hosts
 from infra.lab.faults.cable import QUALITY
 
 _NETWORK = "198.18"

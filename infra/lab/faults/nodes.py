@@ -11,20 +11,20 @@ from contextlib import suppress
 
 import psutil
 
-from cluster.config.cluster_section import ClusterConfig
-from cluster.connection import ClusterRecord
+from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.health import answers
-from cluster.providers.node_command import (
+from cluster.hosts.node_command import (
     HeadPorts,
     NodeStart,
     node_command,
     node_environment,
     store_bytes,
 )
-from cluster.providers.processes import of_node
-from cluster.record import read_identity
-from cluster.state_directory import state_directory
+from cluster.hosts.processes import of_node
+from cluster.state.connection import ClusterRecord
+from cluster.state.health import answers
+from cluster.state.record import read_identity
+from cluster.state.state_directory import state_directory
 
 START_TIMEOUT_S = 90.0
 _GONE_S = 20.0

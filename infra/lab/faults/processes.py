@@ -8,14 +8,14 @@ from __future__ import annotations
 import psutil
 
 from cluster.errors import ShoalError
-from cluster.providers.processes import of_node
+from cluster.hosts.processes import of_node
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 
 TITLES = {
     "worker": "ray::RayTrainWorker",
     "controller": "ray::GroupRunner",
-    "forks": "ray::NodeForks",
-    "fork server": "train_jobs.fork_server",
+    "agent": "ray::JobAgent",
+    "fork server": "cluster.node.fork_server",
     "control": "ray::JobControl",
     "lighthouse": "ray::Lighthouse",
     "driver": "-m train_jobs ",

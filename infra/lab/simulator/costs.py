@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from cluster.config.sentences import listed, nearest, show_value
-from cluster.config.yaml_positions import Place
-from cluster.config.yaml_reader import read_yaml
+from cluster.config.reading.positions import Position
+from cluster.config.reading.sentences import listed, nearest, show_value
+from cluster.config.reading.yaml_reader import read_yaml
 from cluster.errors import ConfigError, Mistake, RequestError
 
 SETTING = "--cost"
@@ -103,7 +103,7 @@ def costs_of(text: str | None, file: str, settings: Sequence[str] = ()) -> Costs
     """
     costs = Costs()
     if text is not None:
-        document = read_yaml(text, Place(file))
+        document = read_yaml(text, Position(file))
         mistakes = list(document.mistakes)
         if not isinstance(document.root.value, Mapping):
             given = show_value(document.root.plain())

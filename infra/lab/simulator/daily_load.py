@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.config.serve_section import AutoscaleConfig
+from cluster.config.sections.serve import AutoscaleConfig
 
 DAY_S = 86_400.0
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.config.sentences import listed, nearest, show_value
+from cluster.config.reading.sentences import listed, nearest, show_value
 from cluster.errors import ConfigError, Mistake
 from infra.lab.simulator.jobs import Job, Trace, in_order
 

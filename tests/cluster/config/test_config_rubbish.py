@@ -11,12 +11,11 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML, YAMLError
 
-from cluster.config import schema
 from cluster.config.loader import load_config
+from cluster.config.reading import schema
+from cluster.config.reading.positions import KeyPath, Position
+from cluster.config.reading.yaml_reader import read_yaml
 from cluster.config.template import TEMPLATE
-from cluster.config.yaml_positions import Path as KeyPath
-from cluster.config.yaml_positions import Place
-from cluster.config.yaml_reader import read_yaml
 from cluster.errors import ConfigError, Mistake
 
 FEW = settings(
@@ -139,7 +138,9 @@ def test_values_equal_what_the_yaml_library_itself_reads(data: Any, flow: bool, 
     with path.open("w") as stream:
         yaml.dump(data, stream)
     text = path.read_text()
-    assert read_yaml(text, Place("any.yaml")).root.plain() == YAML(typ="safe", pure=True).load(text) == data
+    assert (
+        read_yaml(text, Position("any.yaml")).root.plain() == YAML(typ="safe", pure=True).load(text) == data
+    )
 
 
 @MANY
@@ -159,7 +160,7 @@ def test_whatever_the_yaml_library_refuses_is_refused(text: str) -> None:
 
 
 def _read_whole(text: str) -> Any:
-    document = read_yaml(text, Place("any.yaml"))
+    document = read_yaml(text, Position("any.yaml"))
     if document.mistakes:
         raise ConfigError(document.mistakes)
     return document.root.plain()

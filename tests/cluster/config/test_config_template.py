@@ -11,9 +11,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from cluster.config.loader import load_config
-from cluster.config.schema import allowed, describe, json_schema
+from cluster.config.reading.schema import allowed, describe, json_schema
+from cluster.config.sections.train import RecoveryConfig
 from cluster.config.template import CONFIG_FILE, SCHEMA_FILE, TEMPLATE, write_template
-from cluster.config.train_section import RecoveryConfig
 from cluster.errors import ConfigError, RequestError
 
 VALIDATOR = jsonschema.Draft202012Validator(json_schema())

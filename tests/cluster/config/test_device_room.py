@@ -10,10 +10,10 @@ import torch
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from cluster.config.model_memory import cache_bytes, count_parameters, weight_bytes
-from cluster.config.model_section import ModelConfig
-from cluster.config.model_sizes import read_sizes
-from cluster.safetensors_headers import HeaderError, stored_tensors
+from cluster.config.models.model_memory import cache_bytes, count_parameters, weight_bytes
+from cluster.config.models.model_sizes import read_sizes
+from cluster.config.sections.model import ModelConfig
+from cluster.files.safetensors import HeaderError, stored_tensors
 from tests.cluster.config.config_files import load, mistakes, position
 
 # 80 layers of a hidden size of 8192, like Llama 3 70B: 70.55e9 parameters.

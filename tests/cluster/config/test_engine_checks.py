@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from cluster.config import TrainJobConfig
-from cluster.config.deepspeed_settings import complete_settings
+from cluster.config.reading.deepspeed_settings import complete_settings
 from tests.cluster.config.config_files import load, mistakes, position
 
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.config.engine_checks.find_spec", lambda name: object())
+    monkeypatch.setattr("cluster.config.checks.engine_checks.find_spec", lambda name: object())
 
 
 def text(job: str, settings: str = "{}") -> str:
@@ -91,7 +91,7 @@ def test_deepspeed_has_to_be_asked_for_and_installed(tmp_path: Path, monkeypatch
     assert "has a meaning under parallel.engine deepspeed only, not under torch" in found.message
     (found,) = mistakes(tmp_path, text("task: script\n    script: shoal.yaml"))
     assert "should be torch under task script: a script brings its own engine" in found.message
-    monkeypatch.setattr("cluster.config.engine_checks.find_spec", lambda name: None)
+    monkeypatch.setattr("cluster.config.checks.engine_checks.find_spec", lambda name: None)
     (found,) = mistakes(tmp_path, text("steps: 1"))
     assert found.message == "needs DeepSpeed: pip install 'shoal[deepspeed]'"
 

@@ -11,7 +11,7 @@ from tests.cluster.config.config_files import load, mistakes, position
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.config.engine_checks.find_spec", lambda name: object())
+    monkeypatch.setattr("cluster.config.checks.engine_checks.find_spec", lambda name: object())
 
 
 def text(recovery: str, job: str = "workers: {}") -> str:

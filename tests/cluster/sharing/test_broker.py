@@ -8,11 +8,11 @@ import re
 import pytest
 
 from cluster.errors import ShoalError
-from cluster.health import wait_until
 from cluster.sharing.audit import granted_twice
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from cluster.sharing.journal import journal_storage, read_events
+from cluster.state.health import wait_until
 from tests.clusters import LiveCluster
 
 BEGIN = """

@@ -15,13 +15,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.config.cluster_section import NodeConfig
-from cluster.connection import head_is_silent
-from cluster.health import answers, wait_until
-from cluster.providers.node_command import HeadPorts, NodeStart, node_command, node_environment
-from cluster.providers.processes import NODE_NAME
-from cluster.record import read_identity
-from cluster.state_directory import state_directory
+from cluster.config.sections.cluster import NodeConfig
+from cluster.hosts.node_command import HeadPorts, NodeStart, node_command, node_environment
+from cluster.hosts.processes import NODE_NAME
+from cluster.state.connection import head_is_silent
+from cluster.state.health import answers, wait_until
+from cluster.state.record import read_identity
+from cluster.state.state_directory import state_directory
 from tests import clusters
 from tests.clusters import LiveCluster
 

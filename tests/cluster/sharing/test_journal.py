@@ -10,11 +10,11 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from cluster import line_writer
+from cluster.files import line_writer
+from cluster.files.storage import Storage
 from cluster.sharing import journal as module
 from cluster.sharing.events import Event
 from cluster.sharing.journal import EVENTS, Journal, journal_storage, read_events
-from cluster.storage import Storage
 
 
 def memory_store() -> fs.FileSystem:

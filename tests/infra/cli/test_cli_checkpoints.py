@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from infra.cli.main import call
 from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
-from train_jobs.run_config import changes, write_run_config
-from train_jobs.run_log import RunLog
+from train_jobs.records.run_config import changes, write_run_config
+from train_jobs.records.run_log import RunLog
 
 JOB = "lm-20260101-000000-abcd"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.root import ShoalConfig
+from cluster.config.sections.root import ShoalConfig
 from infra.cli.explain import holders_of, nothing_to_explain
 
 HOLDERS = ["app/chat", "app/chat:3", "app/chatter", "job/lm-1", "job/lm-2", "job/other-1"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.api_keys import load_keys
+from cluster.config.reading.api_keys import load_keys
 from tests.clusters import shoal, write_config
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.registry import Registry
-from cluster.storage import Storage
+from cluster.files.storage import Storage
+from cluster.models.registry import Registry
 from infra.cli.main import call
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.registry import Registry
-from cluster.storage import Storage
+from cluster.files.storage import Storage
+from cluster.models.registry import Registry
 from infra.cli.main import call
 from tests.clusters import shoal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from infra.cli.train import goodput_line
-from train_jobs.goodput import Goodput
+from train_jobs.records.goodput import Goodput
 
 
 def test_the_greatest_loss_comes_first_and_what_cost_nothing_is_left_out() -> None:

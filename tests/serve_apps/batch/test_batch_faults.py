@@ -17,8 +17,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.registry import Registry
-from cluster.storage import Storage
+from cluster.files.storage import Storage
+from cluster.models.registry import Registry
 from tests.clusters import LiveCluster, caller_environment, shoal, shoal_command
 from tests.serve_apps.tiny_model import make_model
 

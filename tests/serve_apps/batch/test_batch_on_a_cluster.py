@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.batch.manifest import MANIFEST
 from serve_apps.batch.progress import View

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from cluster.errors import RequestError
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from serve_apps.batch.manifest import MANIFEST, Manifest, Totals, read_manifest
 from serve_apps.batch.shard_file import read_totals, write_shard
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig
 from cluster.errors import RequestError
 from serve_apps.batch.manifest import Totals
 from serve_apps.batch.rows import RESULTS, RowReader, RowResult, check_options, totals, with_results

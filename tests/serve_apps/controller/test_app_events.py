@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.serve_section import ReplicasConfig
-from cluster.storage import Storage
+from cluster.config.sections.serve import ReplicasConfig
+from cluster.files.storage import Storage
 from serve_apps.controller.app import App
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.store import AppStore

@@ -16,7 +16,7 @@ import ray
 from ray import serve
 from ray.serve import context
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from serve_apps.controller import actor as actor_module
 from serve_apps.controller import serve_application, serve_state
 from serve_apps.controller import view as view_module

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config.serve_section import AutoscaleConfig
+from cluster.config.sections.serve import AutoscaleConfig
 from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import ReplicasConfig, UpdateConfig
+from cluster.config.sections.serve import ReplicasConfig, UpdateConfig
 from serve_apps.controller.changes import change
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.record import AppRecord, Revision

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from cluster.config import ServeAppConfig
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig
 from serve_apps.engine.config import engine_config
 from serve_apps.spec import AppSpec
 

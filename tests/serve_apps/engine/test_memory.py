@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.config.model_memory import ModelMemory
+from cluster.config.models.model_memory import ModelMemory
 from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.memory_check import check_device, check_node, memory_of
 from serve_apps.engine.node_memory import available_bytes, cgroup_rooms

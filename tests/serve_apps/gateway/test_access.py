@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
+from cluster.config.reading.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
 from cluster.errors import RequestError
 from serve_apps.gateway import key_file, limits_private, reckoning, token_budget
 from serve_apps.gateway.access import Access

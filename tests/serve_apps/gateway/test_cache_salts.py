@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.api_keys import Key, KeyRing, digest_of
+from cluster.config.reading.api_keys import Key, KeyRing, digest_of
 from serve_apps.engine.torch_engine.block_pool import Digests, digest, start_of
 from serve_apps.routing import serve_router
 from serve_apps.routing.policy import LOOKED_AT

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.api_keys import Key, KeyRing, digest_of
+from cluster.config.reading.api_keys import Key, KeyRing, digest_of
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.openai.errors import ApiError

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.serve_section import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.errors import ApiError
 from serve_apps.openai.parse import parse

@@ -16,7 +16,7 @@ from cluster.config import TrainJobConfig
 from tests.train_jobs.bad_steps import digest, slow_down, spoil
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
-from train_jobs.rendezvous import open_store
+from train_jobs.parallel.rendezvous import open_store
 from train_jobs.spec import DATA
 
 
@@ -220,9 +220,9 @@ def train_group(
     import torch
     import torch.distributed as dist
 
-    from cluster.storage import Storage
-    from train_jobs.assembly import RankAssembly
-    from train_jobs.workspace import Workspace
+    from cluster.files.storage import Storage
+    from train_jobs.rank.assembly import RankAssembly
+    from train_jobs.records.workspace import Workspace
 
     manager = _Manager(address=tuple(address), authkey=b"test")
     manager.connect()

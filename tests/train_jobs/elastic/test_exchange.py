@@ -8,7 +8,7 @@ import time
 import torch
 
 from train_jobs.elastic.exchange import Exchange
-from train_jobs.rendezvous import open_store
+from train_jobs.parallel.rendezvous import open_store
 
 TIMEOUT_S = 30.0
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.config.train_section import RecoveryConfig
+from cluster.config.sections.train import RecoveryConfig
 from train_jobs.data.order import batch_of_step
 from train_jobs.errors import LossError
 from train_jobs.optimization.loss_guard import BadStep, LossGuard, spike_limit

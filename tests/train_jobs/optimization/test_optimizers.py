@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config.train_section import OptimizerConfig
+from cluster.config.sections.train import OptimizerConfig
 from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
 from train_jobs.optimization.adafactor import ShardedAdafactor
 from train_jobs.optimization.optimizers import OPTIMIZERS, build_optimizer

@@ -14,7 +14,7 @@ from transformers import (
     get_wsd_schedule,
 )
 
-from cluster.config.train_section import OptimizerConfig
+from cluster.config.sections.train import OptimizerConfig
 from train_jobs.optimization.schedules import learning_rate
 
 STEPS, WARMUP, DECAY = 100, 10, 20

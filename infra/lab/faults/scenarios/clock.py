@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from cluster.storage import Storage
+from cluster.files.storage import Storage
 from infra.lab.bench.own_cluster import OwnJob
 from infra.lab.faults.clock import missing, movable_clock
 from infra.lab.faults.laboratory import (
@@ -18,7 +18,7 @@ from infra.lab.faults.laboratory import (
 from infra.lab.faults.processes import rank_process
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from infra.lab.faults.scenarios.workers import GROUPS, wait_for_groups
-from train_jobs.listing import list_jobs
+from train_jobs.records.listing import list_jobs
 
 _HOUR_S = 3600
 _WATCHED_S = 1.2 * HANG_TIMEOUT_S

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from cluster.connection import connect, disconnect
 from cluster.errors import ShoalError
+from cluster.state.connection import connect, disconnect
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults import nodes
 from infra.lab.faults.fault_course import resumption, seconds

@@ -7,7 +7,7 @@ from functools import partial
 from infra.lab.faults.fault_course import seconds
 from infra.lab.faults.laboratory import HANG_TIMEOUT_S, Laboratory
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
-from train_jobs.run_log import summarize
+from train_jobs.records.run_log import summarize
 
 ALONE_S = HANG_TIMEOUT_S + 45.0
 """Longer than a collective of a step waits, which is half a minute more than the hang timeout."""

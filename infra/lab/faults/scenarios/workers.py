@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from cluster.connection import environment
+from cluster.state.connection import environment
 from infra.lab.bench.own_cluster import OwnJob
 from infra.lab.faults import memory, ray_train
 from infra.lab.faults.fault_course import resumption_beyond, seconds

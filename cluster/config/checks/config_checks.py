@@ -1,0 +1,138 @@
+"""What is wrong across sections: whether jobs and apps fit the nodes, whether sizes and paths agree."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from cluster.config.checks.app_checks import check_app
+from cluster.config.checks.ground import Ground, MistakeReport, local_path
+from cluster.config.checks.job_checks import check_job
+from cluster.config.reading.api_keys import load_keys
+from cluster.config.reading.positions import KeyPath, YamlDocument
+from cluster.config.sections.cluster import ClusterConfig, EndpointConfig
+from cluster.config.sections.root import ShoalConfig
+from cluster.errors import Mistake, RequestError
+
+_ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
+_NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
+
+
+def find_mistakes(
+    config: ShoalConfig, document: YamlDocument, base: Path, broken: Collection[KeyPath] = ()
+) -> list[Mistake]:
+    """Every mistake that only shows when sections are seen together, with its place in the file.
+
+    `config` has its paths made absolute from `base` (see `resolve_paths`). `broken` are the key paths whose
+    values were wrong in themselves, with defaults in their stead: nothing is said that follows from those.
+    """
+    mistakes: list[Mistake] = []
+    report = MistakeReport(document, broken, mistakes)
+    ground = Ground(config.cluster.nodes, base)
+    cluster = report.inside("cluster")
+    _check_nodes(config.cluster, cluster)
+    _check_storage(config.cluster, cluster)
+    _check_endpoints(config.cluster, cluster)
+    for name, job in config.train_jobs.items():
+        own = report.inside("train_jobs", name)
+        check_job(job, ground, own)
+        if job.task == "script" and local_path(config.cluster.storage) is None:
+            message = "a script writes into directories: it needs a cluster.storage that every node mounts"
+            own("task", job.task, message)
+    for name, app in config.serve_apps.items():
+        check_app(app, config, ground, report.inside("serve_apps", name))
+    return mistakes
+
+
+def _check_nodes(cluster: ClusterConfig, report: MistakeReport) -> None:
+    owners: dict[str, int] = {}
+    for index, kind in enumerate(cluster.nodes):
+        clashes = [name for name in kind.names() if name in owners]
+        if clashes:
+            first = owners[clashes[0]]
+            message = (
+                f"two nodes are called `{clashes[0]}`: entries {first} and {index} of the list"
+                " (an entry with `count` above 1 makes NAME-1, NAME-2, …)"
+            )
+            report(f"nodes.{index}.name", kind.name, message)
+        for name in kind.names():
+            owners.setdefault(name, index)
+
+
+def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
+    gateway, dashboard = cluster.gateway, cluster.dashboard
+    if gateway.keys is not None:
+        try:
+            load_keys(gateway.keys)
+        except RequestError as error:
+            report("gateway.keys", gateway.keys, str(error))
+    elif gateway.host is not None and not _is_loopback(gateway.host):
+        message = f"should be a loopback address unless gateway.keys names API keys, was `{gateway.host}`"
+        report("gateway.host", gateway.host, message, "gateway.keys")
+    proxy = cluster.serve_proxy
+    if proxy.host is not None and not _is_loopback(proxy.host):
+        message = f"should be a loopback address: Serve's proxy asks nobody for a key, was `{proxy.host}`"
+        report("serve_proxy.host", proxy.host, message)
+    named = {"gateway": gateway, "dashboard": dashboard, "serve_proxy": proxy}
+    for key, other in (("gateway", "dashboard"), ("gateway", "serve_proxy"), ("dashboard", "serve_proxy")):
+        if _clash(key, named[key], other, named[other]):
+            port, words = named[other].port, f"{_NAMES[key]} and {_NAMES[other]}"
+            message = f"{words} cannot both listen on port {port} of one address"
+            report(f"{other}.port", port, message, key, other)
+    tokens = gateway.token_ports
+    if tokens is not None:
+        first, _, last = tokens.partition("-")
+        for key, each in named.items():
+            at_node = key != "serve_proxy" and (each.host is None or each.host in _ANY_HOST)
+            if at_node and each.port is not None and int(first) <= each.port <= int(last or first):
+                message = f"holds port {each.port}, where {_NAMES[key]} listens"
+                report("gateway.token_ports", tokens, message, key)
+
+
+def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig) -> bool:
+    """Whether two servers would listen at one port of one address."""
+    if one.port is None or one.port != other.port:
+        return False
+    hosts = {_host(one), _host(other)}
+    if len(hosts) == 1:
+        # Without a host the proxy has an address of its own, and the others that of the head.
+        return None not in hosts or "serve_proxy" not in (key, other_key)
+    # The proxy shares its port with a gateway on every address: connections to its own address are its own.
+    return bool(hosts & _ANY_HOST) and "dashboard" in (key, other_key)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # a name may come to mean anything
+
+
+def _host(endpoint: EndpointConfig) -> str | None:
+    return "127.0.0.1" if endpoint.host == "localhost" else endpoint.host
+
+
+def _check_storage(cluster: ClusterConfig, report: MistakeReport) -> None:
+    directory = local_path(cluster.storage)
+    problem = None if directory is None else storage_problem(directory)
+    if problem is not None:
+        report("storage", cluster.storage, f"`{directory}` cannot be written: {problem}")
+
+
+def storage_problem(directory: Path) -> str | None:
+    """Why nothing can be written at or under `directory`, or None; nothing is left behind."""
+    nearest = directory
+    try:
+        while not os.path.lexists(nearest) and nearest != nearest.parent:
+            nearest = nearest.parent
+        if not nearest.is_dir():
+            return f"`{nearest}` is not a directory"
+        # Permissions say nothing of read-only mounts and of /proc, and nothing at all to root: only a real
+        # file does. It has no name where the file system can do that, and is gone when it is closed.
+        with tempfile.TemporaryFile(dir=nearest):
+            return None
+    except OSError as error:
+        return f"no file can be made in `{nearest}` ({error.strerror or error})"

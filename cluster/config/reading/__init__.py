@@ -1,0 +1,1 @@
+"""How the file is read: YAML with positions, overrides, the schema, sentences about what is wrong."""

@@ -1,0 +1,172 @@
+"""The `cluster` section: nodes, storage, sharing and where our own servers listen."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+
+from cluster.config.sections.section import Name, Section
+
+MAX_NODE_ENTRIES = 1000
+LEAST_KEEPALIVE_S = 0.1
+
+
+class NodeConfig(Section):
+    """One kind of node; `count` of them are started."""
+
+    name: Name
+    """Name of the node; with `count` above 1 the nodes are called NAME-1, NAME-2, …"""
+    count: int = Field(default=1, ge=1, le=200)
+    """How many nodes of this kind."""
+    cpus: int = Field(default=1, ge=0)
+    """Logical CPUs that Ray may hand out on each."""
+    gpus: int = Field(default=0, ge=0)
+    """GPUs that Ray may hand out on each."""
+    accelerator: str | None = None
+    """Kind of accelerator, for example H100-SXM."""
+
+    def names(self) -> list[str]:
+        """The names of the single nodes."""
+        if self.count == 1:
+            return [self.name]
+        return [f"{self.name}-{index}" for index in range(1, self.count + 1)]
+
+
+class SharingConfig(Section):
+    """Who gets devices first, and how long a tenant may take to give them back."""
+
+    priority: Literal["serving", "training"] = "serving"
+    """The tenant whose wants come first, once every minimum is met."""
+    reclaim_grace_s: float = Field(default=30.0, ge=0)
+    """Seconds a tenant has to leave a device that was taken from its grant."""
+    patience_s: float = Field(default=60.0, ge=0)
+    """Seconds that a minimum waits before nodes are kept clear of other starts, so that its turn comes."""
+    settle_s: float = Field(default=10.0, ge=0)
+    """Least seconds between two changes of a training job's workers for the sake of wants; what serving or a
+    minimum needs is not held up. Serving has delays of its own (autoscale)."""
+    avoid_after: int = Field(default=3, ge=0)
+    """Failures of jobs within an hour that are a node's, after which nothing starts there for a while unless
+    a minimum has no other place; 0 avoids none."""
+
+
+class EndpointConfig(Section):
+    """Where one server of ours listens."""
+
+    host: str | None = None
+    """Address to bind. Default: the cluster's own loopback address, reachable from this machine only."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port to bind. Default: the usual one, or a free one where that is taken."""
+
+
+def _ports(value: object) -> str:
+    found = re.fullmatch(r"(\d{1,5})(?:-(\d{1,5}))?", str(value), re.ASCII)
+    if found is None or not 1 <= int(found[1]) <= int(found[2] or found[1]) <= 65535:
+        raise ValueError(
+            f"should be a port, or two as A-B with the lower one first (1 to 65535), was {value!r}"
+        )
+    return str(value)
+
+
+def _origin(value: str) -> str:
+    if re.fullmatch(r"\*|https?://[^/\s]+", value) is None:
+        raise ValueError(f'should be "*" or an origin (https://HOST, https://HOST:PORT), was {value!r}')
+    return value
+
+
+def _network(value: str) -> str:
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError(
+            f"should be an IP address, or a network as ADDRESS/BITS (10.0.0.0/8), was {value!r}"
+        ) from None
+    return value
+
+
+def _pause(value: float) -> float:
+    if 0 < value < LEAST_KEEPALIVE_S:
+        raise ValueError(f"should be 0 (never) or at least {LEAST_KEEPALIVE_S}, was {value:g}")
+    return value
+
+
+Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
+Origin = Annotated[str, AfterValidator(_origin)]
+Network = Annotated[str, AfterValidator(_network)]
+
+
+class GatewayConfig(EndpointConfig):
+    """Where the OpenAI-compatible endpoint listens, and who may use it."""
+
+    keys: str | None = Field(default=None, min_length=1)
+    """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
+    JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute, metrics}; `shoal key` writes
+    entries. Without keys the gateway listens on loopback only."""
+    metrics_from: list[Network] = Field(default_factory=list)
+    """Addresses (10.0.0.5) and networks (10.0.0.0/8) that may read /metrics and /load without a key, where
+    the gateway has keys. Behind a proxy every request comes from the proxy's address."""
+    unknown_fields: Literal["refuse", "ignore"] = "refuse"
+    """What happens to a request with a field that Shoal does not know and that asks for something, or with a
+    tool that only OpenAI's or Anthropic's own servers have."""
+    token_ports: Ports | None = None
+    """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
+    keepalive_s: Annotated[float, AfterValidator(_pause)] = Field(default=15.0, ge=0)
+    """Seconds without a token after which a stream is sent a comment, so that no proxy takes it for dead; 0
+    sends none."""
+    cors: list[Origin] = Field(default_factory=list)
+    """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
+
+
+class ServeProxyConfig(EndpointConfig):
+    """Where Ray Serve's own HTTP proxy listens, on the head: it answers for Serve applications that are not
+    Shoal's (`serve run`, `serve deploy`)."""
+
+    host: str | None = None
+    """Loopback address to bind. Default: one of the cluster's own, which no node and no other cluster has."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """Port to bind. Default: 8000, as Serve's own tools have it; with another one `up` starts Serve, since
+    those tools can only be told the address."""
+
+
+def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
+    if not nodes:
+        raise ValueError(f"should be a list of 1 to {MAX_NODE_ENTRIES} entries, was an empty list")
+    return nodes
+
+
+# pydantic's own min_length counts only the entries without mistakes, and then tells of the length instead
+# of those mistakes.
+Nodes = Annotated[
+    tuple[NodeConfig, ...],
+    Field(strict=False, max_length=MAX_NODE_ENTRIES, json_schema_extra={"minItems": 1}),
+    AfterValidator(_not_empty),
+]
+
+
+class ClusterConfig(Section):
+    """The nodes, the storage they share, and how training and serving share the nodes."""
+
+    name: Name = "shoal"
+    """Name of the cluster; clusters of different names run side by side on one machine."""
+    provider: Literal["embedded"] = "embedded"
+    """Where the nodes come from: `embedded` starts them as processes of this machine."""
+    nodes: Nodes = (
+        NodeConfig(name="head", cpus=0),
+        NodeConfig(name="worker", count=2, cpus=2),
+    )
+    """The nodes; the first is the head."""
+    storage: str = Field(default="./shoal-storage", min_length=1)
+    """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
+    sharing: SharingConfig = SharingConfig()
+    gateway: GatewayConfig = GatewayConfig()
+    """The OpenAI-compatible endpoint (usual port 8000)."""
+    dashboard: EndpointConfig = EndpointConfig()
+    """The Ray dashboard and job API (usual port 8265)."""
+    serve_proxy: ServeProxyConfig = ServeProxyConfig()
+    """Ray Serve's own HTTP proxy, for Serve applications that are not Shoal's (usual port 8000)."""
+
+    def node_shapes(self) -> list[tuple[str, NodeConfig]]:
+        """Every single node as (name, its kind), the head first."""
+        return [(name, kind) for kind in self.nodes for name in kind.names()]

@@ -1,0 +1,1 @@
+"""Files of jobs and models, on local disks, mounts and object stores."""

@@ -1,0 +1,80 @@
+"""Logs of JSON lines in a storage, read from where one was: what cluster.files.line_writer wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
+
+
+class LineReader:
+    """The lines that a log gains, each once.
+
+    A line that a crash cut off is left out, and one that is being written is waited for.
+
+    Args:
+        storage: the directory of the log.
+    """
+
+    def __init__(self, storage: Storage, log: str) -> None:
+        self._storage = storage
+        self._log = log
+        self._read = 0
+        """Bytes of the file, to the end of its last whole line."""
+        self._parts: dict[str, tuple[int, int]] = {}
+        """Size of each part when it was read, and its lines."""
+
+    def new(self) -> list[dict[str, Any]]:
+        """The lines since the last call; all of them at first.
+
+        Raises:
+            StorageError: the storage cannot be read; what was read of it counts the next time.
+        """
+        lines: list[bytes] = []
+        # Logs of older versions are files in an object store too: looked for before there are parts.
+        if self._storage.appendable or not self._parts:
+            lines += self._of_file()
+        read = self._read + sum(len(line) + 1 for line in lines)
+        parts = {} if self._storage.appendable else self._of_parts(lines)
+        self._read, self._parts = read, {**self._parts, **parts}
+        return list(_documents(lines))
+
+    def _of_file(self) -> list[bytes]:
+        try:
+            data = self._storage.read_bytes(f"{self._log}.jsonl", self._read)
+        except MissingError:
+            return []
+        return data.split(b"\n")[:-1]
+
+    def _of_parts(self, lines: list[bytes]) -> dict[str, tuple[int, int]]:
+        """Read what the parts have gained; returns which parts, as in `_parts`."""
+        read = {}
+        for entry in self._storage.entries(self._log):
+            size, before = self._parts.get(entry.name, (0, 0))
+            if entry.size_bytes != size:
+                found = self._storage.read_bytes(f"{self._log}/{entry.name}").split(b"\n")[:-1]
+                lines += found[before:]
+                read[entry.name] = (entry.size_bytes, len(found))
+        return read
+
+
+def read_lines(storage: Storage, log: str) -> list[dict[str, Any]]:
+    """All lines of a log, in the order of writing.
+
+    Raises:
+        StorageError: the storage cannot be read.
+    """
+    return LineReader(storage, log).new()
+
+
+def _documents(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        try:
+            document = json.loads(line)
+        except ValueError:  # a crash or a full disk cut it off
+            continue
+        if isinstance(document, dict):
+            yield document

@@ -1,0 +1,368 @@
+"""The embedded provider: every node of the cluster is a raylet of its own on this machine."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.errors import RequestError, ShoalError
+from cluster.hosts import processes
+from cluster.hosts.addresses import (
+    choose_subnet,
+    node_addresses,
+    serve_proxy_address,
+    subnets_of,
+)
+from cluster.hosts.endpoints import EVERY_HOST, addresses_in_use, choose_endpoint, free_ports
+from cluster.hosts.gpus import divide, machine_gpus
+from cluster.hosts.node_command import (
+    HeadPorts,
+    NodeStart,
+    node_command,
+    node_environment,
+    store_bytes,
+)
+from cluster.hosts.provider import Started, Tell
+from cluster.state import connection
+from cluster.state.health import answers, silent, wait_until
+from cluster.state.nodes import NODE_LABEL
+from cluster.state.record import (
+    SERVE_PORT,
+    TOKEN_FILE,
+    ClusterRecord,
+    Identity,
+    NodeRecord,
+    http_url,
+    other_identities,
+    read_identity,
+    read_record,
+    write_identity,
+    write_record,
+)
+from cluster.state.state_directory import locked, require_private, state_directory, write_private
+
+DASHBOARD_PORT = 8265
+GATEWAY_PORT = 8000
+START_TIMEOUT_S = 90.0
+"""Longest that the nodes may take to start."""
+TAIL_LINES = 15
+
+
+@dataclass(frozen=True)
+class _Launched:
+    """A `ray start` that was begun; it ends when its node is up."""
+
+    node: NodeStart
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the nodes of an embedded cluster run.
+
+    Attributes:
+        subnet: the first three numbers of their addresses, which go on as those of loopback do; None for a
+            loopback subnet that is free.
+        prefixes: what comes before the command of a node, by its place; nothing beyond them.
+    """
+
+    subnet: str | None = None
+    prefixes: Sequence[Sequence[str]] = ()
+
+    def prefix(self, place: int) -> Sequence[str]:
+        return self.prefixes[place] if place < len(self.prefixes) else ()
+
+
+class EmbeddedProvider:
+    """Raylets on this machine, each at an address of its own; see Provider for the contract.
+
+    Args:
+        hosts: where they run; loopback by default.
+    """
+
+    def __init__(self, hosts: Hosts | None = None) -> None:
+        self._hosts = hosts or Hosts()
+
+    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+        config_path = config_path.absolute()
+        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+            record = self._found_up(cluster, config_path, tell)
+            if record is not None:
+                return Started(record, was_up=True)
+            return Started(_start(cluster, config_path, self._hosts, tell), was_up=False)
+
+    def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
+        with locked(name, lambda: tell(_waiting(name))):
+            identity = read_identity(name)
+            if identity is not None and config_path is not None:
+                other = Path(identity.config_path)
+                if other != config_path.absolute() and other.exists():
+                    raise RequestError(
+                        f"cluster {name} was started from {other}, not from {config_path}:"
+                        f" `shoal down -f {other}` takes it down"
+                    )
+            return _clean(name)
+
+    def silent(self, record: ClusterRecord) -> list[str]:
+        head = record.nodes[0].name
+        found = silent({node.name: node.raylet_address for node in record.nodes})
+        if head not in found and not answers(record.gcs_address):
+            found.insert(0, head)
+        return found
+
+    def _found_up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> ClusterRecord | None:
+        """The record when the cluster is up; what is left of a dead one is cleaned away."""
+        record, identity = read_record(cluster.name), read_identity(cluster.name)
+        gone = self.silent(record) if record is not None else []
+        if record is None or identity is None or record.nodes[0].name in gone:
+            why = "its start was not finished" if record is None else "its head was dead"
+            if _clean(cluster.name):
+                tell(f"cleaned up what was left of cluster {cluster.name}: {why}")
+            return None
+        if record.config_path != str(config_path):
+            raise RequestError(
+                f"cluster {cluster.name} is up already, from {record.config_path}: give this one"
+                " another cluster.name, or take that one down first (`shoal down`)"
+            )
+        if gone:
+            tell(f"not answering: {', '.join(gone)}; `shoal down` and `shoal up` bring all nodes back")
+        if dict(identity.cluster) != cluster.model_dump(mode="json"):
+            tell("the cluster section of the config has changed since; `shoal down` and `shoal up` apply it")
+        return record
+
+
+def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) -> ClusterRecord:
+    shapes = cluster.node_shapes()
+    wanted = [shape.gpus for _, shape in shapes]
+    gpus = divide(wanted, machine_gpus() if any(wanted) else ())
+    directory = state_directory(cluster.name)
+    try:
+        identity = _claim(cluster, config_path, hosts)
+        ips = node_addresses(identity.subnet, len(shapes))
+        nodes = [
+            NodeStart(name, ip, shape, directory / f"n{index}", gpus[index])
+            for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
+        ]
+        tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
+        gcs_address = _start_nodes(nodes, identity, hosts, directory)
+        record = ClusterRecord(
+            name=cluster.name,
+            cluster_id=identity.cluster_id,
+            config_path=str(config_path),
+            base_dir=str(config_path.parent),
+            storage=cluster.storage,
+            head_ip=ips[0],
+            gcs_address=gcs_address,
+            dashboard_url=http_url(identity.dashboard_host, identity.dashboard_port, ips[0]),
+            gateway_host=identity.gateway_host,
+            gateway_port=identity.gateway_port,
+            serve_host=identity.serve_host,
+            serve_port=identity.serve_port,
+            token_path=str(directory / TOKEN_FILE),
+        )
+        record = _found(cluster, record, nodes)
+        write_record(record)
+    except BaseException:  # an interruption too must not leave a half cluster behind
+        _clean(cluster.name)
+        raise
+    return record
+
+
+def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
+    """Choose addresses and ports that no other cluster has, and write them down before anything starts."""
+    directory = state_directory(cluster.name)
+    # One at a time, since a choice counts for others only once it is written.
+    with locked(".addresses"):
+        others = other_identities(cluster.name)
+        taken = {other.subnet for other in others} | subnets_of(addresses_in_use())
+        subnet = hosts.subnet or choose_subnet(cluster.name, taken)
+        head_ip = node_addresses(subnet, len(cluster.node_shapes()))[0]
+        reserved = {(other.gateway_host, other.gateway_port) for other in others}
+        reserved |= {(other.dashboard_host, other.dashboard_port) for other in others}
+        dashboard = choose_endpoint("dashboard", cluster.dashboard, head_ip, DASHBOARD_PORT, reserved)
+        gateway = choose_endpoint("gateway", cluster.gateway, head_ip, GATEWAY_PORT, reserved | {dashboard})
+        own = serve_proxy_address(subnet)
+        others_at = {(other.serve_host, other.serve_port) for other in others} | {dashboard}
+        if gateway[0] not in EVERY_HOST:  # such a one leaves it those who ask at its own address
+            others_at.add(gateway)
+        proxy = choose_endpoint("serve_proxy", cluster.serve_proxy, own, SERVE_PORT, others_at)
+        require_private(directory)
+        identity = Identity(
+            name=cluster.name,
+            cluster_id=str(uuid.uuid4()),
+            config_path=str(config_path),
+            subnet=subnet,
+            dashboard_host=dashboard[0],
+            dashboard_port=dashboard[1],
+            gateway_host=gateway[0],
+            gateway_port=gateway[1],
+            serve_host=proxy[0],
+            serve_port=proxy[1],
+            cluster=cluster.model_dump(mode="json"),
+        )
+        write_identity(identity)
+    write_private(directory / TOKEN_FILE, secrets.token_hex(32))
+    for name in ("t", "logs"):
+        (directory / name).mkdir()
+    return identity
+
+
+def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, directory: Path) -> str:
+    """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
+    head_ip = nodes[0].ip
+    reserved = [
+        (identity.dashboard_host, identity.dashboard_port),
+        (identity.gateway_host, identity.gateway_port),
+        (identity.serve_host, identity.serve_port),
+    ]
+    gcs, client, raylet = free_ports(("0.0.0.0", head_ip, "0.0.0.0"), reserved)
+    ports = HeadPorts(gcs=gcs, client=client, raylet=raylet)
+    gcs_address = f"{head_ip}:{ports.gcs}"
+    store = store_bytes(psutil.virtual_memory().total, len(nodes))
+    deadline = time.monotonic() + START_TIMEOUT_S
+    launched: list[_Launched] = []
+
+    def launch(node: NodeStart, head: HeadPorts | None) -> None:
+        prefix = hosts.prefix(len(launched))
+        command = [*prefix, *node_command(sys.executable, node, identity, gcs_address, store, head)]
+        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, directory)
+        log = directory / "logs" / f"{node.name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env=variables,
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C is for us; we then end these by their mark
+            )
+        launched.append(_Launched(node, process, log))
+
+    def wait(condition: Callable[[], bool], what: str) -> None:
+        def reached() -> bool:
+            _raise_failures(launched)
+            return condition()
+
+        if not wait_until(reached, deadline - time.monotonic()):
+            late = [item for item in launched if item.process.poll() is None]
+            raise _failed(late[-1] if late else launched[0], f"{what} within {START_TIMEOUT_S:.0f} s")
+
+    with _reaped(launched):
+        launch(nodes[0], ports)
+        wait(lambda: answers(gcs_address, timeout_s=1.0), "did not begin to answer")
+        for node in nodes[1:]:
+            launch(node, None)
+        wait(lambda: all(item.process.poll() == 0 for item in launched), "did not start")
+    return gcs_address
+
+
+def _raise_failures(launched: Sequence[_Launched]) -> None:
+    for item in launched:
+        code = item.process.poll()
+        if code not in (None, 0):
+            raise _failed(item, f"did not start (exit code {code})")
+
+
+@contextmanager
+def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
+    """Leave no `ray start` behind as a child of ours when starting fails."""
+    try:
+        yield
+    except BaseException:
+        for item in launched:
+            item.process.kill()
+            item.process.wait()
+        raise
+
+
+def _failed(item: _Launched, what: str) -> ShoalError:
+    lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
+    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
+
+
+def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:
+    """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids."""
+    connection.connect(record)
+    try:
+        import ray
+
+        from cluster.sharing.broker import start_broker
+
+        found: dict[str, NodeRecord] = {}
+
+        def all_registered() -> bool:
+            for row in ray.nodes():
+                name = row["Labels"].get(NODE_LABEL)
+                if row["Alive"] and name is not None:
+                    raylet = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
+                    found[name] = NodeRecord(name, row["NodeManagerAddress"], row["NodeID"], raylet)
+            return all(node.name in found for node in nodes)
+
+        if not wait_until(all_registered, START_TIMEOUT_S):
+            missing = ", ".join(node.name for node in nodes if node.name not in found)
+            raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
+        start_broker(
+            {
+                "name": record.name,
+                "cluster_id": record.cluster_id,
+                "storage": record.storage,
+                "head_ip": record.head_ip,
+                "gateway_host": record.gateway_host,
+                "gateway_port": record.gateway_port,
+                "serve_host": record.serve_host,
+                "serve_port": record.serve_port,
+                "gateway_keys": cluster.gateway.keys,
+                "gateway_options": {
+                    "unknown_fields": cluster.gateway.unknown_fields,
+                    "cors": cluster.gateway.cors,
+                    "token_ports": cluster.gateway.token_ports,
+                    "metrics_from": cluster.gateway.metrics_from,
+                    "keepalive_s": cluster.gateway.keepalive_s,
+                },
+                "dashboard_url": record.dashboard_url,
+                "priority": cluster.sharing.priority,
+                "reclaim_grace_s": cluster.sharing.reclaim_grace_s,
+                "patience_s": cluster.sharing.patience_s,
+                "avoid_after": cluster.sharing.avoid_after,
+                "settle_s": cluster.sharing.settle_s,
+            }
+        )
+    finally:
+        connection.disconnect()
+    return replace(record, nodes=tuple(found[node.name] for node in nodes))
+
+
+def _clean(name: str) -> bool:
+    """End every process of the cluster and remove its state; False when there was neither."""
+    directory = state_directory(name)
+    # Also without the identity file: whatever removes old files from /tmp knows nothing of clusters.
+    ids = processes.cluster_ids(str(directory))
+    identity = read_identity(name)
+    if identity is not None:
+        ids.add(identity.cluster_id)
+    for cluster_id in sorted(ids):
+        processes.end_cluster(cluster_id)
+    had_state = directory.exists()
+    if had_state:
+        require_private(directory)
+        shutil.rmtree(directory)
+    return had_state or bool(ids)
+
+
+def _waiting(name: str) -> str:
+    return f"another command is starting or stopping cluster {name}; waiting for it"

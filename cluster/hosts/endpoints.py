@@ -1,0 +1,106 @@
+"""Which host and port our servers get: the config's, or the usual ones, or free ones."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Collection, Sequence
+
+import psutil
+
+from cluster.config.sections.cluster import EndpointConfig
+from cluster.errors import RequestError
+
+Endpoint = tuple[str, int]
+EVERY_HOST = ("0.0.0.0", "::", "")
+IN_USE = (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED, psutil.CONN_NONE)
+"""States of sockets that someone uses; connections that have ended stay in the table for a minute."""
+
+
+def addresses_in_use() -> set[str]:
+    """Every local or remote address of a socket of this machine, of any user."""
+    connections = [entry for entry in psutil.net_connections(kind="inet") if entry.status in IN_USE]
+    return {end.ip for connection in connections for end in (connection.laddr, connection.raddr) if end}
+
+
+def free_port(host: str, reserved: Collection[Endpoint] = ()) -> int:
+    """A port that nothing on `host` listens on now.
+
+    Args:
+        reserved: what will be listened on, though perhaps not yet.
+    """
+    while True:
+        with _bound(host, 0) as listener:
+            port = int(listener.getsockname()[1])
+        if _reserved(host, port, reserved) is None:
+            return port
+
+
+def free_ports(hosts: Sequence[str], reserved: Collection[Endpoint] = ()) -> list[int]:
+    """A free port for each of `hosts`; no two are the same."""
+    ports: list[int] = []
+    for host in hosts:
+        ports.append(free_port(host, [*reserved, *(("", port) for port in ports)]))
+    return ports
+
+
+def choose_endpoint(
+    key: str, wanted: EndpointConfig, own_host: str, usual_port: int, reserved: Collection[Endpoint]
+) -> Endpoint:
+    """Host and port for one of our servers.
+
+    Args:
+        key: its section of the config, for the errors.
+        wanted: what the config says.
+        own_host: address to bind when the config names none.
+        usual_port: port when the config names none; a free one is taken where that is in use.
+        reserved: what other clusters of ours will listen on, though perhaps not yet.
+
+    Raises:
+        RequestError: the configured port is taken, or the host is not this machine's.
+    """
+    host = own_host if wanted.host is None else wanted.host
+    port = usual_port if wanted.port is None else wanted.port
+    problem = _reserved(host, port, reserved) or _problem(key, host, port)
+    if problem is None:
+        return host, port
+    if wanted.port is not None:
+        raise RequestError(f"cluster.{key}.port: {port} on {host} {problem}; choose another or leave it out")
+    return host, free_port(host, reserved)
+
+
+def _reserved(host: str, port: int, reserved: Collection[Endpoint]) -> str | None:
+    for other_host, other_port in reserved:
+        same_host = host == other_host or host in EVERY_HOST or other_host in EVERY_HOST
+        if same_host and port == other_port:
+            return "belongs to another cluster that is up"
+    return None
+
+
+def _problem(key: str, host: str, port: int) -> str | None:
+    try:
+        _bound(host, port).close()
+    except socket.gaierror as error:
+        raise RequestError(f"cluster.{key}.host: {host!r} is not an address: {error.strerror}") from error
+    except PermissionError:
+        return "may not be used by this user"
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            return "is taken by another program"
+        raise RequestError(
+            f"cluster.{key}.host: {host!r} is not an address of this machine ({error.strerror})"
+        ) from error
+    return None
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        # As servers do, so that connections that ended a moment ago do not count as taken.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener

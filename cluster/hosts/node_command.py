@@ -1,0 +1,166 @@
+"""The command and the environment that start one node of an embedded cluster; no processes here."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.config.sections.cluster import NodeConfig
+from cluster.errors import RequestError
+from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
+from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
+from cluster.state.record import TOKEN_FILE, Identity
+
+LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
+
+STORE_BYTES = 1024**3
+"""Most memory of a node's object store; it holds what tasks pass to each other, not models."""
+STORE_SHARE = 0.2
+"""Share of the machine's memory for all object stores together."""
+LEAST_STORE_BYTES = 80 * 1024**2
+"""Ray refuses fewer than 75 MiB."""
+
+JOB_STOP_WAIT_S = 120
+"""Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
+
+ANOTHER_CLUSTERS = (
+    "RAY_ADDRESS",
+    "RAY_API_SERVER_ADDRESS",
+    "RAY_DASHBOARD_ADDRESS",
+    "RAY_AGENT_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "RAY_NAMESPACE",
+    "RAY_TMPDIR",
+    "RAY_RUNTIME_ENV",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_JOB_ID",
+)
+"""Variables that would tie new nodes to whatever cluster the caller's shell points at."""
+
+
+@dataclass(frozen=True)
+class NodeStart:
+    """One node to be started."""
+
+    name: str
+    ip: str
+    shape: NodeConfig
+    directory: Path
+    """Ray's temp dir of this node alone: nodes that share one take each other's names."""
+    gpu_indices: tuple[str, ...] = ()
+    """The machine's GPUs that are this node's, as CUDA_VISIBLE_DEVICES names them."""
+
+
+@dataclass(frozen=True)
+class HeadPorts:
+    """The ports of the head's servers, chosen beforehand so that the other nodes need not wait for it."""
+
+    gcs: int
+    client: int
+    """Of the Ray client server, which `ray start` cannot leave out; it binds the head's address only."""
+    raylet: int
+    """A head that is started again, on a control store that outlived it, is found where it was. (Other nodes'
+    raylets take any port: one that came back at the same could answer for the one that died.)"""
+
+
+def store_bytes(memory_bytes: int, num_nodes: int) -> int:
+    """Size of one node's object store."""
+    return max(LEAST_STORE_BYTES, min(STORE_BYTES, int(memory_bytes * STORE_SHARE / num_nodes)))
+
+
+def node_command(
+    python: str, node: NodeStart, identity: Identity, gcs_address: str, store: int, head: HeadPorts | None
+) -> list[str]:
+    """The `ray start` of one node; `head` is None for all others."""
+    labels = {NODE_LABEL: node.name}
+    if node.shape.accelerator is not None:
+        if LABEL_VALUE.fullmatch(node.shape.accelerator) is None:
+            raise RequestError(
+                f"cluster.nodes: accelerator {node.shape.accelerator!r} of {node.name} cannot be a label:"
+                " letters, digits, `-`, `_` and `.` are allowed, at most 63"
+            )
+        labels[ACCELERATOR_LABEL] = node.shape.accelerator
+    command = [
+        *(python, "-m", "ray.scripts.scripts", "start"),
+        f"--node-ip-address={node.ip}",
+        f"--num-cpus={node.shape.cpus}",
+        f"--num-gpus={node.shape.gpus}",
+        f"--temp-dir={node.directory}",
+        f"--object-store-memory={store}",
+        "--labels=" + ",".join(f"{key}={value}" for key, value in labels.items()),
+        "--dashboard-agent-listen-port=0",  # its usual port is the same on every node
+        "--disable-usage-stats",
+        "--log-style=record",
+        "--log-color=false",
+    ]
+    if head is None:
+        return [*command, f"--address={gcs_address}"]
+    return [
+        *command,
+        "--head",
+        f"--port={head.gcs}",
+        f"--ray-client-server-port={head.client}",
+        f"--node-manager-port={head.raylet}",
+        "--include-dashboard=true",
+        f"--dashboard-host={identity.dashboard_host}",
+        f"--dashboard-port={identity.dashboard_port}",
+    ]
+
+
+SERVE_SETTINGS = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+"""Settings of Ray Serve from its performance guide; whoever calls `up` may set others. Event loops in threads
+of one process wait for one another, and ours do nothing that takes long."""
+
+
+def node_environment(
+    caller: Mapping[str, str],
+    python: str,
+    node: NodeStart,
+    identity: Identity,
+    gcs_address: str,
+    directory: Path,
+) -> dict[str, str]:
+    """The environment of everything that runs on the node.
+
+    Args:
+        caller: the environment of whoever calls `up`.
+        python: the interpreter that runs `up`.
+        gcs_address: HOST:PORT of the head's GCS.
+        directory: the cluster's state directory.
+    """
+    variables = {key: value for key, value in caller.items() if key not in ANOTHER_CLUSTERS}
+    if "PYTHONPATH" in variables:
+        # The nodes run elsewhere, where a relative entry would name something else.
+        entries = variables["PYTHONPATH"].split(os.pathsep)
+        variables["PYTHONPATH"] = os.pathsep.join(os.path.abspath(entry) for entry in entries)
+    # `python` in the entrypoint of a job means the one that has Shoal, in whatever shell `up` was called.
+    path = os.pathsep.join(entry for entry in (os.path.dirname(python), variables.get("PATH", "")) if entry)
+    return {
+        **SERVE_SETTINGS,
+        **variables,
+        "PATH": path,
+        # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.
+        "CUDA_VISIBLE_DEVICES": ",".join(node.gpu_indices),
+        CLUSTER_ID: identity.cluster_id,
+        CLUSTER_STATE: str(directory),
+        NODE_NAME: node.name,
+        KEEP_ENVIRONMENT: "1",
+        # Ray's own actors ask Ray's API about each other, and without an address they look for any cluster
+        # of this machine: a second one would mislead them.
+        "RAY_ADDRESS": gcs_address,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(directory / TOKEN_FILE),
+        # Where Serve's proxy listens, whoever starts Serve: the dashboard does, for `serve deploy`.
+        "RAY_SERVE_DEFAULT_HTTP_HOST": identity.serve_host,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_JOB_STOP_WAIT_TIME_S": variables.get("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_WAIT_S)),
+        # Temporary files of jobs and of Ray go away with the cluster.
+        "TMPDIR": str(directory / "t"),
+    }

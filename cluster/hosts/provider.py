@@ -1,0 +1,53 @@
+"""What every provider of nodes can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.state.record import ClusterRecord
+
+Tell = Callable[[str], None]
+"""Takes a sentence about what is happening, for the person who waits."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """The outcome of `up`."""
+
+    record: ClusterRecord
+    was_up: bool
+    """Nothing was started: the cluster was up already."""
+
+
+class Provider(Protocol):
+    """Starts and stops the nodes of a cluster. Safe to call from several processes at once."""
+
+    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+        """Start the cluster, or find it up; whole or not at all.
+
+        Args:
+            cluster: its section of the config, paths resolved.
+            config_path: the file that is from.
+
+        Raises:
+            RequestError: the config asks for what this machine or another cluster does not leave.
+            ShoalError: a node did not start; everything was taken down again.
+        """
+
+    def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
+        """Stop every process of the cluster and remove its state; False when there was nothing.
+
+        Args:
+            config_path: the file the caller has the name from.
+
+        Raises:
+            RequestError: the cluster was started from another file, which is still there: two files that
+                chose one name should not end each other's clusters.
+        """
+
+    def silent(self, record: ClusterRecord) -> list[str]:
+        """The names of its nodes that do not answer; the head's is among them when its GCS does not."""

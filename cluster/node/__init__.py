@@ -1,0 +1,1 @@
+"""What stands on every node, for whoever needs it there."""

@@ -1,0 +1,125 @@
+"""Forks processes out of one that has imported everything: `python -m cluster.node.fork_server`.
+
+Torch, transformers and what is built on them take seconds to import, on every core that a node has; a fork
+has them at once, and shares their memory. multiprocessing's own fork server runs its caller's main module
+again in every child (that of a Ray worker), and leaves files behind when it is killed.
+
+No Ray in here, and no thread before a fork: neither would survive it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ForkServer:
+    """Answers requests, one JSON document a line, until the other end of the socket is closed.
+
+    An empty document says first that it is ready. `{"id", "function", "arguments"}` asks for a process that
+    calls a function (`module:name`) with named arguments; the answers are `{"id", "pid"}` and, when it has
+    ended, `{"id", "code", "memory"}`: its exit code, or minus a signal, and whether the kernel has killed
+    something on this node for want of memory while it ran. Children are killed when this process ends.
+    """
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests = requests
+        self._unread = b""
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(requests, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        self._answer()
+        while True:
+            for key, _ in self._selector.select():
+                if key.data is not None:
+                    self._report(key.fd, *key.data)
+                elif not self._read():
+                    return
+
+    def _read(self) -> bool:
+        """Fork as asked; False at the end of the requests."""
+        try:
+            received = self._requests.recv(65536)
+        except ConnectionResetError:  # whoever asked was killed before it had read every answer
+            return False
+        *lines, self._unread = (self._unread + received).split(b"\n")
+        for line in lines:
+            self._fork(json.loads(line))
+        return bool(received)
+
+    def _fork(self, request: dict[str, Any]) -> None:
+        server = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _become(server, self._requests, request["function"], request["arguments"])
+        self._answer(id=request["id"], pid=pid)
+        child = request["id"], pid, out_of_memory_kills()
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, child)
+
+    def _report(self, descriptor: int, number: int, pid: int, kills_before: int) -> None:
+        self._selector.unregister(descriptor)
+        os.close(descriptor)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        self._answer(id=number, code=code, memory=out_of_memory_kills() > kills_before)
+
+    def _answer(self, **facts: int) -> None:
+        self._requests.sendall(json.dumps(facts).encode() + b"\n")
+
+
+def out_of_memory_kills() -> int:
+    """How many processes the kernel has killed since its start because memory ran out."""
+    for line in Path("/proc/vmstat").read_text().splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill":
+            return int(count)
+    return 0
+
+
+def _become(server: int, requests: socket.socket, function: str, arguments: dict[str, Any]) -> NoReturn:
+    code = 1
+    try:
+        # One that is stopped or hangs must not outlive whoever could kill it.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+        requests.close()
+        random.seed()  # forks would all draw the same
+        module, _, name = function.partition(":")
+        getattr(importlib.import_module(module), name)(**arguments)
+        code = 0
+    except BaseException:  # noqa: BLE001  (nothing may run on into the server's own loop)
+        traceback.print_exc()
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    sys.path[:] = json.loads(sys.argv[2])  # that of whoever started it: packages may lie anywhere
+    for module in sys.argv[3:]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # no collection in a child has to copy what all share
+    ForkServer(requests).serve()
+
+
+if __name__ == "__main__":
+    main()

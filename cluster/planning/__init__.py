@@ -1,0 +1,1 @@
+"""What devices can do, and how ranks are laid out over them; pure."""

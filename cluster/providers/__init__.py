@@ -1,8 +1,0 @@
-"""Where nodes come from; one class a provider."""
-
-from cluster.providers.embedded import EmbeddedProvider
-from cluster.providers.provider import Provider, Started, Tell
-
-PROVIDERS: dict[str, type[Provider]] = {"embedded": EmbeddedProvider}
-
-__all__ = ["PROVIDERS", "EmbeddedProvider", "Provider", "Started", "Tell"]

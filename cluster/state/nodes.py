@@ -1,0 +1,69 @@
+"""The nodes of the cluster as they are now: who is alive, what each has, and what of it is in use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cluster.ray_private import HEAD_RESOURCE, available_resources_by_node
+
+NODE_LABEL = "shoal.io/node"
+ACCELERATOR_LABEL = "shoal.io/accelerator"
+
+
+@dataclass(frozen=True)
+class NodeState:
+    """One node; resources in Ray's names and units (CPU and GPU in pieces, memory in bytes)."""
+
+    name: str
+    node_id: str
+    alive: bool
+    head: bool
+    resources: dict[str, float]
+    used: dict[str, float]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def node_states() -> list[NodeState]:
+    """Every node of the cluster this process is connected to, dead ones too; the head first, then by name."""
+    import ray
+
+    free = available_resources_by_node()
+    states = []
+    for row in ray.nodes():
+        # Ray gives every node resources that only name it; they say nothing to a reader.
+        has = {key: value for key, value in row["Resources"].items() if not key.startswith("node:")}
+        left = free.get(row["NodeID"], {})
+        states.append(
+            NodeState(
+                name=name_of(row),
+                node_id=row["NodeID"],
+                alive=row["Alive"],
+                head=HEAD_RESOURCE in row["Resources"],
+                resources=has,
+                used={key: round(total - left.get(key, 0.0), 4) for key, total in has.items()},
+            )
+        )
+    return sorted(states, key=lambda state: (not state.head, state.name))
+
+
+def alive_nodes() -> set[str]:
+    """Ids of the nodes that Ray says are alive."""
+    import ray
+
+    return {row["NodeID"] for row in ray.nodes() if row["Alive"]}
+
+
+def node_names() -> dict[str, str]:
+    """Names of all nodes by node id, of dead ones too."""
+    import ray
+
+    return {row["NodeID"]: name_of(row) for row in ray.nodes()}
+
+
+def name_of(row: Mapping[str, Any]) -> str:
+    """What to call a node of Ray's list."""
+    return row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"]

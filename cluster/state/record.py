@@ -1,0 +1,178 @@
+"""What is known on this machine about a cluster that was started: two small JSON files.
+
+`identity.json` is written before the first process starts and is what a clean-up needs; `record.json` is
+written when everything is up and is what a connection needs. A directory with the first and without the
+second is a start that did not end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.errors import ShoalError
+from cluster.state.state_directory import require_private, state_directory, state_root, write_private
+
+Kind = TypeVar("Kind", "NodeRecord", "Identity", "ClusterRecord")
+
+IDENTITY_FILE = "identity.json"
+RECORD_FILE = "record.json"
+TOKEN_FILE = "token"
+SERVE_PORT = 8000
+"""Where Ray Serve's proxy listens unless who starts Serve says otherwise: its tools do not ask for a port."""
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """One node as it was started."""
+
+    name: str
+    ip: str
+    node_id: str
+    """Ray's id of the node (hexadecimal)."""
+    raylet_address: str
+    """HOST:PORT of its raylet, which answers gRPC health checks."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a cluster is, from before its first process starts."""
+
+    name: str
+    cluster_id: str
+    """Value of SHOAL_CLUSTER_ID in the environment of every process of the cluster."""
+    config_path: str
+    subnet: str
+    """First three bytes of its addresses: `127.A.B`."""
+    dashboard_host: str
+    dashboard_port: int
+    gateway_host: str
+    gateway_port: int
+    cluster: Mapping[str, Any] = field(default_factory=dict)
+    """The config's cluster section as it was started."""
+    serve_host: str = "127.0.0.1"
+    serve_port: int = SERVE_PORT
+
+
+@dataclass(frozen=True)
+class ClusterRecord:
+    """A cluster that was up, with all that is needed to connect to it."""
+
+    name: str
+    cluster_id: str
+    config_path: str
+    base_dir: str
+    """Directory of the config file, from which its relative paths count."""
+    storage: str
+    """Absolute path or URI."""
+    head_ip: str
+    gcs_address: str
+    """HOST:PORT of Ray's control store: what Ray calls the cluster's address."""
+    dashboard_url: str
+    gateway_host: str
+    gateway_port: int
+    token_path: str
+    nodes: tuple[NodeRecord, ...] = ()
+    """The head first."""
+    serve_host: str = "127.0.0.1"
+    """Where Ray Serve's own proxy listens."""
+    serve_port: int = SERVE_PORT
+
+    @property
+    def serve_url(self) -> str:
+        """Ray Serve's own proxy, for applications that are not Shoal's."""
+        return http_url(self.serve_host, self.serve_port, self.head_ip)
+
+    @property
+    def gateway_url(self) -> str:
+        """The OpenAI base URL."""
+        return f"{http_url(self.gateway_host, self.gateway_port, self.head_ip)}/v1"
+
+
+def http_url(host: str, port: int, instead_of_all: str) -> str:
+    """The URL under which a server that binds `host` is reached; all interfaces have no URL of their own."""
+    if host in ("0.0.0.0", "::", ""):
+        host = instead_of_all
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_record(name: str) -> ClusterRecord | None:
+    """The record of a cluster that was started and not taken down; it may have died since.
+
+    Raises:
+        ShoalError: the state directory is not ours alone, or the record cannot be read.
+    """
+    path = state_directory(name) / RECORD_FILE
+    found = _read(path)
+    if found is None:
+        return None
+    nodes = tuple(_made(NodeRecord, node, path) for node in found.get("nodes", ()))
+    return _made(ClusterRecord, {**found, "nodes": nodes}, path)
+
+
+def write_record(record: ClusterRecord) -> None:
+    """Say that the cluster is up."""
+    _write(state_directory(record.name) / RECORD_FILE, asdict(record))
+
+
+def read_identity(name: str) -> Identity | None:
+    """The identity of a cluster that was started or half started and not taken down."""
+    path = state_directory(name) / IDENTITY_FILE
+    found = _read(path)
+    return None if found is None else _made(Identity, found, path)
+
+
+def write_identity(identity: Identity) -> None:
+    """Say that a cluster is about to be started."""
+    _write(state_directory(identity.name) / IDENTITY_FILE, asdict(identity))
+
+
+def other_identities(name: str) -> list[Identity]:
+    """The identities of this user's other clusters on this machine."""
+    identities = []
+    for path in sorted(state_root().glob(f"*/{IDENTITY_FILE}")):
+        found = _read(path)
+        if found is not None and found.get("name") != name:
+            identities.append(_made(Identity, found, path))
+    return identities
+
+
+def _made(kind: type[Kind], found: Mapping[str, Any], path: Path) -> Kind:
+    """What another version of Shoal may have written: fields that are not known here are passed over.
+
+    Raises:
+        ShoalError: it lacks one that is needed.
+    """
+    known = {one.name: found[one.name] for one in fields(kind) if one.name in found}
+    try:
+        return kind(**known)
+    except TypeError as error:
+        raise ShoalError(
+            f"{path} was written by another version of Shoal: take that cluster down with the version that"
+            f" started it, or remove the directory {path.parent} once no process of it runs"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    if not path.parent.is_dir():
+        return None
+    require_private(path.parent.parent)
+    require_private(path.parent)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ShoalError(
+            f"{path} is damaged ({error}); remove the directory {path.parent} once no process of it runs"
+        ) from error
+    return dict(found)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_private(path, json.dumps(content, indent=2) + "\n")

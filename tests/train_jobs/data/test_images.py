@@ -1,0 +1,164 @@
+"""Images in the Hugging Face layout: reading, changing, and what is wrong with them."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from cluster.config import TrainJobConfig
+from cluster.config.sections.data import AugmentConfig
+from cluster.errors import RequestError
+from train_jobs.data.images import ImageFacts, augmented, open_images, prepare_images
+
+CIFAR_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def png(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def write_images(path: Path, images: list[Any], labels: list[Any], **names: str) -> Path:
+    """A file as the datasets library writes CIFAR-10, class names and all."""
+    image, label = names.get("image", "img"), names.get("label", "label")
+    kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    features = {
+        image: {"_type": "Image"},
+        label: {"names": list(CIFAR_LABELS), "_type": "ClassLabel"},
+    }
+    schema = pa.schema([(image, kind), (label, pa.int64())]).with_metadata(
+        {"huggingface": json.dumps({"info": {"features": features}})}
+    )
+    rows = [image if isinstance(image, dict | None) else {"bytes": image, "path": None} for image in images]
+    pq.write_table(pa.table([pa.array(rows, kind), labels], schema=schema), path, row_group_size=7)
+    return path
+
+
+def cifar(path: Path, number: int = 40, seed: int = 0) -> tuple[Path, np.ndarray]:
+    pixels = np.random.default_rng(seed).integers(0, 256, (number, 32, 32, 3), dtype=np.uint8)
+    return write_images(path, [png(each) for each in pixels], [index % 10 for index in range(number)]), pixels
+
+
+def job(source: Path | None, **data: Any) -> TrainJobConfig:
+    data = {"image_column": "img", **data, **({} if source is None else {"source": str(source)})}
+    return TrainJobConfig.model_validate({"task": "image_classification", "data": data})
+
+
+def test_cifar_10_as_the_hub_has_it_is_read_whole(tmp_path: Path) -> None:
+    source, pixels = cifar(tmp_path / "train.parquet")
+    config = job(source, held_out_every=4)
+    prepare_images(config, tmp_path / "data")
+    facts = ImageFacts.read(tmp_path / "data")
+    assert (facts.labels, facts.mode, facts.size) == (CIFAR_LABELS, "RGB", 32)
+    kept = [index for index in range(40) if index % 4 == 3]
+    rest = [index for index in range(40) if index % 4 != 3]
+    assert facts.mean == pytest.approx((pixels[rest] / 255).mean(axis=(0, 1, 2)))
+    assert facts.std == pytest.approx((pixels[rest] / 255).std(axis=(0, 1, 2)))
+    for held_out, indices in ((False, rest), (True, kept)):
+        samples = open_images(config, tmp_path / "data", held_out)
+        assert len(samples) == len(indices)
+        batch = samples.batch(range(len(indices)), None)
+        assert batch["labels"].tolist() == [index % 10 for index in indices]
+        expected = (pixels[indices].transpose(0, 3, 1, 2) / 255 - facts_column(facts.mean)) / facts_column(
+            facts.std
+        )
+        assert torch.allclose(batch["pixel_values"], torch.from_numpy(expected).float(), atol=1e-5)
+        order = samples.arrangement().epoch(1, 0)
+        assert sorted(order.tolist()) == list(range(len(indices)))
+
+
+def facts_column(values: tuple[float, ...]) -> np.ndarray:
+    return np.asarray(values)[:, None, None]
+
+
+def test_a_file_of_its_own_may_be_what_is_evaluated_on(tmp_path: Path) -> None:
+    train, _ = cifar(tmp_path / "train.parquet", 20)
+    test, pixels = cifar(tmp_path / "test.parquet", 12, seed=1)
+    config = job(train, held_out_source=str(test), image_size=16, mean=[0.0] * 3, std=[1.0] * 3)
+    prepare_images(config, tmp_path / "data")
+    assert len(open_images(config, tmp_path / "data", False)) == 20
+    samples = open_images(config, tmp_path / "data", True)
+    assert len(samples) == 12
+    small = Image.fromarray(pixels[5]).resize((16, 16), Image.Resampling.BILINEAR)
+    expected = np.asarray(small).transpose(2, 0, 1) / 255
+    assert np.allclose(samples.batch([5], None)["pixel_values"][0].numpy(), expected, atol=1e-6)
+
+
+def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:
+    config = TrainJobConfig.model_validate({"task": "image_classification"})
+    prepare_images(config, tmp_path)
+    facts = ImageFacts.read(tmp_path)
+    assert (facts.labels, facts.mode, facts.size) == (tuple("0123456789"), "L", 8)
+    parts = [open_images(config, tmp_path, held_out) for held_out in (False, True)]
+    assert [len(part) for part in parts] == [1708, 89]
+
+
+def test_random_changes_follow_from_their_key() -> None:
+    image = np.arange(2 * 5 * 5, dtype=np.uint8).reshape(2, 5, 5)
+    augment = AugmentConfig(crop_padding=2, flip=True)
+
+    def change(seed: int) -> np.ndarray:
+        return augmented(image, augment, np.random.default_rng([1, seed]))
+
+    seen = {change(seed).tobytes() for seed in range(400)}
+    assert all(change(seed).tobytes() == change(seed).tobytes() for seed in range(5))
+    whole = np.pad(image, ((0, 0), (2, 2), (2, 2)))
+    crops = [whole[:, i : i + 5, j : j + 5] for i in range(5) for j in range(5)]
+    assert seen == {each.tobytes() for crop in crops for each in (crop, crop[:, :, ::-1])}
+    unchanged = augmented(image, AugmentConfig(), np.random.default_rng(0))
+    assert np.array_equal(unchanged, image)
+
+
+def read_all(config: TrainJobConfig, directory: Path) -> None:
+    prepare_images(config, directory)
+    samples = open_images(config, directory, False)
+    samples.batch(range(len(samples)), None)
+
+
+def fails(config: TrainJobConfig, directory: Path) -> str:
+    with pytest.raises(RequestError) as caught:
+        read_all(config, directory / "data")
+    return str(caught.value)
+
+
+def test_what_is_wrong_with_images_is_named_with_its_place(tmp_path: Path) -> None:
+    source, path = tmp_path / "x.parquet", str(tmp_path / "x.parquet")
+    good = [png(np.full((8, 8), index, dtype=np.uint8)) for index in range(20)]
+    labels = list(range(10)) * 2
+
+    write_images(source, [*good[:9], b"not an image", *good[10:]], labels)
+    message = fails(job(source), tmp_path)
+    assert f"{path} (data.source), row group 1, row 2: column 'img' holds an image that cannot be" in message
+    write_images(source, [*good[:9], None, *good[10:]], labels)
+    assert "row group 1, row 2: column 'img' holds no image" in fails(job(source), tmp_path)
+    write_images(source, good, [*labels[:-1], -1])
+    assert "row group 2: column 'label' holds -1" in fails(job(source), tmp_path)
+    write_images(source, good, [*labels[:-1], None])
+    assert "row group 2: column 'label' holds 1 rows without a class" in fails(job(source), tmp_path)
+    write_images(source, [png(np.zeros((4, 8), dtype=np.uint8))], [0])
+    assert "8 × 4 pixels; data.image_size says" in fails(job(source), tmp_path)
+    write_images(source, good, labels)
+    assert "data.mean has 3 numbers; the images have 1 channels" in fails(
+        job(source, mean=[0.0] * 3, std=[1.0] * 3), tmp_path
+    )
+    assert "has no column 'image'; it has img, label" in fails(job(source, image_column="image"), tmp_path)
+    assert "holds int64, not images in the Hugging Face layout" in fails(
+        job(source, image_column="label"), tmp_path
+    )
+    assert "(data.label_column) holds struct" in fails(job(source, label_column="img"), tmp_path)
+    write_images(source, [], [])
+    assert "holds no images" in fails(job(source), tmp_path)
+    more = write_images(tmp_path / "more.parquet", good[:1], [11])
+    write_images(source, good, [0] * 20)
+    message = fails(job(source, held_out_source=str(more)), tmp_path)
+    assert "has 12 classes, the training data only 10" in message

@@ -1,0 +1,132 @@
+"""When to give up: budgets of each class of failure, and the wait before another attempt."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.config.sections.train import RecoveryConfig
+from train_jobs.driver.failure_budget import BACKOFF_MOST_S, FailureBudget
+from train_jobs.driver.failures import Failure, FailureClass
+
+KEYS = {
+    FailureClass.WORKER: "worker_failures",
+    FailureClass.NODE: "node_failures",
+    FailureClass.HANG: "hangs",
+    FailureClass.START: "start_failures",
+    FailureClass.MEMORY: "memory_failures",
+    FailureClass.TRANSIENT: "transient_errors",
+}
+AT_ONCE = (FailureClass.CODE, FailureClass.LOSS)
+
+
+def budget(seed: str = "job", **recovery: int) -> FailureBudget:
+    return FailureBudget(RecoveryConfig(**recovery), seed)
+
+
+def failure(failure_class: FailureClass) -> Failure:
+    return Failure(failure_class, "why")
+
+
+@pytest.mark.parametrize("failure_class", KEYS)
+def test_failures_without_progress_use_up_the_budget_of_their_class(failure_class: FailureClass) -> None:
+    counted = budget(**{KEYS[failure_class]: 2})
+    decisions = [counted.decide(failure(failure_class), step=5) for _ in range(3)]
+    assert [decision.again for decision in decisions] == [True, True, False]
+    reason = decisions[-1].reason
+    assert reason.startswith(f"{failure_class}: 3 ")
+    assert reason.endswith(f"in a row without a step beyond 5; recovery.{KEYS[failure_class]} allows 2")
+
+
+@pytest.mark.parametrize("failure_class", KEYS)
+def test_no_budget_means_no_second_attempt(failure_class: FailureClass) -> None:
+    assert not budget(**{KEYS[failure_class]: 0}).decide(failure(failure_class), step=0).again
+
+
+def test_progress_fills_the_budget() -> None:
+    counted = budget(worker_failures=1)
+    assert all(counted.decide(failure(FailureClass.WORKER), step=step).again for step in range(1, 20))
+    assert not counted.decide(failure(FailureClass.WORKER), step=10).again, "it got no further than before"
+
+
+@pytest.mark.parametrize("failure_class", KEYS)
+def test_a_group_that_others_do_not_miss_is_started_again_for_ever_and_less_and_less_often(
+    failure_class: FailureClass,
+) -> None:
+    counted = budget(**{KEYS[failure_class]: 1})
+    decisions = [counted.decide(failure(failure_class), step=5, in_vain=number) for number in range(1, 100)]
+    assert all(decision.again for decision in decisions)
+    assert all(BACKOFF_MOST_S / 2 <= decision.backoff_s <= BACKOFF_MOST_S for decision in decisions[8:])
+    assert decisions[0].backoff_s <= 2.0
+    # Nor does it use up what the job has for itself.
+    assert counted.decide(failure(failure_class), step=5).again
+
+
+def test_who_wants_no_second_attempt_has_none_of_a_group_either() -> None:
+    assert not budget(worker_failures=0).decide(failure(FailureClass.WORKER), step=5, in_vain=1).again
+
+
+@pytest.mark.parametrize("failure_class", AT_ONCE)
+def test_what_the_program_does_wrong_in_a_group_ends_the_job_too(failure_class: FailureClass) -> None:
+    assert not budget().decide(failure(failure_class), step=5, in_vain=1).again
+
+
+@pytest.mark.parametrize("failure_class", AT_ONCE)
+@pytest.mark.parametrize("step", [0, 7])
+def test_what_the_program_does_wrong_ends_the_job_at_once(failure_class: FailureClass, step: int) -> None:
+    assert not budget().decide(failure(failure_class), step).again
+
+
+def test_a_wrong_request_ends_the_job_unless_it_has_stepped() -> None:
+    assert not budget().decide(failure(FailureClass.REQUEST), step=0).again
+    counted = budget(transient_errors=1)
+    assert [counted.decide(failure(FailureClass.REQUEST), step=9).again for _ in range(2)] == [True, False]
+
+
+def test_a_job_survives_ten_times_as_many_lost_nodes_as_workers_unless_told_otherwise() -> None:
+    counted = budget()
+    assert all(counted.decide(failure(FailureClass.NODE), step=1).again for _ in range(100))
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([*KEYS]), st.integers(0, 3)), max_size=40),
+    st.lists(st.integers(0, 4), min_size=len(KEYS), max_size=len(KEYS)),
+)
+def test_each_class_counts_its_own_since_the_last_progress(
+    happened: list[tuple[FailureClass, int]], allowed: list[int]
+) -> None:
+    limits = dict(zip(KEYS, allowed, strict=True))
+    counted = budget(**{KEYS[each]: limit for each, limit in limits.items()})
+    since: list[FailureClass] = []
+    furthest = -1
+    for failure_class, step in happened:
+        if step > furthest:
+            furthest, since = step, []
+        since.append(failure_class)
+        again = counted.decide(failure(failure_class), step).again
+        assert again == (since.count(failure_class) <= limits[failure_class])
+
+
+@given(st.sampled_from([*KEYS]), st.text(max_size=8))
+def test_the_wait_doubles_to_a_bound_less_a_part_that_is_drawn(
+    failure_class: FailureClass, seed: str
+) -> None:
+    counted = budget(seed, **{KEYS[failure_class]: 60})
+    waits = [counted.decide(failure(failure_class), step=1).backoff_s for _ in range(50)]
+    first = 2.0 if failure_class in (FailureClass.START, FailureClass.TRANSIENT) else 0.0
+    most = first
+    for wait in waits:
+        assert most / 2 <= wait <= most
+        most = min(BACKOFF_MOST_S, 2 * most if most else 1.0)
+    assert waits[-1] >= BACKOFF_MOST_S / 2
+    again = budget(seed, **{KEYS[failure_class]: 60})
+    assert waits == [again.decide(failure(failure_class), step=1).backoff_s for _ in range(50)]
+
+
+def test_two_jobs_that_fail_together_do_not_come_back_together() -> None:
+    waits = set()
+    for job in range(20):
+        counted = budget(f"job-{job}")
+        waits.add(counted.decide(failure(FailureClass.START), step=0).backoff_s)
+    assert len(waits) == 20

@@ -1,0 +1,84 @@
+"""How ranks find one another, on one host and between hosts."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from infra.lab.faults import network
+from infra.lab.faults.network import Network
+from train_jobs.parallel.rendezvous import interface_of, open_store, reach_store, use_interface_of
+
+SETTING = "GLOO_SOCKET_IFNAME"
+RANK = """
+import sys
+import torch, torch.distributed as dist
+from train_jobs.parallel.rendezvous import open_store, reach_store, use_interface_of
+
+rank, host = int(sys.argv[1]), sys.argv[2]
+if rank == 0:
+    store, address = open_store(host)
+    print(address, flush=True)
+else:
+    store = reach_store(sys.argv[3])
+use_interface_of(host)
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+sums = torch.tensor([1.0 + rank])
+dist.all_reduce(sums)
+print(sums.item(), flush=True)
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") is None
+
+
+def test_what_the_user_has_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "bond0")
+    use_interface_of("127.0.0.1")
+    assert os.environ[SETTING] == "bond0"
+    monkeypatch.delenv(SETTING)
+    use_interface_of("203.0.113.7")
+    assert SETTING not in os.environ
+    use_interface_of("127.0.0.1")
+    assert os.environ[SETTING] == "lo"
+
+
+def test_a_store_listens_on_its_own_address_only() -> None:
+    store, address = open_store("127.0.0.2")
+    store.set("key", "value")
+    assert reach_store(address).get("key") == b"value"
+    port = address.rpartition(":")[2]
+    listening = subprocess.run(
+        [sys.executable, "-c", f"import socket; socket.create_connection(('127.0.0.3', {port}), 1)"],
+        capture_output=True,
+    )
+    assert listening.returncode != 0
+
+
+@pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
+def test_ranks_of_two_hosts_meet_though_each_host_calls_itself_by_a_loopback_address(tmp_path: Path) -> None:
+    with Network(2, tmp_path) as hosts:
+
+        def start(rank: int, *arguments: str) -> subprocess.Popen[str]:
+            host = f"{hosts.subnet}.{11 + rank}"
+            prefix = hosts.hosts.prefix(1 + rank)
+            command = [*prefix, sys.executable, "-c", RANK, str(rank), host, *arguments]
+            environment = {key: value for key, value in os.environ.items() if key != SETTING}
+            return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+
+        with start(0) as first:
+            assert first.stdout is not None
+            address = first.stdout.readline().strip()
+            with start(1, address) as second:
+                assert second.stdout is not None
+                assert second.stdout.read() == "3.0\n"
+            assert first.stdout.read() == "3.0\n"
+    assert (first.returncode, second.returncode) == (0, 0)

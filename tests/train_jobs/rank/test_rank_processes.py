@@ -1,0 +1,283 @@
+"""Ranks' processes on their own: forked, called for, ended, and gone with whoever answers for them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.node.agent import ProcessEnd
+from tests.train_jobs.ranks import tiny_job, write_corpus
+from train_jobs.data.preparation import prepare_data
+from train_jobs.driver.failures import FailureClass, classify
+from train_jobs.errors import RankError
+from train_jobs.group.job_agents import PRELOADED
+from train_jobs.group.outcome import RankFailure
+from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
+from train_jobs.rank.script import RankPlace
+from train_jobs.spec import DATA, group_spec
+from train_jobs.watch.progress import Activity, HangWatch
+from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
+
+RANK = "train_jobs.rank.process:run_rank_process"
+
+
+class Server:
+    """A fork server, as an actor of a node starts it."""
+
+    def __init__(self, *preloaded: str) -> None:
+        self._socket, theirs = socket.socketpair()
+        program = [sys.executable, "-m", "cluster.node.fork_server", str(theirs.fileno())]
+        self.process = subprocess.Popen(
+            [*program, json.dumps(sys.path), *preloaded], pass_fds=[theirs.fileno()]
+        )
+        theirs.close()
+        self._lines = self._socket.makefile("rw")
+        assert self.answer() == {}
+
+    def fork(self, number: int, at: LinkAddress) -> int:
+        """The pid of a rank's process."""
+        arguments = {"address": at.address, "authkey": at.authkey.hex()}
+        request = {"id": number, "function": RANK, "arguments": arguments}
+        self._lines.write(json.dumps(request) + "\n")
+        self._lines.flush()
+        answer = self.answer()
+        assert answer["id"] == number
+        return answer["pid"]
+
+    def answer(self) -> dict[str, int]:
+        return json.loads(self._lines.readline())
+
+    def close(self) -> None:
+        self._lines.close()
+        self._socket.close()
+        self.process.wait(10)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    started = Server(*PRELOADED)
+    yield started
+    started.close()
+
+
+class LocalWorker:
+    """Answers for one rank as its Ray Train worker would; all of them in one process."""
+
+    def __init__(self, order: RankOrder, met: threading.Event, addresses: list[str]) -> None:
+        self._order, self._met, self._addresses = order, met, addresses
+        self.lines: list[dict[str, Any]] = []
+        self.events: list[str] = []
+        self.status: str | None = None
+        self.error: RankError | None = None
+        self.leaving = threading.Event()
+        self.called = threading.Event()
+        self.on_metric: Callable[[], bool] = lambda: False
+        self.hangs = HangWatch(order.spec.config.recovery.hang_timeout_s, time.monotonic(), 300.0)
+
+    def order(self) -> RankOrder:
+        self.called.set()
+        return self._order
+
+    def rendezvous(self, address: str | None) -> str:
+        if address is not None:
+            self._addresses.append(address)
+            self._met.set()
+        assert self._met.wait(60)
+        return self._addresses[0]
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        self.lines.append(line)
+        return self.on_metric()
+
+    def missed_metric(self, line: dict[str, Any]) -> None: ...
+
+    def event(self, kind: str, facts: dict[str, Any]) -> None:
+        self.events.append(kind)
+
+    def is_stopping(self) -> bool:
+        return False
+
+    def leave(self) -> None:
+        self.leaving.set()
+
+    def watch(self, pid: int, stacks: int) -> None:
+        self.stacks = RankStacks(pid, stacks)
+
+    def progress(self, activity: Activity) -> None:
+        self.hangs.heard(activity, time.monotonic())
+
+    def finish(self, status: str) -> None:
+        self.status = status
+
+    def fail(self, error: RankError) -> None:
+        self.error = error
+
+    def stay(self) -> None:
+        threading.Event().wait()
+
+
+def workers(directory: Path, **changes: Any) -> list[LocalWorker]:
+    """Those of a job of two ranks, whose data is prepared."""
+    corpus = write_corpus(directory / "corpus.parquet")
+    config = tiny_job(corpus, workers={"min": 2, "max": 2}, **changes)
+    prepare_data(config, directory / DATA)
+    spec = group_spec("job", config, str(directory), 1, 0, ["n1", "n1"])
+    met, addresses = threading.Event(), list[str]()
+    return [
+        LocalWorker(
+            RankOrder(spec, RankPlace(rank, 2, rank, 2, 0, 1), "127.0.0.1", "n1", None, {"FROM_WORKER": "1"}),
+            met,
+            addresses,
+        )
+        for rank in range(2)
+    ]
+
+
+def start(server: Server, ranks: list[LocalWorker]) -> list[int]:
+    """Fork the ranks; returns their pids."""
+    return [server.fork(index, RankLink(rank).at) for index, rank in enumerate(ranks)]
+
+
+def test_forked_ranks_train_to_the_end_and_say_so(server: Server, tmp_path: Path) -> None:
+    ranks = workers(tmp_path)
+    start(server, ranks)
+    ended = {answer["id"]: answer["code"] for answer in (server.answer(), server.answer())}
+    assert ended == {0: 0, 1: 0}, [rank.error for rank in ranks]
+    assert [rank.status for rank in ranks] == ["finished", "finished"]
+    assert [line["step"] for line in ranks[0].lines] == [*range(1, 9)]
+    assert {"entered", "started", "measured"} <= set(ranks[0].events)
+    assert (ranks[1].lines, ranks[1].events) == ([], []), "rank 0 speaks for all"
+    host, _, port = ranks[0].rendezvous(None).rpartition(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+def test_a_rank_that_fails_says_why_and_one_that_is_killed_leaves_its_signal(
+    server: Server, tmp_path: Path
+) -> None:
+    ranks = workers(tmp_path, steps=100_000)
+    pids = start(server, ranks)
+    stepped = threading.Event()
+    ranks[0].on_metric = lambda: bool(stepped.set())
+    assert stepped.wait(60)
+    os.kill(pids[1], signal.SIGKILL)
+    ended = {answer["id"]: answer["code"] for answer in (server.answer(), server.answer())}
+    assert ended == {0: 0, 1: -signal.SIGKILL}
+    error = ranks[0].error
+    assert error is not None
+    assert (error.rank, error.collective, error.died) == (0, True, False)
+    assert error.step is not None
+    assert "Traceback" in error.trace
+    assert (ranks[1].error, ranks[1].status) == (None, None), "it had no time to say anything"
+
+
+def test_sigterm_asks_the_group_to_leave_and_the_rank_goes_on(server: Server, tmp_path: Path) -> None:
+    ranks = workers(tmp_path, steps=100_000)
+    pids = start(server, ranks)
+    ranks[0].on_metric = ranks[1].leaving.is_set  # as the job's control would say: stop after this step
+    while not ranks[0].lines:
+        time.sleep(0.01)
+    os.kill(pids[1], signal.SIGTERM)
+    assert {server.answer()["code"], server.answer()["code"]} == {0}
+    assert [rank.status for rank in ranks] == ["stopped", "stopped"]
+    assert not ranks[0].leaving.is_set()
+
+
+def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_nothing_done(
+    server: Server, tmp_path: Path
+) -> None:
+    ranks = workers(tmp_path, steps=100_000, recovery={"hang_timeout_s": 1.0})
+    pids = start(server, ranks)
+    stepped = threading.Event()
+    ranks[0].on_metric = lambda: bool(stepped.set())
+    assert stepped.wait(60)
+    os.kill(pids[1], signal.SIGSTOP)
+    stopped_at = time.monotonic()
+    found: dict[int, str] = {}
+    while len(found) < 2:
+        assert time.monotonic() - stopped_at < 3.0, found
+        for rank, worker in enumerate(ranks):
+            if (wrong := worker.hangs.hang(time.monotonic())) is not None:
+                found.setdefault(rank, wrong)
+        time.sleep(0.02)
+    assert found[0].startswith("has done nothing")
+    assert found[1].startswith("has said nothing")
+    assert ranks[1].stacks.state() == "stopped by a signal"
+    assert [rank.stacks.is_stopped() for rank in ranks] == [False, True]
+    waiting = ranks[0].stacks.dump()
+    assert waiting is not None
+    assert "in _step" in waiting
+    assert waits_for_others(waiting), waiting
+    where = ranks[1].stacks.dump()
+    assert where is not None
+    assert "loop.py" in where  # wherever it stood in that moment
+    for rank in ranks:
+        rank.stacks.kill()
+    # One whose other threads ran while they were looked at may have died of that.
+    assert {server.answer()["code"], server.answer()["code"]} <= {-signal.SIGKILL, -signal.SIGSEGV}
+
+
+@pytest.mark.slow
+def test_ranks_are_gone_with_the_server_even_those_that_are_stopped(tmp_path: Path) -> None:
+    server = Server()
+    ranks = workers(tmp_path, steps=100_000)
+    processes = [psutil.Process(pid) for pid in start(server, ranks)]
+    assert all(rank.called.wait(60) for rank in ranks)
+    processes[1].send_signal(signal.SIGSTOP)
+    server.process.kill()
+    assert psutil.wait_procs(processes, timeout=10)[1] == []
+    server.close()
+
+
+def test_a_rank_ends_when_its_worker_is_gone(server: Server, tmp_path: Path) -> None:
+    answering = subprocess.Popen(
+        [sys.executable, "-c", _WORKER_OF_ITS_OWN, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert answering.stdout is not None
+    address, authkey = json.loads(answering.stdout.readline())
+    server.fork(7, LinkAddress(address, bytes.fromhex(authkey)))
+    assert answering.stdout.readline() == "called\n"
+    answering.kill()
+    assert server.answer() == {"id": 7, "code": 1, "memory": False}
+    answering.wait()
+
+
+_WORKER_OF_ITS_OWN = """
+import json, sys
+from pathlib import Path
+from tests.train_jobs.rank.test_rank_processes import RankLink, workers
+worker = workers(Path(sys.argv[1]))[1]
+at = RankLink(worker).at
+print(json.dumps([at.address, at.authkey.hex()]), flush=True)
+worker.called.wait()
+print("called", flush=True)
+worker.status = input()
+"""
+
+
+def test_nobody_without_the_key_is_answered(server: Server, tmp_path: Path) -> None:
+    (rank, _) = workers(tmp_path)
+    server.fork(0, LinkAddress(RankLink(rank).at.address, b"another one"))
+    assert server.answer() == {"id": 0, "code": 1, "memory": False}
+    assert not rank.called.is_set()
+
+
+def test_an_end_is_told_in_words() -> None:
+    assert str(ProcessEnd(3, False)) == "exit code 3"
+    assert str(ProcessEnd(-9, False)) == "killed by SIGKILL"
+    assert str(ProcessEnd(-15, True)) == "killed by SIGTERM"
+    words = str(ProcessEnd(-9, True))
+    died = RankFailure(0, None, "RankDied", words, "", died=True)
+    assert classify([died], ["n1"], ["n1"], {}).failure_class is FailureClass.MEMORY

@@ -1,0 +1,282 @@
+"""One job from submission to finish: lease, group, recovery, publication."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.actors import NAMESPACE
+from cluster.config.sections.train import TrainJobConfig
+from cluster.errors import RequestError, ShoalError
+from cluster.files.storage import Storage
+from cluster.models.registry import Registry
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Grant
+from cluster.state.nodes import node_names
+from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.data.preparation import prepare_data
+from train_jobs.driver.failure_budget import FailureBudget
+from train_jobs.driver.failures import Failure, FailureClass, classify
+from train_jobs.driver.job_lease import JobLease
+from train_jobs.driver.replica_groups import ReplicaGroups
+from train_jobs.driver.single_group import SingleGroup
+from train_jobs.group.job_agents import JobAgents
+from train_jobs.group.outcome import GroupOutcome
+from train_jobs.records.control import JobControl, control_name
+from train_jobs.records.run_log import summarize
+from train_jobs.records.workspace import Workspace
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
+
+
+class Stopped(Exception):  # noqa: N818  (not an error)
+    """The job was asked to stop."""
+
+
+class Driver:
+    """Runs one job inside the cluster.
+
+    Args:
+        job: the job's id, unique in the storage.
+        storage: the cluster's storage.
+    """
+
+    def __init__(self, job: str, config: TrainJobConfig, storage: Storage) -> None:
+        self.job = job
+        self.config = config
+        self.storage = storage
+        self.run_storage = storage.child("jobs", job)
+        self.workspace = Workspace(self.run_storage)
+        self.broker = BrokerClient()
+        self.lease = JobLease(job, config, self.broker)
+        self.control = JobControl.options(  # type: ignore[attr-defined]
+            name=control_name(job),
+            namespace=NAMESPACE,
+            # Beside the driver: the loss of any other node must not take it away.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            ),
+        ).remote(self.run_storage.location)
+        self.agents = JobAgents()
+        self.single = SingleGroup(
+            self,
+            self.lease,
+            self.run_storage.child(RAY_TRAIN),
+            self.agents,
+            grace_s=self.broker.info()["reclaim_grace_s"],
+        )
+        self.stop_asked = threading.Event()
+        self.attempt = summarize(job, self.run_storage).attempts
+        self.budget = FailureBudget(config.recovery, seed=job)
+
+    def run(self) -> int:
+        """The exit code: 0 when the job succeeded, 2 when what it asked for was wrong."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGINT, self._on_signal)
+        try:
+            self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
+            self._prepare_data()
+            try:
+                self._train()
+            finally:
+                self.single.kill()
+                self.lease.release()  # publishing needs no devices
+            model = self._publish()
+        except Stopped:
+            return self._finish("stopped", 1)
+        except ShoalError as error:
+            return self._finish("failed", error.exit_code, error=str(error))
+        except BaseException as error:
+            self._finish("failed", 1, error=f"{type(error).__name__}: {error}")
+            raise
+        return self._finish("succeeded", 0, model=model)
+
+    def _prepare_data(self) -> None:
+        if self.config.task == "script" and not self.workspace.mounted:
+            raise RequestError(
+                "a script writes its files into a directory, so it needs storage that every node mounts; "
+                f"{self.storage.location} is none"
+            )
+        self.workspace.fetch(DATA)
+        prepare_data(self.config, self.workspace.directory / DATA)
+        if not self.workspace.has(DATA):
+            self.workspace.put(DATA)
+
+    # -- lease, group, failure, again ------------------------------------------------------------------
+
+    def _train(self) -> None:
+        failed: Failure | None = None
+        while True:
+            grant = self._wait_for_lease()
+            self.attempt += 1
+            if failed is not None:
+                after = failed.failure_class
+                self._event("recovered", attempt=self.attempt, after=after, workers=self.lease.workers(grant))
+            if self.lease.units is None:
+                spec, outcome = self.single.run(grant, self.attempt)
+            else:
+                spec, outcome = self._run_replicas(grant)
+            if outcome.status == "finished":
+                return
+            if outcome.status == "stopped" or self.stop_asked.is_set():
+                raise Stopped
+            if outcome.status == "failed":
+                failed, backoff_s = self._judge(spec, outcome)
+                if self.stop_asked.wait(backoff_s):
+                    raise Stopped
+
+    def _wait_for_lease(self) -> Grant:
+        """Wait for a grant between min and max workers."""
+        workers = self.config.workers
+
+        def say(reason: str | None = None) -> None:
+            if reason is not None:
+                self.single.give_up()  # nobody waits for devices that this job still has
+            self._event("waiting", min=workers.min, max=workers.most, reason=reason)
+
+        say()
+        grant = self.lease.wait(self.stop_asked.is_set, say)
+        if self.stop_asked.is_set():
+            raise Stopped
+        self.agents.only(grant.nodes)
+        self.agents.start(grant.nodes)
+        names = node_names()
+        self._event(
+            "leased", workers=self.lease.workers(grant), nodes=[names.get(node, node) for node in grant.nodes]
+        )
+        return grant
+
+    def _run_replicas(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
+        """Run replica groups, as many as the grant pays for at any time, until the last one ends."""
+        assert self.lease.units is not None, "the job has replica groups"
+        supervisor = ReplicaGroups(
+            self,
+            self.lease,
+            self.job,
+            own=self.run_storage.child(RAY_TRAIN),
+            agents=self.agents,
+            grace_s=self.broker.info()["reclaim_grace_s"],
+            heartbeat_timeout_s=self.config.recovery.heartbeat_timeout_s,
+        )
+        return supervisor.run(grant)
+
+    # -- what is asked by those who run the groups ---------------------------------------------------------
+
+    def spec_for(self, grant: Grant, attempt: int) -> GroupSpec:
+        """All workers that a grant pays for, as one group."""
+        (spec,) = plan_groups(self.job, self.config, self.run_storage.location, attempt, grant.nodes)
+        return spec
+
+    def group_at(self, index: int, units: Sequence[str]) -> GroupSpec:
+        """One more group of this attempt, on these nodes."""
+        run = self.run_storage.location
+        return group_spec(self.job, self.config, run, self.attempt, index, units)
+
+    def judge(self, spec: GroupSpec, outcome: GroupOutcome, in_vain: int) -> float:
+        """Log the failure of one of several groups; returns the seconds before it is started again."""
+        return self._judge(spec, outcome, goes_on=True, in_vain=in_vain)[1]
+
+    def event(self, kind: str, **facts: Any) -> None:
+        """Log an event of this attempt."""
+        self._event(kind, attempt=self.attempt, **facts)
+
+    def has_started(self, attempt: int) -> bool:
+        """Whether all ranks of an attempt of one group have met, and have their state."""
+        return bool(ray.get(self.control.has_started.remote(attempt), timeout=60))
+
+    def ask_to_stop(self) -> bool:
+        """Whether the job is to stop; if so, its ranks are told."""
+        if self.stop_asked.is_set():
+            self.control.stop.remote()
+        return self.stop_asked.is_set()
+
+    def _judge(
+        self, spec: GroupSpec, outcome: GroupOutcome, *, goes_on: bool = False, in_vain: int = 0
+    ) -> tuple[Failure, float]:
+        """Log a failure; returns it with the seconds to wait before another attempt.
+
+        Args:
+            goes_on: other groups of the job do.
+            in_vain: how often in a row groups in its place have failed before they took part.
+
+        Raises:
+            ShoalError: the job may not go on.
+        """
+        failure = classify(outcome.failures, spec.nodes, self.lease.alive_of(spec.nodes), node_names())
+        step = ray.get(self.control.last_step.remote(), timeout=60)
+        self._event(
+            "failed",
+            attempt=spec.attempt,
+            group=None if self.config.group_size is None else spec.name,
+            goes_on=goes_on or None,
+            failure_class=failure.failure_class,
+            rank=failure.rank,
+            node=failure.node,
+            step=failure.step if failure.step is not None else step,
+            reason=failure.reason,
+        )
+        if failure.failure_class is FailureClass.HANG and failure.trace:
+            print(f"where rank {failure.rank} stood:\n{failure.trace}", flush=True)
+        self.lease.blame(failure, step, elsewhere=goes_on or len(set(spec.nodes)) > 1)
+        decision = self.budget.decide(failure, step, in_vain)
+        if not decision.again and failure.failure_class is FailureClass.REQUEST:
+            raise RequestError(failure.reason)
+        if not decision.again:
+            plain = failure.failure_class is FailureClass.CHECKPOINT
+            trace = f"{failure.trace}\n" if failure.trace and not plain else ""
+            raise ShoalError(f"{trace}{failure.reason} ({decision.reason})")
+        return failure, decision.backoff_s
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def _publish(self) -> str | None:
+        """Publish the exported model once, however often this is tried; returns NAME@VERSION."""
+        if self.config.publish is None:
+            return None
+        registry = Registry(self.storage)
+        summary = summarize(self.job, self.run_storage)
+        for version in registry.versions(self.config.publish):
+            if version.job == self.job and version.step == self.config.steps:
+                return f"{version.name}@{version.version}"
+        self.workspace.fetch(EXPORT, anew=True)
+        version = registry.publish(
+            self.config.publish,
+            self.workspace.directory / EXPORT,
+            {
+                "job": self.job,
+                "step": self.config.steps,
+                "evaluation": summary.evaluation,
+                "config_digest": hashlib.sha256(self.config.model_dump_json().encode()).hexdigest(),
+            },
+        )
+        self._event("published", model=f"{version.name}@{version.version}", path=version.path)
+        return f"{version.name}@{version.version}"
+
+    def _finish(self, status: str, exit_code: int, model: str | None = None, error: str | None = None) -> int:
+        step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
+        for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
+            try:
+                self.workspace.forget(scratch)
+            except ShoalError as problem:  # it is in nobody's way
+                print(f"{scratch} could not be deleted: {problem}", flush=True)
+        self.workspace.clear()
+        self._event("finished", status=status, step=step, model=model, error=error, exit_code=exit_code)
+        if error is not None:
+            print(error, flush=True)
+        return exit_code
+
+    # -- small things -------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **facts: Any) -> None:
+        ray.get(self.control.event.remote(kind, **facts), timeout=60)
+        print(kind, *(f"{key}={value}" for key, value in facts.items() if value is not None), flush=True)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.stop_asked.set()

@@ -1,0 +1,114 @@
+"""A job's lease on workers of the cluster, and what is known of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+from cluster.config.sections.train import TrainJobConfig
+from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand, Grant
+from cluster.sharing.node_health import Against
+from cluster.state.nodes import alive_nodes
+from train_jobs.driver.failures import Failure
+
+RENEW_S = 0.5
+"""How often the lease is renewed: so long may pass before a change of the grant is seen."""
+
+
+class JobLease:
+    """What one job asks the broker for, by whole tensor-parallel groups.
+
+    A broker that is away is no reason to stop: it is rebuilt from what holders say.
+
+    Attributes:
+        units: those of one replica group; None where all workers of the job are one group.
+        elastic: the job takes more and fewer workers.
+        least: how many units the job needs.
+    """
+
+    def __init__(self, job: str, config: TrainJobConfig, broker: BrokerClient) -> None:
+        self.holder = f"job/{job}"
+        self.config = config
+        self.broker = broker
+        self.tensor = config.parallel.tensor
+        self.least = config.workers.min // self.tensor
+        self.elastic = config.workers.min < config.workers.most
+        self.units = None if config.group_size is None else config.group_size // self.tensor
+
+    def wait(self, stop: Callable[[], bool], say: Callable[[str], None]) -> Grant:
+        """Wait for a grant between the job's minimum and its most workers, or until it is to stop.
+
+        Args:
+            say: told why it waits, whenever that is another reason than before.
+        """
+        return self.broker.wait(self._demand(), timeout_s=None, stop=stop, on_wait=say)
+
+    def renew(self, held: Sequence[str], starting: Sequence[str] = ()) -> Grant | None:
+        """Renew the lease on units that run, those of a replica group side by side.
+
+        Args:
+            starting: those of them that do not step yet.
+
+        Returns:
+            what is granted now; None where the broker is away.
+        """
+        try:
+            return self.broker.request(self._demand(held, starting))
+        except ShoalError as error:
+            print(f"the lease could not be renewed: {error}", flush=True)
+            return None
+
+    def release(self) -> None:
+        """End the lease; one that cannot be ended now runs out by itself."""
+        try:
+            self.broker.release(self.holder)
+        except ShoalError as error:
+            print(f"the lease could not be released: {error}", flush=True)
+
+    def workers(self, grant: Grant) -> int:
+        return grant.units * self.tensor
+
+    def alive_of(self, nodes: Collection[str]) -> set[str]:
+        """Those of a failed group's nodes that are there; a dead worker may be the first sign."""
+        alive = alive_nodes() & set(nodes)
+        try:
+            return alive - set(self.broker.suspect(nodes))
+        except ShoalError as error:
+            print(f"whether the nodes are there is not known: {error}", flush=True)
+            return alive
+
+    def blame(self, failure: Failure, step: int, *, elsewhere: bool) -> None:
+        """Tell the broker of a failure that speaks against a node.
+
+        Args:
+            step: steps that the job had done.
+            elsewhere: it had ranks on other nodes, too.
+        """
+        if not failure.by_node or failure.node_id is None:
+            return
+        against: Against = failure.failure_class.value  # type: ignore[assignment]
+        try:
+            self.broker.blame(failure.node_id, self.holder, against, step, elsewhere=elsewhere)
+        except ShoalError as error:
+            print(f"the failure of {failure.node} could not be reported: {error}", flush=True)
+
+    def _demand(self, held: Sequence[str] = (), starting: Sequence[str] = ()) -> Demand:
+        workers = self.config.workers
+        unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
+        least, most = self.least, workers.most // self.tensor
+        return Demand(
+            holder=self.holder,
+            kind="training",
+            unit={name: amount for name, amount in unit.items() if amount},
+            min=least,
+            max=most,
+            held=tuple(held),
+            # What comes and goes together: a replica group, or all workers of a job of a fixed number.
+            gang=self.units or (1 if self.elastic else max(1, least)),
+            priority=self.config.priority,
+            weight=self.config.weight,
+            accelerator=self.config.accelerator,
+            starting=tuple(starting),
+            rebuilds=self.units is None,
+        )

@@ -1,0 +1,167 @@
+"""Jobs as Ray's job API knows them: submitting, stopping, logs.
+
+The name of a logger of Ray's is private: where it changes, a line for each package is printed.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import shlex
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cluster.config import TrainJobConfig
+from cluster.errors import ShoalError
+from cluster.files.storage import Storage
+from cluster.state.connection import ClusterRecord, point_at
+from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.records.run_config import write_run_config
+from train_jobs.records.run_log import RunLog, now
+from train_jobs.spec import CHECKPOINTS
+
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails
+
+_MOST_NODES = 10_000
+
+
+def new_job_id(name: str) -> str:
+    """A job's id: its name, the time (UTC) and a few random digits."""
+    return f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def record_submission(
+    storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str | None
+) -> None:
+    """Make the job's directory, or open it again: its config, and the event that it was submitted."""
+    write_run_config(storage, job, name, config)
+    log = RunLog(storage.child("jobs", job))
+    log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
+    log.close()
+
+
+def record_end(storage: Storage, job: str, status: str, error: str) -> None:
+    """Say how a job ended whose driver cannot say it."""
+    run = storage.child("jobs", job)
+    step = CheckpointStore(run.child(CHECKPOINTS)).newest()
+    log = RunLog(run)
+    log.event(now(), "finished", status=status, step=step or 0, error=error)
+    log.close()
+
+
+def driver_statuses(
+    jobs: Iterable[JobDetails], living_nodes: Callable[[], Collection[str] | None]
+) -> dict[str, str]:
+    """What Ray says of each driver, by submission id; one whose node is gone has failed.
+
+    Where the head died, and came back on a control store that outlived it, Ray says RUNNING of the drivers
+    that were on it until the next job is submitted.
+
+    Args:
+        living_nodes: finds the ids of the nodes that are there; None when nobody says.
+    """
+    submitted = {job.submission_id: job for job in jobs if job.submission_id}
+    statuses = {submission: str(job.status.value) for submission, job in submitted.items()}
+    running = [submission for submission, status in statuses.items() if status == "RUNNING"]
+    nodes = {each: node for each in running if (node := submitted[each].driver_node_id) is not None}
+    living = living_nodes() if nodes else None
+    if living is not None:
+        statuses |= {submission: "FAILED" for submission, node in nodes.items() if node not in living}
+    return statuses
+
+
+class Submissions:
+    """Ray's job API of one cluster.
+
+    Raises:
+        ShoalError: from every method, when the cluster does not answer.
+    """
+
+    def __init__(self, record: ClusterRecord) -> None:
+        point_at(record)
+        from ray.job_submission import JobSubmissionClient
+
+        # It tells of every package it uploads, on a logger that it sets to INFO by itself.
+        logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
+        logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
+
+        self._url = record.dashboard_url
+        try:
+            self.client = JobSubmissionClient(self._url)
+        except (ConnectionError, RuntimeError) as error:
+            raise ShoalError(f"the job API of cluster {record.name} does not answer: {error}") from error
+
+    def submit(
+        self, storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str, base: Path
+    ) -> None:
+        """Record the job, package the working directory and start the job's driver.
+
+        Args:
+            storage: the cluster's storage.
+            submission_id: Ray's id; a job that is submitted again needs a new one.
+            base: the working directory, which the config file is in.
+        """
+        record_submission(storage, job, name, config, submission_id)
+        local = storage.local_path()
+        inside = local is not None and local.is_relative_to(base)
+        try:
+            self.client.submit_job(
+                # `exec`: the process that Ray watches is the driver, not a shell around it.
+                entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
+                submission_id=submission_id,
+                runtime_env={
+                    "working_dir": str(base),
+                    "excludes": [str(local.relative_to(base))] if local is not None and inside else [],
+                },
+                metadata={"shoal_job": job, "shoal_name": name},
+            )
+        except (RuntimeError, ValueError, OSError) as error:
+            record_end(storage, job, "failed", f"it could not be submitted: {error}")
+            raise ShoalError(f"{name} could not be submitted: {error}") from error
+
+    def statuses(self) -> dict[str, str]:
+        """Ray's status (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED) by submission id."""
+        return driver_statuses(self.client.list_jobs(), self._living_nodes)
+
+    def _living_nodes(self) -> set[str] | None:
+        """The ids of the nodes that Ray has not lost; None while it does not say."""
+        from ray.util.state import list_nodes
+        from ray.util.state.exception import RayStateApiException
+
+        try:
+            nodes = list_nodes(address=self._url, limit=_MOST_NODES)
+        except (RayStateApiException, ConnectionError, RuntimeError):
+            return None
+        return {node.node_id for node in nodes if node.state == "ALIVE"}
+
+    def status(self, submission_id: str) -> str | None:
+        return self.statuses().get(submission_id)
+
+    def message(self, submission_id: str) -> str:
+        """What Ray says about how the driver ended."""
+        return self.client.get_job_info(submission_id).message or ""
+
+    def logs(self, submission_id: str) -> str:
+        return self.client.get_job_logs(submission_id)
+
+    def follow_logs(self, submission_id: str) -> Iterator[str]:
+        import asyncio
+
+        lines: Any = self.client.tail_job_logs(submission_id)
+        loop = asyncio.new_event_loop()
+        try:
+            while True:
+                try:
+                    yield loop.run_until_complete(anext(lines))
+                except StopAsyncIteration:
+                    return
+        finally:
+            loop.close()
+
+    def stop(self, submission_id: str) -> None:
+        """SIGTERM to the driver, SIGKILL when it does not go."""
+        self.client.stop_job(submission_id)

@@ -1,0 +1,221 @@
+"""The Ray Train worker of one rank: it starts the rank's process, speaks for it, and says how it ended.
+
+A process of its own, because a fork has imported everything (cluster.node.fork_server), and because a rank
+that hangs or is killed then leaves somebody behind who can tell.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.collective
+from ray.actor import ActorHandle
+
+from cluster.actors.named_actor import NamedActor
+from cluster.files.backend import StorageError
+from cluster.files.storage import Storage
+from cluster.state.nodes import NODE_LABEL
+from train_jobs.elastic.lighthouse import LighthouseClient
+from train_jobs.elastic.membership import Goodbye, Standing, View
+from train_jobs.errors import RankError
+from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
+from train_jobs.rank.script import RankPlace
+from train_jobs.records.control import find_control
+from train_jobs.spec import LOGS, GroupSpec
+from train_jobs.watch.progress import Activity
+from train_jobs.watch.rank_stacks import RankStacks
+from train_jobs.watch.rank_watch import RankWatch
+
+_CALL_TIMEOUT_S = 60.0
+_VERDICT_TIMEOUT_S = 120.0
+"""Longer than any wait before another attempt."""
+_LOOK_S = 0.25
+_TURN_LOOK_S = 0.1
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle]) -> str:
+    """Have the rank trained to its end: "finished", "followed", "stopped" or "left".
+
+    Where a rank of the job's only group fails, the driver may have the next attempt started in the same
+    workers (train_jobs.group.restarts).
+
+    Args:
+        agents: the job's, by node id.
+
+    Raises:
+        RankError: whatever went wrong, in a form that reaches the driver whole.
+    """
+    here = agents[ray.get_runtime_context().get_node_id()]
+    if spec.config.group_size is None:
+        _await_turn(spec)
+    while True:
+        try:
+            return _run_attempt(spec, here)
+        except RankError as error:
+            following = _ask_what_next(spec, here, error) if spec.config.group_size is None else None
+            if following is None:
+                raise
+            spec = following
+
+
+def _await_turn(spec: GroupSpec) -> None:
+    """Wait until the attempt before has ended: this one may have been given other devices already."""
+    control = _control_of(spec)
+    while not control.call("is_turn", spec.attempt, spec.nodes, timeout_s=_CALL_TIMEOUT_S):
+        time.sleep(_TURN_LOOK_S)
+
+
+def _control_of(spec: GroupSpec) -> NamedActor:
+    control = find_control(spec.job)
+    if control is None:
+        raise ConnectionError(f"the driver of {spec.job} is gone")
+    return control
+
+
+def _ask_what_next(spec: GroupSpec, here: ActorHandle, error: RankError) -> GroupSpec | None:
+    try:
+        return ray.get(here.report.remote(spec.name, error), timeout=_VERDICT_TIMEOUT_S)
+    except (TimeoutError, ray.exceptions.RayError):  # then Ray Train tells the driver
+        return None
+
+
+def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
+    heart: LinkAddress | None = None
+    if spec.config.group_size is not None:
+        timeout_s = spec.config.recovery.heartbeat_timeout_s
+        heart = ray.get(here.heart.remote(spec.job, spec.attempt, timeout_s), timeout=_CALL_TIMEOUT_S)
+    worker = RankWorker(spec, heart)
+    ended = here.run_rank.remote(spec.name, RankLink(worker).at)
+    while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        try:
+            worker.watched.end_if_it_hangs(time.monotonic())
+        except RankError:
+            if not worker.watched.has_process:
+                here.give_up.remote(spec.name)
+            raise
+    try:
+        return worker.outcome(str(ray.get(ended)))
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        return worker.outcome(f"its node's fork server ended ({error})")
+
+
+class RankWorker:
+    """What a rank's process can ask; see train_jobs.rank.link.Worker."""
+
+    def __init__(self, spec: GroupSpec, heart: LinkAddress | None) -> None:
+        self.spec = spec
+        self._heart = heart
+        context = ray.train.get_context()
+        self.rank = context.get_world_rank()
+        self._place = RankPlace(
+            rank=self.rank,
+            world_size=context.get_world_size(),
+            local_rank=context.get_local_rank(),
+            local_world_size=context.get_local_world_size(),
+            node_rank=context.get_node_rank(),
+            num_nodes=len(set(spec.nodes)),
+        )
+        self._control = find_control(spec.job)
+        self._lighthouse: LighthouseClient | None = None
+        self._answer: ray.ObjectRef | None = None
+        hang_timeout_s = spec.config.recovery.hang_timeout_s
+        self.watched = RankWatch(self.rank, hang_timeout_s, self._keep_stacks, time.monotonic())
+        self._status: str | None = None
+        self._error: RankError | None = None
+
+    def order(self) -> RankOrder:
+        context = ray.get_runtime_context()
+        mine, visible = context.get_accelerator_ids().get("GPU", []), os.environ.get(_VISIBLE)
+        device = None
+        if mine and visible is not None:
+            device = visible.split(",").index(mine[0])
+        return RankOrder(
+            spec=self.spec,
+            place=self._place,
+            host=ray.util.get_node_ip_address(),
+            node=context.get_node_labels().get(NODE_LABEL, context.get_node_id()),
+            device=device,
+            environment={} if visible is None else {_VISIBLE: visible},
+            heart=self._heart,
+        )
+
+    def rendezvous(self, address: str | None) -> str:
+        return ray.train.collective.broadcast_from_rank_zero(address)
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        """Send without waiting; the answer to the step before says whether the job is to stop."""
+        before, self._answer = self._answer, self._reach_control().find().metric.remote(line, self.spec.name)
+        # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
+        return before is not None and ray.get(before, timeout=_CALL_TIMEOUT_S)["stop"]
+
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        self._reach_control().call("missed_metric", line, self.spec.name, timeout_s=_CALL_TIMEOUT_S)
+
+    def event(self, kind: str, facts: dict[str, Any]) -> None:
+        self._reach_control().call("event", kind, timeout_s=_CALL_TIMEOUT_S, named=facts)
+
+    def is_stopping(self) -> bool:
+        return self._reach_control().call("is_stopping", timeout_s=_CALL_TIMEOUT_S)
+
+    def leave(self) -> None:
+        facts = {"attempt": self.spec.attempt, "group": self.spec.name}
+        self.event("leaving", {**facts, "reason": f"a SIGTERM to rank {self.rank}"})
+        if self.spec.config.group_size is None:
+            self._reach_control().call("stop", timeout_s=_CALL_TIMEOUT_S)
+        else:
+            self._reach_lighthouse().leave(self.spec.name)
+
+    def remind(self, view: View) -> None:
+        self._reach_lighthouse().remind(view)
+
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
+        return self._reach_lighthouse().arrive(group, standing, rank_count)
+
+    def watch(self, pid: int, stacks: int) -> None:
+        self.watched.watch(RankStacks(pid, stacks))
+
+    def progress(self, activity: Activity) -> None:
+        self.watched.heard(activity, time.monotonic())
+
+    def finish(self, status: str) -> None:
+        self._status = status
+
+    def fail(self, error: RankError) -> None:
+        self._error = error
+
+    def stay(self) -> None:
+        threading.Event().wait()
+
+    def outcome(self, how_it_ended: str) -> str:
+        """What the rank said at its end.
+
+        Raises:
+            RankError: an exception that it named, or that it ended without a word.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._status is None:
+            raise RankError(self.rank, None, "RankDied", how_it_ended, "", died=True)
+        return self._status
+
+    def _keep_stacks(self, stacks: str) -> None:
+        name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
+        try:
+            Storage(self.spec.run).child(LOGS).write_bytes(name, stacks.encode())
+        except StorageError as error:  # the driver prints it as well
+            print(f"{name} could not be written: {error}", flush=True)
+
+    def _reach_control(self) -> NamedActor:
+        self._control = self._control or _control_of(self.spec)
+        return self._control
+
+    def _reach_lighthouse(self) -> LighthouseClient:
+        if self._lighthouse is None:
+            self._lighthouse = LighthouseClient(self.spec.job, self.spec.attempt)
+        return self._lighthouse

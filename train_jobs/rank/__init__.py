@@ -1,0 +1,1 @@
+"""What one rank does, in a process of its own; needs torch, and no Ray."""

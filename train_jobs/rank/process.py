@@ -1,0 +1,276 @@
+"""The process of one rank, from its first line to its last; needs torch, and no Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from cluster.files.storage import Storage
+from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
+from train_jobs.errors import RankError, ScriptError
+from train_jobs.parallel.mesh import AFTER_HANG_S
+from train_jobs.parallel.rendezvous import open_store, reach_store, use_interface_of
+from train_jobs.rank.assembly import RankAssembly
+from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
+from train_jobs.rank.loop import Reporter
+from train_jobs.rank.script import ScriptProcess, torchrun_environment
+from train_jobs.records.workspace import Workspace
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
+from train_jobs.watch.progress import Progress
+from train_jobs.watch.rank_stacks import write_stacks_when_asked
+
+_TELL_S = 1.0
+_WORDS_PER_TIMEOUT = 20
+
+
+def run_rank_process(address: str, authkey: str) -> None:
+    """Do what the worker there orders.
+
+    Args:
+        authkey: in hexadecimal digits.
+    """
+    worker = reach_worker(LinkAddress(address, bytes.fromhex(authkey)))
+    threading.Thread(target=_go_with, args=(worker,), name="worker's end", daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
+    order = worker.order()
+    os.environ.update(order.environment)
+    recovery = order.spec.config.recovery
+    progress = Progress(recovery.start_timeout_s, recovery.save_timeout_s)
+    _be_watched(worker, progress, recovery.hang_timeout_s)
+    scripted = order.spec.config.task == "script"
+    run = _ScriptRun(order, worker, progress) if scripted else _TaskRun(order, worker, progress)
+    try:
+        with progress.starting():
+            run.prepare()  # before the ranks meet: then nobody waits for a node that still fetches
+            _meet(order, worker)
+        status = run.run()
+    except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
+        trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
+        kind, collective = type(error).__name__, is_collective(error)
+        worker.fail(RankError(order.place.rank, run.step, kind, str(error), trace, collective=collective))
+    else:
+        worker.finish(status)
+
+
+def _go_with(worker: Worker) -> None:
+    """End this process when its worker is gone: its devices belong to somebody else then."""
+    try:
+        worker.stay()
+    finally:
+        os._exit(1)
+
+
+def _be_watched(worker: Worker, progress: Progress, hang_timeout_s: float) -> None:
+    """Let the worker see whether this process still gets on, and where it is when it does not."""
+    worker.watch(os.getpid(), write_stacks_when_asked())
+    period = min(_TELL_S, hang_timeout_s / _WORDS_PER_TIMEOUT)
+
+    def tell() -> None:
+        while True:
+            worker.progress(progress.activity)
+            time.sleep(period)
+
+    threading.Thread(target=tell, name="activity to the worker", daemon=True).start()
+
+
+def _meet(order: RankOrder, worker: Worker) -> None:
+    """Make the group's default process group, and the environment that torchrun would have made."""
+    config, place = order.spec.config, order.place
+    torch.set_num_threads(max(1, config.workers.cpus))
+    if order.device is not None:
+        torch.cuda.set_device(order.device)
+    # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is
+    # done the timeout is that of a step (train_jobs.parallel.mesh).
+    timeout = timedelta(seconds=config.recovery.start_timeout_s + AFTER_HANG_S)
+    if place.rank == 0:
+        store, address = open_store(order.host)
+        worker.rendezvous(address)
+    else:
+        address = worker.rendezvous(None)
+        store = reach_store(address)
+    host, _, port = address.rpartition(":")
+    os.environ.update(
+        torchrun_environment(
+            place, (host, int(port)), order.spec.job, order.spec.attempt, config.workers.cpus
+        )
+    )
+    use_interface_of(order.host)
+    # Offloaded gradients lie on the CPU, and their norm is summed there.
+    backend = "gloo" if order.device is None else "cpu:gloo,cuda:nccl"
+    dist.init_process_group(
+        backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
+    )
+
+
+class _WorkerReporter:
+    """Rank 0's line to the job's logs."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        return self.worker.metric(line)
+
+    def missed_metric(self, line: dict[str, Any]) -> None:
+        self.worker.missed_metric(line)
+
+    def event(self, kind: str, **facts: Any) -> None:
+        self.worker.event(kind, facts)
+
+
+class _Silent:
+    """What the other ranks would say is what rank 0 says."""
+
+    def metric(self, line: dict[str, Any]) -> bool:
+        return False
+
+    def missed_metric(self, line: dict[str, Any]) -> None: ...
+
+    def event(self, kind: str, **facts: Any) -> None: ...
+
+
+def _reporter(order: RankOrder, worker: Worker) -> Reporter:
+    return _WorkerReporter(worker) if order.place.rank == 0 else _Silent()
+
+
+class _LinkedLighthouse:
+    """A replica group's line to the lighthouse of its job: heartbeats go the shortest way."""
+
+    def __init__(self, order: RankOrder, worker: Worker) -> None:
+        assert order.heart is not None, "there are other groups"
+        self._attempt = order.spec.attempt
+        self._heart = reach_heart(order.heart)
+        self._worker = worker
+
+    def heartbeat(self, beat: Beat, at_once: bool) -> Word:
+        return self._heart.heartbeat(self._attempt, beat, at_once)
+
+    def remind(self, view: View) -> None:
+        self._worker.remind(view)
+
+    def arrive(self, group: str, standing: Standing, rank_count: int) -> tuple[View, str] | Goodbye:
+        return self._worker.arrive(group, standing, rank_count)
+
+
+class _TaskRun:
+    """A rank of one of our own step loops."""
+
+    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
+        self.order = order
+        self.worker = worker
+        self.progress = progress
+        self.reporter = _reporter(order, worker)
+        self.assembly: RankAssembly | None = None
+        self.workspace = Workspace(Storage(order.spec.run))
+
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return 0 if self.assembly is None else self.assembly.state.step
+
+    def prepare(self) -> None:
+        """Have this node's copy of the data."""
+        self.workspace.fetch(DATA)
+
+    def run(self) -> str:
+        with self.progress.starting():
+            assembly = self._begin()
+        outcome = assembly.loop.run()
+        if outcome != "finished":
+            return outcome
+        if not assembly.quorum.leads:
+            return "followed"  # the job has finished when the leading group has exported the model
+        with self.progress.saving():
+            assembly.export()
+        return "finished"
+
+    def _begin(self) -> RankAssembly:
+        order, spec = self.order, self.order.spec
+        device = torch.device("cpu") if order.device is None else torch.device("cuda", order.device)
+        self.reporter.event("entered", attempt=spec.attempt, group=spec.name)
+        replica = None if order.heart is None else (spec.name, _LinkedLighthouse(order, self.worker))
+        assembly = RankAssembly(
+            spec.config,
+            self.workspace,
+            spec.attempt,
+            spec.nodes,
+            self.reporter,
+            device,
+            replica,
+            self.progress,
+        )
+        self.assembly = assembly
+        step = assembly.begin()
+        mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
+        workers = assembly.quorum.world_size
+        _say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
+        return assembly
+
+
+class _ScriptRun:
+    """A rank of a script of the user's, in a process of its own."""
+
+    step = 0
+
+    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
+        self.order = order
+        self.worker = worker
+        self.progress = progress
+        self.reporter = _reporter(order, worker)
+        self._store: dist.TCPStore | None = None
+
+    def prepare(self) -> None:
+        """Its data is its own affair."""
+
+    def run(self) -> str:
+        spec, rank = self.order.spec, self.order.place.rank
+        run = Workspace(Storage(spec.run)).directory
+        # A store of its own, as torchrun's agent opens one: torch uses the same names in every default group.
+        self._store, address = open_store(self.order.host) if rank == 0 else (None, "")
+        meeting = [address]
+        dist.broadcast_object_list(meeting)
+        environment = {
+            "MASTER_PORT": meeting[0].rpartition(":")[2],
+            "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
+            "SHOAL_EXPORT_DIR": str(run / EXPORT),
+        }
+        _say_started(self.order, self.reporter, step=0)
+        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{rank}.log"
+        process = ScriptProcess(spec.config, environment, log)
+        try:
+            with self.progress.waiting():  # what a script does only itself knows
+                return process.wait(self.worker.is_stopping)
+        finally:
+            process.kill()
+
+
+_LOST_PEER = ("gloo/", "Connection closed by peer", "Connection reset by peer", "DistBackendError")
+"""What a traceback says of a rank whose peer went away."""
+
+
+def is_collective(error: BaseException) -> bool:
+    """Whether an exception came out of torch.distributed: this rank lost a peer and made no mistake."""
+    if isinstance(error, dist.DistError):
+        return True
+    if isinstance(error, ScriptError):
+        return any(words in error.output for words in _LOST_PEER)
+    # Gloo raises plain RuntimeErrors that name its own source files.
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
+
+
+def _say_started(order: RankOrder, reporter: Reporter, **facts: Any) -> None:
+    mine = {"rank": order.place.rank, "node": order.node, "pid": os.getpid()}
+    ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(ranks, mine)
+    if order.spec.config.group_size is not None:
+        facts["group"] = order.spec.name
+    reporter.event("started", attempt=order.spec.attempt, world_size=len(ranks), **facts, ranks=ranks)

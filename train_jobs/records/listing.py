@@ -1,0 +1,127 @@
+"""Jobs as their files tell them: what `shoal jobs` shows and what `shoal train` returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from cluster.errors import RequestError
+from cluster.files.storage import Storage
+from train_jobs.records.goodput import Goodput, goodput_of
+from train_jobs.records.run_log import RunSummary, read_all_metrics, read_events, summarize, summary_of
+
+RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
+"""Ray's statuses of a submission that has ended."""
+
+
+def run_of(storage: Storage, job: str) -> Storage:
+    """The directory of a job's files."""
+    return storage.child("jobs", job)
+
+
+def find_job(storage: Storage, job: str) -> str:
+    """A job by its id, or the newest one of a name.
+
+    Raises:
+        RequestError: there is none; the message names those that are there.
+    """
+    jobs = job_ids(storage)
+    if job in jobs:
+        return job
+    of_name = [summary for each in jobs if (summary := summarize(each, run_of(storage, each))).name == job]
+    if of_name:
+        return max(of_name, key=lambda summary: summary.submitted_at).job
+    known = f"; there are {', '.join(jobs[-10:])}" if jobs else "; there are none yet"
+    raise RequestError(f"no job {job!r} under {storage.location}{known}")
+
+
+def job_ids(storage: Storage) -> list[str]:
+    if not storage.exists("jobs"):
+        return []
+    return sorted(entry.name for entry in storage.entries("jobs") if entry.is_dir)
+
+
+def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """One row a job, oldest first.
+
+    Args:
+        driver_statuses: Ray's status of each submission, where the cluster is up: a job whose driver is gone
+            without having said so is `failed`.
+    """
+    rows = []
+    for job in job_ids(storage):
+        run = run_of(storage, job)
+        events, metrics = read_events(run), read_all_metrics(run)
+        summary = summary_of(job, events, metrics)
+        runs = is_running(summary, driver_statuses)
+        account = goodput_of(events, metrics, time.time() if runs else None)
+        rows.append(
+            {
+                "job": job,
+                "name": summary.name,
+                "status": status_of(summary, driver_statuses),
+                "step": summary.step,
+                "steps": summary.steps,
+                "workers": summary.workers if runs else 0,
+                "attempts": summary.attempts,
+                "submitted_at": summary.submitted_at,
+                "path": run.location,
+                **account.as_json(),
+            }
+        )
+    return sorted(rows, key=lambda row: row["submitted_at"])
+
+
+def account_of(storage: Storage, job: str, *, runs: bool) -> Goodput:
+    """Where a job's time went.
+
+    Args:
+        runs: its driver is there, so that the time until now counts.
+    """
+    run = run_of(storage, job)
+    return goodput_of(read_events(run), read_all_metrics(run), time.time() if runs else None)
+
+
+def is_running(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> bool:
+    """Whether the job's driver is there; without a cluster no job runs."""
+    if summary.ended or driver_statuses is None or summary.submission_id is None:
+        return False
+    return driver_statuses.get(summary.submission_id) in ("PENDING", "RUNNING")
+
+
+def status_of(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> str:
+    if summary.ended or is_running(summary, driver_statuses):
+        return summary.status
+    return "failed"
+
+
+def result_of(
+    storage: Storage, job: str, status: str | None = None, error: str | None = None
+) -> dict[str, Any]:
+    """The document that `shoal train` returns when a job has ended.
+
+    Args:
+        status, error: what is known beside the files, where the driver died without a word.
+    """
+    run = run_of(storage, job)
+    events, metrics = read_events(run), read_all_metrics(run)
+    summary = summary_of(job, events, metrics)
+    return {
+        "job": job,
+        "name": summary.name,
+        "status": summary.status if summary.ended else (status or "failed"),
+        "step": summary.step,
+        "attempts": summary.attempts,
+        "world_sizes": summary.world_sizes,
+        "metrics": summary.metrics,
+        "evaluation": summary.evaluation,
+        "totals": summary.totals,
+        **goodput_of(events, metrics).as_json(),
+        "skipped": summary.skipped,
+        "went_back": summary.went_back,
+        "stragglers": summary.stragglers,
+        "model": summary.model,
+        "path": run.location,
+        "error": summary.error if summary.ended else error,
+    }

@@ -1,0 +1,105 @@
+"""A run's files as one node sees them: in the storage itself where that is mounted, else in a copy."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cluster.files.storage import Storage
+
+_COMPLETE = ".complete"
+"""Appended to a directory's name in the storage: written when all of the directory is there."""
+_KEPT_S = 7 * 86400.0
+"""What a node has copied of other runs is deleted after this time: the run may have ended elsewhere."""
+
+
+class Workspace:
+    """The directory of a run on this node.
+
+    Data and exported models are files that libraries open by their path. On storage that every node mounts
+    they lie in the run's directory there. An object store has no paths: there the node that makes them puts
+    them into the storage, and each node that needs them fetches them once.
+
+    Attributes:
+        storage: the run's directory in the storage.
+        mounted: whether `directory` is that directory itself.
+        directory: where the run's files are on this node.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        local = storage.local_path()
+        self.mounted = local is not None
+        self.directory = local if local is not None else _scratch(storage.location)
+
+    def put(self, name: str) -> None:
+        """Put a directory that was made here where every node finds it; what was there is replaced."""
+        if self.mounted or not (self.directory / name).is_dir():
+            return
+        self.forget(name)
+        self.storage.upload_dir(self.directory / name, name)
+        self.storage.write_bytes(name + _COMPLETE, b"")
+
+    def has(self, name: str) -> bool:
+        """Whether every node finds a directory."""
+        return self.mounted or self.storage.exists(name + _COMPLETE)
+
+    def fetch(self, name: str, *, anew: bool = False) -> None:
+        """Have a directory here, if somebody has put it.
+
+        The processes of a node fetch it once: the first one does, the others wait for it.
+
+        Args:
+            anew: also where there is a copy here, which may be an older one.
+        """
+        if self.mounted or not self.has(name):
+            return
+        target = self.directory / name
+        with self._locked(name):
+            if anew:
+                shutil.rmtree(target, ignore_errors=True)
+            if target.is_dir():
+                return
+            staged = target.with_name(f".{name}-{os.getpid()}")
+            shutil.rmtree(staged, ignore_errors=True)
+            self.storage.download_dir(name, staged)
+            staged.rename(target)
+
+    def forget(self, name: str) -> None:
+        """Delete a directory from the storage; a copy that a node has of it stays."""
+        if self.mounted:
+            shutil.rmtree(self.directory / name, ignore_errors=True)
+            return
+        self.storage.delete(name + _COMPLETE)
+        self.storage.delete_dir(name)
+
+    def clear(self) -> None:
+        """Delete what this node has copied, at the end of the run."""
+        if not self.mounted:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        with (self.directory / f".{name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def _scratch(location: str) -> Path:
+    """The directory of a run's copies on this node, ours alone."""
+    root = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-runs"
+    root.mkdir(mode=0o700, exist_ok=True)
+    for other in root.iterdir():
+        if time.time() - other.stat().st_mtime > _KEPT_S:
+            shutil.rmtree(other, ignore_errors=True)
+    directory = root / hashlib.sha256(location.encode()).hexdigest()[:16]
+    directory.mkdir(exist_ok=True)
+    os.utime(directory)
+    return directory

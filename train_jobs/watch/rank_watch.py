@@ -1,0 +1,94 @@
+"""Watches the process of one rank, and ends it where it hangs: not before it is known where it stands."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from train_jobs.errors import RankError
+from train_jobs.watch.progress import Activity, HangWatch
+from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
+
+_OF_HANG_TIMEOUT = 0.85
+_FIRST_WORD_S = 300.0
+"""What a rank imports may lie on a disk that many read from."""
+_AFTER_THE_CAUSE_S = 0.5
+_ITS_END_S = 10.0
+"""Whoever started a process hears of its end at once, and tells; it may be gone itself."""
+_NO_STACK = "no stack could be had: the process does not even answer a signal"
+
+
+class RankWatch:
+    """Watches a rank's process for the worker that answers for it.
+
+    Args:
+        rank: global rank.
+        hang_timeout_s: as the job's `recovery` says.
+        keep: takes the stacks of a rank that hangs.
+        began: when the rank was started; `now` of the other methods is of the same clock.
+        pause: waits for so many seconds.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hang_timeout_s: float,
+        keep: Callable[[str], None],
+        began: float,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rank = rank
+        self._keep = keep
+        self._pause = pause
+        # Earlier than asked for: keeping the stacks and ending the group takes time too.
+        self._hangs = HangWatch(_OF_HANG_TIMEOUT * hang_timeout_s, began, _FIRST_WORD_S)
+        self._process: RankStacks | None = None
+        self._dead_since: float | None = None
+
+    def watch(self, process: RankStacks) -> None:
+        """Watch this process from now on."""
+        self._process = process
+
+    @property
+    def has_process(self) -> bool:
+        """Whether the rank has said which process it is."""
+        return self._process is not None
+
+    def heard(self, activity: Activity, now: float) -> None:
+        self._hangs.heard(activity, now)
+
+    def end_if_it_hangs(self, now: float) -> None:
+        """Kill a rank that does not get on, once it is known where it stands.
+
+        Raises:
+            RankError: it did not; or it is dead, and nobody says how it ended.
+        """
+        wrong = self._hangs.hang(now)
+        if wrong is None:
+            return
+        if self._process is None:
+            raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
+        if self._process.is_dead():
+            self._await_its_end(now)
+            return
+        state, stopped = self._process.state(), self._process.is_stopped()
+        trace = self._process.dump()
+        if trace is None and self._process.is_dead():
+            return
+        trace = trace or _NO_STACK
+        waits = not stopped and waits_for_others(trace)
+        if waits:
+            # The one that it waits for is heard first. One that waits for this rank would end with it, and
+            # take with it where it stands: killed only when others have had the time to look at that.
+            self._pause(_AFTER_THE_CAUSE_S)
+        self._process.kill()
+        self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
+        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
+
+    def _await_its_end(self, now: float) -> None:
+        # It does not hang: its peers were killed because they do, or whatever else ended it. How, its worker
+        # is about to hear.
+        if self._dead_since is None:
+            self._dead_since = now
+        if now - self._dead_since > _ITS_END_S:
+            raise RankError(self.rank, None, "RankDied", "nobody says how it ended", "", died=True)
