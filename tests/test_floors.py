@@ -52,8 +52,8 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "infra": [{"job_view", "job_logs", "app_logs", "log_lines"}, {"lab"}, {"quickstart"}, {"cli"}],
 }
-"""By floor, from below: rooms, and files beside them. `config.checks` is a room in a room. Rooms of one set do
-not import each other."""
+"""By floor, from below: rooms, and files beside them. `config.checks` is a room in a room. Rooms of one set
+do not import each other."""
 SOURCES = sorted(path for floor in FLOORS for path in (ROOT / floor).rglob("*.py"))
 PAGES = [
     ROOT / "README.md",

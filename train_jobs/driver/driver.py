@@ -30,7 +30,7 @@ from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome
-from train_jobs.records.control import JobControl, control_name
+from train_jobs.records.control import JobControlActor, control_name
 from train_jobs.records.run_log import summarize
 from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
@@ -56,7 +56,7 @@ class Driver:
         self.workspace = Workspace(self.run_storage)
         self.broker = BrokerClient()
         self.lease = JobLease(job, config, self.broker)
-        self.control = JobControl.options(  # type: ignore[attr-defined]
+        self.control = JobControlActor.options(  # type: ignore[attr-defined]
             name=control_name(job),
             namespace=NAMESPACE,
             # Beside the driver: the loss of any other node must not take it away.

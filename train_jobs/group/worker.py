@@ -150,12 +150,9 @@ class RankWorker:
 
     def metric(self, line: dict[str, Any]) -> bool:
         """Send without waiting; the answer to the step before says whether the job is to stop."""
-        before, self._answer = self._answer, self._reach_control().find().metric.remote(line, self.spec.name)
+        before, self._answer = self._answer, self._reach_control().find().metric.remote(line)
         # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
         return before is not None and ray.get(before, timeout=_CALL_TIMEOUT_S)["stop"]
-
-    def missed_metric(self, line: dict[str, Any]) -> None:
-        self._reach_control().call("missed_metric", line, self.spec.name, timeout_s=_CALL_TIMEOUT_S)
 
     def event(self, kind: str, facts: dict[str, Any]) -> None:
         self._reach_control().call("event", kind, timeout_s=_CALL_TIMEOUT_S, named=facts)

@@ -37,10 +37,7 @@ class Reporter(Protocol):
     """Where a rank says what it did; all but rank 0 say nothing."""
 
     def metric(self, line: dict[str, Any]) -> bool:
-        """Log one step; True when the job has been asked to stop."""
-
-    def missed_metric(self, line: dict[str, Any]) -> None:
-        """Log a step unless it has been logged."""
+        """Log one step, unless it has been logged; True when the job has been asked to stop."""
 
     def event(self, kind: str, **facts: Any) -> None: ...
 
@@ -165,7 +162,7 @@ class StepLoop:
         figures = self.meter.line(line["samples"], line["tokens"])
         if self.quorum.leads:
             if self._unsaid is not None:  # the group that led before may not have lived to say it
-                self.reporter.missed_metric(self._unsaid)
+                self.reporter.metric(self._unsaid)
             self._asked_to_stop = self.reporter.metric({**line, **figures})
         self._unsaid = None if self.quorum.leads else {**line, **figures}
         return stop
@@ -215,6 +212,8 @@ class StepLoop:
             "samples": int(count) if self.task.unit == "samples" else self.config.batch.global_size,
             "tokens": int(count) if self.task.unit == "tokens" else None,
         }
+        if self.guard.went_back:
+            line["went_back"] = self.guard.went_back
         if scale.enabled:
             line["loss_scale"] = scale.shown
         if scale.enabled or bad is not None:

@@ -120,9 +120,6 @@ class _WorkerReporter:
     def metric(self, line: dict[str, Any]) -> bool:
         return self.worker.metric(line)
 
-    def missed_metric(self, line: dict[str, Any]) -> None:
-        self.worker.missed_metric(line)
-
     def event(self, kind: str, **facts: Any) -> None:
         self.worker.event(kind, facts)
 
@@ -132,8 +129,6 @@ class _Silent:
 
     def metric(self, line: dict[str, Any]) -> bool:
         return False
-
-    def missed_metric(self, line: dict[str, Any]) -> None: ...
 
     def event(self, kind: str, **facts: Any) -> None: ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -11,7 +11,7 @@ from cluster.actors import NAMESPACE
 from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
-from train_jobs.records.run_log import RunLog, node_of, now, read_events
+from train_jobs.records.run_log import MetricKey, RunLog, metric_key, node_of, now, read_events
 
 _PATIENCE_S = 2.0
 """What an answer waits for the storage to have taken its line, while the storage answers."""
@@ -24,45 +24,12 @@ def control_name(job: str) -> str:
     return f"shoal-job-{job}"
 
 
-class Lines:
-    """Tells a step that was done again from one that two groups, which did it together, both report.
-
-    A group that stood still after it had counted a step may report it when the others have taken it for lost,
-    have reported the step themselves, or done it again, and have gone on.
-    """
-
-    def __init__(self) -> None:
-        self._last: tuple[int, float] | None = None
-        self._started: set[int] = set()
-        self._lost: set[str] = set()
-
-    def started(self, attempt: int) -> None:
-        """An attempt begins: the step that it reports next was done after the last one that was reported."""
-        self._started.add(attempt)
-
-    def resized(self, lost: Iterable[str], members: Iterable[str]) -> None:
-        """These groups take part from now on."""
-        self._lost = (self._lost | set(lost)) - set(members)
-
-    def is_new(self, line: Mapping[str, Any], group: str | None = None) -> bool:
-        """Whether this line of metrics, reported by this group, belongs in the log."""
-        if group in self._lost:
-            return False
-        this = (line["step"], line["loss"])
-        if this == self._last and line["attempt"] not in self._started:
-            return False
-        self._last = this
-        self._started.clear()
-        return True
-
-
-@ray.remote(num_cpus=0, max_concurrency=1, max_restarts=-1, max_task_retries=-1)
 class JobControl:
     """Takes metrics and events from the ranks and the driver, and hands out what is asked of the ranks.
 
     It is owned by the driver and ends with it. What it forgets in a restart it soon hears again: the ranks
     name their step in every metric, and the driver repeats that the job is to stop. A line that was on its
-    way then may be logged twice.
+    way then may be logged twice: whoever reads the log takes it once (train_jobs.records.run_log).
 
     The storage is read and written in threads: one that hangs holds nobody up who asks here. While it
     answers, the actor does so only when a line is written: what was answered is not lost with its process.
@@ -73,35 +40,33 @@ class JobControl:
         self.log = RunLog(storage)
         self.stopping = False
         self.step = 0
-        self._lines = Lines()
+        self._last: MetricKey = (0, 0, 0)
+        """Of the line that was logged last."""
         self._started: set[int] = set()
         self._starts: dict[str | None, Mapping[str, Any]] = {}
         """By group, how it was last started."""
         self._turn: tuple[int, Sequence[str]] | None = None
         self._trouble = False
-        # Without what was logged before, a line may be logged twice, and a straggler have no node.
+        # Without what was logged before, a straggler may have no node.
         nothing: list[dict[str, Any]] = []
         for event in within(_READ_S, lambda: read_events(storage), otherwise=nothing):
             self._take_in(event)
 
-    def metric(self, line: dict[str, Any], group: str) -> dict[str, bool]:
-        """Log one step that a group reports; the answer says what is asked of all ranks."""
-        if self._lines.is_new(line, group):
+    def metric(self, line: dict[str, Any]) -> dict[str, bool]:
+        """Log one step that a group reports; the answer says what is asked of all ranks.
+
+        Of groups that did a step together several may report it, and one that stood still reports what the
+        others have left behind them: what is not beyond the last line is no news.
+        """
+        if (key := metric_key(line)) > self._last:
+            self._last, self.step = key, line["step"]
             self.log.metric({"time": now(), **line})
-            self.step = line["step"]
             self._settle()
         return {"stop": self.stopping}
-
-    def missed_metric(self, line: dict[str, Any], group: str) -> None:
-        """Log a step that another group's rank may have died with."""
-        if line["step"] > self.step:
-            self.metric(line, group)
 
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
             facts["node"] = node_of(facts["rank"], facts.get("group"), self._starts.values())
-        if kind == "started":
-            self._lines.started(facts["attempt"])
         self._take_in({"kind": kind, **facts})
         self.log.event(now(), kind, soon=kind == "checkpointed", **facts)
         if kind == "finished":
@@ -112,8 +77,6 @@ class JobControl:
         if event["kind"] == "started":
             self._started.add(event["attempt"])
             self._starts[event.get("group")] = event
-        if event["kind"] == "resized":
-            self._lines.resized(event["lost"], event.get("members", ()))
 
     def _settle(self) -> None:
         """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
@@ -150,6 +113,9 @@ class JobControl:
     def has_started(self, attempt: int) -> bool:
         """Whether all ranks of an attempt have met, and have their state."""
         return attempt in self._started
+
+
+JobControlActor = ray.remote(num_cpus=0, max_concurrency=1, max_restarts=-1, max_task_retries=-1)(JobControl)
 
 
 def find_control(job: str) -> NamedActor | None:

@@ -77,9 +77,23 @@ def read_events(storage: Storage) -> list[dict[str, Any]]:
     return read_lines(storage, EVENTS)
 
 
+MetricKey = tuple[int, int, int]
+
+
+def metric_key(line: Mapping[str, Any]) -> MetricKey:
+    """What a line of metrics is known by, and its place among the others.
+
+    The attempt; how often the job went back to a checkpoint by itself, what it did before counting for
+    nothing then; and the step. Two lines of one key tell of the same step: two groups did it together, or
+    somebody could not know whether another had said it already.
+    """
+    return line["attempt"], line.get("went_back", 0), line["step"]
+
+
 def read_all_metrics(storage: Storage) -> list[dict[str, Any]]:
-    """Every line of metrics, in the order of writing: a step that ran again is there again."""
-    return read_lines(storage, METRICS)
+    """Every line of metrics once, in the order of the job: a step that ran again is there again."""
+    by_key = {metric_key(line): line for line in read_lines(storage, METRICS)}
+    return [by_key[key] for key in sorted(by_key)]
 
 
 def read_metrics(storage: Storage) -> list[dict[str, Any]]:

@@ -17,6 +17,7 @@ from tests.train_jobs.bad_steps import digest, slow_down, spoil
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
 from train_jobs.parallel.rendezvous import open_store
+from train_jobs.records.run_log import metric_key
 from train_jobs.spec import DATA
 
 
@@ -192,19 +193,17 @@ class PacedReporter(FileReporter):
         self.pace_s = pace_s
 
     def metric(self, line: dict[str, Any]) -> bool:
-        stop = super().metric({**line, "time": time.time()})
-        time.sleep(self.pace_s)
-        return stop
-
-    def missed_metric(self, line: dict[str, Any]) -> None:
         said = [
-            json.loads(text)["step"]
+            metric_key(json.loads(text))
             for path in self.path.parent.parent.glob("*/reports.jsonl")
             for text in path.read_text().splitlines()
             if '"loss"' in text and '"kind"' not in text
         ]
-        if line["step"] > max(said, default=0):
-            self.metric(line)
+        if metric_key(line) <= max(said, default=(0, 0, 0)):
+            return False
+        stop = super().metric({**line, "time": time.time()})
+        time.sleep(self.pace_s)
+        return stop
 
 
 def train_group(

@@ -101,8 +101,6 @@ class LocalWorker:
         self.lines.append(line)
         return self.on_metric()
 
-    def missed_metric(self, line: dict[str, Any]) -> None: ...
-
     def event(self, kind: str, facts: dict[str, Any]) -> None:
         self.events.append(kind)
 

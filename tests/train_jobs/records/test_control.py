@@ -1,51 +1,90 @@
-"""What a job's control logs of what the ranks report."""
+"""What a job's control logs of what the ranks report, and what is read of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from train_jobs.records.control import Lines
+import pytest
+
+from cluster.files.storage import Storage
+from train_jobs.records.control import JobControl
+from train_jobs.records.run_log import METRICS, read_all_metrics, read_metrics
 
 
-def line(step: int, attempt: int, loss: float = 1.0) -> dict[str, Any]:
-    return {"step": step, "attempt": attempt, "loss": loss}
+def line(step: int, attempt: int = 1, loss: float = 1.0, **more: Any) -> dict[str, Any]:
+    return {"step": step, "attempt": attempt, "loss": loss, **more}
 
 
-def test_a_step_that_two_groups_did_together_is_logged_once() -> None:
-    lines = Lines()
-    lines.started(1)
-    lines.started(2)
-    assert lines.is_new(line(1, 1))
-    assert not lines.is_new(line(1, 2))
-    assert lines.is_new(line(2, 2))
-    assert not lines.is_new(line(2, 1))
+@pytest.fixture
+def control(tmp_path: Path) -> Iterator[JobControl]:
+    made = JobControl(str(tmp_path / "run"))
+    yield made
+    made.log.close()
 
 
-def test_a_step_that_is_done_again_is_logged_again_though_its_loss_is_the_same() -> None:
-    lines = Lines()
-    lines.started(1)
-    assert lines.is_new(line(200, 1))
-    assert lines.is_new(line(201, 1))
-    lines.started(2)  # from a checkpoint of step 200
-    assert lines.is_new(line(201, 2))
-    assert not lines.is_new(line(201, 1))
-    assert lines.is_new(line(202, 2))
+def logged(tmp_path: Path) -> list[tuple[int, int, float]]:
+    """What stands in the file, as any reader finds it."""
+    lines = read_all_metrics(Storage(tmp_path / "run"))
+    assert len((tmp_path / "run" / f"{METRICS}.jsonl").read_text().splitlines()) == len(lines)
+    return [(each["attempt"], each["step"], each["loss"]) for each in lines]
 
 
-def test_a_step_with_another_loss_was_done_again() -> None:
-    lines = Lines()
-    assert lines.is_new(line(1, 1))
-    assert lines.is_new(line(1, 1, loss=0.5))
+def test_a_step_that_several_groups_report_is_logged_once(control: JobControl, tmp_path: Path) -> None:
+    for each in (line(1), line(1), line(2), line(1), line(2), line(3)):
+        control.metric(each)
+    assert logged(tmp_path) == [(1, 1, 1.0), (1, 2, 1.0), (1, 3, 1.0)]
+    assert control.last_step() == 3
 
 
-def test_a_group_that_was_lost_reports_no_step_until_it_takes_part_again() -> None:
-    lines = Lines()
-    assert lines.is_new(line(52, 1), "older")
-    lines.resized(lost=["older"], members=["newer"])
-    assert lines.is_new(line(53, 1), "newer"), "both did it, and the older one stood still"
-    assert lines.is_new(line(54, 1), "newer")
-    assert not lines.is_new(line(53, 1), "older")
-    assert lines.is_new(line(55, 1), "newer")
-    lines.resized(lost=["newer"], members=["older"])
-    assert lines.is_new(line(56, 1), "older"), "it is alone now, as it was before it was lost"
-    assert not lines.is_new(line(57, 1), "newer")
+def test_a_step_that_the_leader_died_with_is_logged_when_another_says_it(
+    control: JobControl, tmp_path: Path
+) -> None:
+    control.metric(line(7))
+    control.metric(line(8))  # by the next leader, which did it too and could not know whether it was said
+    control.metric(line(9))
+    assert [step for _, step, _ in logged(tmp_path)] == [7, 8, 9]
+
+
+def test_a_step_of_another_attempt_is_logged_again_though_its_loss_is_the_same(
+    control: JobControl, tmp_path: Path
+) -> None:
+    for each in (line(200), line(201), line(201, attempt=2), line(202), line(202, attempt=2)):
+        control.metric(each)
+    assert logged(tmp_path) == [(1, 200, 1.0), (1, 201, 1.0), (2, 201, 1.0), (2, 202, 1.0)]
+    assert [each["attempt"] for each in read_metrics(Storage(tmp_path / "run"))] == [1, 2, 2]
+
+
+def test_a_job_that_went_back_logs_its_steps_again(control: JobControl, tmp_path: Path) -> None:
+    for each in (
+        line(50),
+        line(51),
+        line(51, loss=0.5, went_back=1),
+        line(52),
+        line(52, loss=0.4, went_back=1),
+    ):
+        control.metric(each)
+    assert logged(tmp_path) == [(1, 50, 1.0), (1, 51, 1.0), (1, 51, 0.5), (1, 52, 0.4)]
+    assert [each["loss"] for each in read_metrics(Storage(tmp_path / "run"))] == [1.0, 0.5, 0.4]
+
+
+def test_a_group_that_stood_still_reports_nothing_that_the_others_left_behind(
+    control: JobControl, tmp_path: Path
+) -> None:
+    for each in (line(52), line(53), line(54), line(53, loss=0.9), line(55)):
+        control.metric(each)
+    assert logged(tmp_path) == [(1, 52, 1.0), (1, 53, 1.0), (1, 54, 1.0), (1, 55, 1.0)]
+
+
+def test_what_a_control_logs_twice_after_its_own_end_is_read_once(
+    control: JobControl, tmp_path: Path
+) -> None:
+    control.metric(line(1))
+    control.metric(line(2))
+    again = JobControl(str(tmp_path / "run"))  # it knows nothing of what was logged
+    again.metric(line(2))
+    again.metric(line(3))
+    again.log.close()
+    assert len((tmp_path / "run" / f"{METRICS}.jsonl").read_text().splitlines()) == 4
+    assert [each["step"] for each in read_all_metrics(Storage(tmp_path / "run"))] == [1, 2, 3]

@@ -105,12 +105,12 @@ def test_lines_that_the_storage_did_not_take_are_written_with_the_next(
     assert log.wait(5.0)
     run.rename(away)
     for step in (1, 2):
-        log.metric({"step": step})
+        log.metric({"attempt": 1, "step": step})
         assert not log.wait(0.1)
     assert "not there any more" in str(log.trouble)
     assert not run.exists(), "it must not be made anew where the file system is away"
     away.rename(run)
-    log.metric({"step": 3})
+    log.metric({"attempt": 1, "step": 3})
     log.close()
     assert [line["step"] for line in read_metrics(Storage(run))] == [1, 2, 3]
     assert [event["kind"] for event in read_events(Storage(run))] == ["submitted"]
@@ -129,15 +129,15 @@ def test_whoever_wants_the_end_written_is_told_at_once_that_it_is_not(tmp_path: 
 def test_a_disk_without_room_gets_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     log = RunLog(Storage(tmp_path))
-    log.metric({"step": 1})
+    log.metric({"attempt": 1, "step": 1})
     assert log.wait(5.0)
     size = (tmp_path / "metrics.jsonl").stat().st_size
     with room_for(size + 5):
-        log.metric({"step": 2})
+        log.metric({"attempt": 1, "step": 2})
         assert not log.wait(0.2)
         assert "append to" in str(log.trouble)
         assert (tmp_path / "metrics.jsonl").read_bytes().endswith(b"}\n")
-    log.metric({"step": 3})
+    log.metric({"attempt": 1, "step": 3})
     log.close()
     assert [line["step"] for line in read_metrics(Storage(tmp_path))] == [1, 2, 3]
 
