@@ -56,7 +56,7 @@ class Driver:
         self.workspace = Workspace(self.run_storage)
         self.broker = BrokerClient()
         self.lease = JobLease(job, config, self.broker)
-        self.control = JobControlActor.options(  # type: ignore[attr-defined]
+        self.control = JobControlActor.options(
             name=control_name(job),
             namespace=NAMESPACE,
             # Beside the driver: the loss of any other node must not take it away.
