@@ -64,6 +64,13 @@ def restore(
                     reason="nothing that the optimizer keeps was saved of "
                     f"{', '.join(begun[:3])}{', …' if len(begun) > 3 else ''}; it begins anew",
                 )
+            if coordinator and state.other_samples:
+                event(
+                    "data_begun_anew",
+                    step=checkpoint.step,
+                    reason="the samples, or their order, are other ones than those that this checkpoint was"
+                    " trained on: they begin with the first",
+                )
             return checkpoint.step
         told[checkpoint.step] = problem
         if coordinator and tidies and not checkpoint.rejected:

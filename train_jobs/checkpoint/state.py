@@ -46,8 +46,9 @@ class BackgroundSave:
 class TrainingState:
     """Model, optimizer, loss scale and guard, data position and random states of one rank's share of a job.
 
-    The data position is the number of steps done: which samples come next follows from it and from what the
-    guard has passed over (a stream knows its own place); the learning rate follows from it alone. The
+    Which samples come next follows from the number of steps done, from what the guard has passed over and
+    from how large global batches were (a stream knows its own place); the learning rate follows from the
+    number of steps alone. The
     optimizer's settings are the config's, which a resumed job may have changed; only what it has learned is
     saved. Parameters and what the optimizer keeps of each are saved under the model's own names whatever the
     strategy, so that any other finds them.
@@ -67,6 +68,8 @@ class TrainingState:
         self.guard = guard
         self.loader = loader
         self.step = 0
+        self.other_samples = False
+        """The state was saved by a job of other samples, or of another order of them: they begin anew."""
 
     @cached_property
     def group(self) -> dist.ProcessGroup:
@@ -223,7 +226,7 @@ class TrainingState:
         self.step = progress["step"]
         self.loss_scale.load(progress["loss_scale"])
         self.guard.load(json.loads(progress.get(_GUARD, "null")))
-        self.loader.seek(json.loads(progress["data"]), self.guard.batches(self.step))
+        self.other_samples = self.loader.seek(json.loads(progress["data"]), self.guard.batches(self.step))
 
     def _own(self) -> bytes:
         """What belongs to this rank alone."""

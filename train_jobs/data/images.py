@@ -19,6 +19,7 @@ from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.arrangements import Arrangement, Windowed
 from train_jobs.data.documents import is_held_out
+from train_jobs.data.identity import digest
 from train_jobs.data.parquet import ParquetRows, open_rows
 from train_jobs.data.source import Batch
 
@@ -40,6 +41,7 @@ class ImageFacts:
         mode: Pillow's: L (one channel) or RGB.
         size: height and width that images are scaled to.
         mean, std: of each channel, on a scale of 0 to 1.
+        content: a digest of which images there are to train on.
     """
 
     labels: tuple[str, ...]
@@ -47,12 +49,14 @@ class ImageFacts:
     size: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    content: str = ""
 
     @classmethod
     def read(cls, directory: Path) -> ImageFacts:
         facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
         mean, std = tuple(facts["mean"]), tuple(facts["std"])
-        return cls(tuple(facts["labels"]), facts["mode"], facts["size"], mean, std)
+        labels = tuple(facts["labels"])
+        return cls(labels, facts["mode"], facts["size"], mean, std, facts.get("content", ""))
 
 
 class ImageSamples:
@@ -155,8 +159,11 @@ def open_images(config: TrainJobConfig, directory: Path, held_out: bool) -> Imag
     return ImageSamples(_rows(_source(config, directory), data), facts, data)
 
 
-def prepare_images(config: TrainJobConfig, directory: Path) -> None:
+def prepare_images(config: TrainJobConfig, directory: Path) -> bool:
     """Look through a job's images and leave what was found in the directory.
+
+    Returns:
+        whether that is another than before.
 
     Raises:
         RequestError: there are none, a label is no class, or an image cannot be decoded.
@@ -181,10 +188,17 @@ def prepare_images(config: TrainJobConfig, directory: Path) -> None:
     for key, given in (("mean", data.mean), ("std", data.std)):
         if given is not None and len(given) != channels:
             raise RequestError(f"data.{key} has {len(given)} numbers; the images have {channels} channels")
-    facts = ImageFacts(labels, first.mode, facts.size, data.mean or mean, data.std or std)
+    files = [Path(fragment.path).name for fragment in rows.files.fragments]
+    every = data.held_out_every if data.held_out_source is None else None
+    content = digest([files, rows.group_sizes(), every])
+    facts = ImageFacts(labels, first.mode, facts.size, data.mean or mean, data.std or std, content)
+    text, target = json.dumps(asdict(facts)), directory / FACTS
+    if target.exists() and target.read_text() == text:
+        return False
     staged = directory / f"{FACTS}.tmp"
-    staged.write_text(json.dumps(asdict(facts)))
-    staged.replace(directory / FACTS)
+    staged.write_text(text)
+    staged.replace(target)
+    return True
 
 
 def _source(config: TrainJobConfig, directory: Path) -> str:

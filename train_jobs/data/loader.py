@@ -26,10 +26,15 @@ class BatchLoader:
     Args:
         seed: of the order of the samples and of their random changes.
         workers: processes that load ahead; with 0 this one loads, when a step asks.
+        identity: what the samples and their order are known by; where a job goes on with others, they begin
+            with their first.
     """
 
-    def __init__(self, samples: Samples, plan: BatchPlan, seed: int, workers: int) -> None:
+    def __init__(
+        self, samples: Samples, plan: BatchPlan, seed: int, workers: int, identity: str = ""
+    ) -> None:
         self.samples = samples
+        self.identity = identity
         self.plan = plan
         self.seed = seed
         self.workers = workers
@@ -67,11 +72,25 @@ class BatchLoader:
             self._ahead.close()
             self._ahead = None
 
-    def position(self) -> dict[str, int] | None:
-        return None
+    def position(self) -> dict[str, Any]:
+        """What tells where a batch begins; JSON can hold it."""
+        return {"samples": self.identity, "stretches": self.plan.stretches}
 
-    def seek(self, position: dict[str, int] | None, batch: int) -> None:
-        """Nothing to do: a batch's number says all."""
+    def seek(self, position: dict[str, Any] | None, batch: int) -> bool:
+        """Go to the beginning of a global batch.
+
+        Args:
+            position: what `position` gave then; None of a job whose batches were of this size all along.
+
+        Returns:
+            whether these are other samples than then, and begin with their first.
+        """
+        other = position is not None and position["samples"] != self.identity
+        if other:
+            self.plan.begin_anew(batch)
+        elif position is not None:
+            self.plan.go_on(position["stretches"], batch)
+        return other
 
     def _read_ahead(self, batch: int, place: Place) -> Generator[list[Batch]]:
         micro_batches = len(self.plan.micro_batches(batch, place))
@@ -112,10 +131,14 @@ class StreamLoader:
     """The micro-batches of one rank out of a stream: every rank reads it, and takes what stands at its place.
 
     Its position is the stream's own (epoch and samples read), the same on all ranks between two steps.
+
+    Args:
+        identity: as of BatchLoader.
     """
 
-    def __init__(self, stream: StreamSamples, plan: BatchPlan) -> None:
+    def __init__(self, stream: StreamSamples, plan: BatchPlan, identity: str = "") -> None:
         self.stream = stream
+        self.identity = identity
         self.plan = plan
         self.targets_per_sample = 1
         self.waited_s = 0.0
@@ -132,7 +155,7 @@ class StreamLoader:
             self.stream.drop((batch - self._next) * self.plan.global_size)  # batches that are passed over
         self._next, self._began = batch + 1, self.stream.position()
         micro_batches = self.plan.micro_batches(batch, place)
-        before = micro_batches[0].start - batch * self.plan.global_size
+        before = micro_batches[0].start - self.plan.begins(batch)
         self.stream.drop(before)
         batches = [collated(self.stream.take(len(each)), self.stream.dataset) for each in micro_batches]
         taken = sum(map(len, micro_batches))
@@ -140,28 +163,31 @@ class StreamLoader:
         self.waited_s += time.perf_counter() - began
         return batches
 
-    def position(self) -> dict[str, int] | None:
-        return self.stream.position()
+    def position(self) -> dict[str, Any]:
+        return {"samples": self.identity, **self.stream.position()}
 
     def close(self) -> None:
         """Nothing to do: no process loads ahead."""
 
-    def seek(self, position: dict[str, int] | None, batch: int) -> None:
-        """Go to the beginning of a global batch, which is at this position where one is known."""
+    def seek(self, position: dict[str, Any] | None, batch: int) -> bool:
+        """Go to the beginning of a global batch, as BatchLoader.seek."""
         self._next, self._began = batch, None
-        if position is not None:
-            self.stream.seek(**position)
-        else:
+        other = position is not None and position.get("samples", self.identity) != self.identity
+        if other or position is None:
             self.stream.seek(0, 0)
-            self.stream.drop(batch * self.plan.global_size)  # saved by a job that read by index
+            if position is None:
+                self.stream.drop(batch * self.plan.global_size)  # saved by a job that read by index
+        else:
+            self.stream.seek(position["epoch"], position["offset"])
+        return other
 
 
 def make_loader(
-    samples: Samples | StreamSamples, plan: BatchPlan, seed: int, workers: int
+    samples: Samples | StreamSamples, plan: BatchPlan, seed: int, workers: int, identity: str
 ) -> BatchLoader | StreamLoader:
     if isinstance(samples, StreamSamples):
-        return StreamLoader(samples, plan)
-    return BatchLoader(samples, plan, seed, workers)
+        return StreamLoader(samples, plan, identity)
+    return BatchLoader(samples, plan, seed, workers, identity)
 
 
 def evaluation_batches(

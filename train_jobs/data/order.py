@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,19 +36,51 @@ class Place:
         return self.group or self.size
 
 
-@dataclass(frozen=True)
+class Stretch(NamedTuple):
+    """Global batches of one size: the first of them, the global position where it begins, and their size."""
+
+    batch: int
+    position: int
+    size: int
+
+
 class BatchPlan:
-    """How a global batch is cut.
+    """How the positions of a job are cut into global batches, and these for the ranks.
 
     Global batch b (from 0) holds the global positions [b·global_size, (b+1)·global_size), cut into
     micro-batches; a rank takes a run of whole micro-batches. Step b takes batch b, unless batches were passed
     over before (see `batch_of_step`). What stands at a position never depends on who reads it, so that
     a change of ranks neither repeats nor skips a sample. Where the micro-batches cannot be shared evenly
     among replica groups, the first groups take one more for each of their ranks.
+
+    Batches count on where a job goes on with another global size: the next one begins where the last one of
+    the old size ended, so that this repeats and skips no sample either.
+
+    Args:
+        global_size: samples of a batch from now on.
+        micro: samples of a micro-batch.
     """
 
-    global_size: int
-    micro: int
+    def __init__(self, global_size: int, micro: int) -> None:
+        self.global_size = global_size
+        self.micro = micro
+        self.stretches: tuple[Stretch, ...] = (Stretch(0, 0, global_size),)
+
+    def begins(self, batch: int) -> int:
+        """The global position at which a batch begins."""
+        stretch = next(each for each in reversed(self.stretches) if each.batch <= batch)
+        return stretch.position + (batch - stretch.batch) * stretch.size
+
+    def go_on(self, stretches: Iterable[Sequence[int]], batch: int) -> None:
+        """Go on from this batch (from 0) of a job whose batches before were of these stretches."""
+        self.stretches = tuple(Stretch(*each) for each in stretches)
+        if self.stretches[-1].size != self.global_size:
+            before = tuple(each for each in self.stretches if each.batch < batch)
+            self.stretches = (*before, Stretch(batch, self.begins(batch), self.global_size))
+
+    def begin_anew(self, batch: int) -> None:
+        """Take the first position again with this batch: the samples are other ones from here on."""
+        self.stretches = (Stretch(0, 0, self.global_size), Stretch(batch, 0, self.global_size))
 
     def micro_batches(self, batch: int, place: Place) -> list[range]:
         """One rank's global positions of a global batch, by micro-batch; all of a group have equally many.
@@ -66,7 +99,7 @@ class BatchPlan:
         each, longer = divmod(rounds, groups)
         mine = each + (group < longer)
         before = (group * each + min(group, longer)) * place.in_group + index * mine
-        first = batch * self.global_size + before * self.micro
+        first = self.begins(batch) + before * self.micro
         return [
             range(start, start + self.micro) for start in range(first, first + mine * self.micro, self.micro)
         ]

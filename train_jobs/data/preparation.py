@@ -6,28 +6,30 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
-from train_jobs.data.tokens import TokenStreams
+from train_jobs.data.tokens import prepare_tokens
 
 
-def _images(config: TrainJobConfig, directory: Path) -> None:
+def _images(config: TrainJobConfig, directory: Path) -> bool:
     from train_jobs.data.images import prepare_images
 
-    prepare_images(config, directory)
+    return prepare_images(config, directory)
 
 
-PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], object]] = {
-    "causal_lm": TokenStreams.prepare,
+PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], bool]] = {
+    "causal_lm": prepare_tokens,
     "image_classification": _images,
 }
 """From the config's `task`; a task without preparation is not in it."""
 
 
-def prepare_data(config: TrainJobConfig, directory: Path) -> None:
-    """Fill the run's data directory; work that is complete already is not done again.
+def prepare_data(config: TrainJobConfig, directory: Path) -> bool:
+    """Fill the run's data directory; what was made of the same data in the same way is not made again.
+
+    Returns:
+        whether anything in the directory is another than before.
 
     Raises:
         RequestError: the data cannot be read, or is too small.
     """
     prepare = PREPARATIONS.get(config.task)
-    if prepare is not None:
-        prepare(config, directory)
+    return prepare is not None and prepare(config, directory)

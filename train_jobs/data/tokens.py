@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 END_OF_TEXT = "<|endoftext|>"
+FACTS = "streams.json"
+TOKENIZER = "tokenizer"
+"""Names in the directory of the prepared data."""
 _BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
 
 
@@ -57,12 +62,18 @@ def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def tokenizer_for(config: TrainJobConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer that the config names, or one trained on the documents that are not held out."""
+def tokenizer_for(config: TrainJobConfig, own: Path | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer that the config names, or one trained on the documents that are not held out.
+
+    Args:
+        own: where the one lies that the job has trained before: its model knows no other.
+    """
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer, "data.tokenizer")
     if config.model.directory is not None:
         return load_tokenizer(config.model.directory, "model.directory")
+    if own is not None:
+        return load_tokenizer(str(own), "the job's own tokenizer")
     return train_tokenizer(
         (document.text for document in read_documents(config.data) if not document.held_out),
         config.model.vocab_size,
@@ -80,13 +91,15 @@ class TokenStreams:
     """A job's corpus as two token streams (training, held out) in one directory, memory-mapped.
 
     Files: `train.npy`, `held_out.npy` (tokens), `train_starts.npy`, `held_out_starts.npy` (documents),
-    `tokenizer/` (Hugging Face format) and `streams.json`, written last.
+    `tokenizer/` (Hugging Face format) and `streams.json`, written last: with what they were made of.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        facts: dict[str, Any] = json.loads((directory / "streams.json").read_text())
+        facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
         self.vocab_size: int = facts["vocab_size"]
+        self.content: str = facts.get("content", "")
+        """A digest of the training tokens."""
         self.train = self._open("train")
         self.held_out = self._open("held_out")
 
@@ -98,32 +111,72 @@ class TokenStreams:
 
     @property
     def tokenizer_directory(self) -> Path:
-        return self.directory / "tokenizer"
-
-    @classmethod
-    def prepare(cls, config: TrainJobConfig, directory: Path) -> TokenStreams:
-        """Tokenize the corpus into `directory`; work that is complete already is not done again.
-
-        Raises:
-            RequestError: the corpus is too small for one global batch, or holds nothing to evaluate on.
-        """
-        if not (directory / "streams.json").exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            tokenizer = tokenizer_for(config)
-            _write_streams(tokenizer, read_documents(config.data), directory)
-            tokenizer.save_pretrained(directory / "tokenizer")
-            staged = directory / "streams.json.tmp"
-            staged.write_text(json.dumps({"vocab_size": len(tokenizer)}))
-            staged.replace(directory / "streams.json")
-        streams = cls(directory)
-        _check_sizes(config, len(streams.train.tokens), len(streams.held_out.tokens))
-        return streams
+        return self.directory / TOKENIZER
 
 
-def _write_streams(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path
-) -> None:
-    """Both streams: every document's tokens, each followed by the end-of-text token."""
+def prepare_tokens(config: TrainJobConfig, directory: Path) -> bool:
+    """Tokenize a job's corpus into `directory`; what was made of the same is not made again.
+
+    Returns:
+        whether it was made, or made anew: the config names another source, or another way to read it.
+
+    Raises:
+        RequestError: the corpus cannot be read, is too small for one global batch, or holds nothing to
+            evaluate on; what was there stays.
+    """
+    staged = directory.with_name(f".{directory.name}.new")
+    if not directory.exists() and (staged / FACTS).exists():
+        staged.rename(directory)  # whoever made it ended before the last word
+    made_of = _made_of(config)
+    known = _facts(directory)
+    if known is not None and known.get("made_of", made_of) == made_of:
+        _check_sizes(config, TokenStreams(directory))
+        return False
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
+    tokenizer = tokenizer_for(config, directory / TOKENIZER if trained else None)
+    content = _write_streams(tokenizer, read_documents(config.data), staged)
+    tokenizer.save_pretrained(staged / TOKENIZER)
+    facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
+    (staged / FACTS).write_text(json.dumps(facts))
+    _check_sizes(config, TokenStreams(staged))
+    # At no moment is neither of the two whole: a tokenizer that the job has trained must not be lost.
+    before = directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(before, ignore_errors=True)
+    if directory.exists():
+        directory.rename(before)
+    staged.rename(directory)
+    shutil.rmtree(before, ignore_errors=True)
+    return True
+
+
+def _made_of(config: TrainJobConfig) -> dict[str, Any]:
+    """All that the streams follow from, as the config has it."""
+    data = config.data
+    return {
+        "source": config.source,
+        "held_out_source": data.held_out_source,
+        "text_column": data.text_column,
+        "held_out_every": data.held_out_every if data.held_out_source is None else None,
+        "tokenizer": data.tokenizer or config.model.directory,
+    }
+
+
+def _facts(directory: Path) -> dict[str, Any] | None:
+    try:
+        facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
+    except FileNotFoundError:
+        return None
+    return facts
+
+
+def _write_streams(tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path) -> str:
+    """Both streams: every document's tokens, each followed by the end-of-text token.
+
+    Returns:
+        a digest of the training tokens.
+    """
     kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
     end = tokenizer.eos_token_id
     with ExitStack() as stack:
@@ -136,6 +189,7 @@ def _write_streams(
             ids: Sequence[Sequence[int]] = encoded["input_ids"]
             for document, tokens in zip(batch, ids, strict=True):
                 writers[document.held_out].add(tokens if end is None else [*tokens, end])
+    return writers[False].digest.hexdigest()
 
 
 class _StreamWriter:
@@ -148,6 +202,7 @@ class _StreamWriter:
         self.raw = directory / f"{part}.raw"
         self.starts: list[int] = []
         self.length = 0
+        self.digest = hashlib.blake2b(digest_size=16)
 
     def __enter__(self) -> _StreamWriter:
         self.file = self.raw.open("wb")
@@ -156,7 +211,9 @@ class _StreamWriter:
     def add(self, tokens: Sequence[int]) -> None:
         self.starts.append(self.length)
         self.length += len(tokens)
-        self.file.write(np.asarray(tokens, dtype=self.kind).tobytes())
+        written = np.asarray(tokens, dtype=self.kind).tobytes()
+        self.digest.update(written)
+        self.file.write(written)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self.file.close()
@@ -171,7 +228,8 @@ class _StreamWriter:
         self.raw.unlink()
 
 
-def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:
+def _check_sizes(config: TrainJobConfig, streams: TokenStreams) -> None:
+    train, held_out = len(streams.train.tokens), len(streams.held_out.tokens)
     needed = config.batch.global_size * config.data.sequence_length + 1
     if train < needed:
         raise RequestError(

@@ -105,8 +105,8 @@ class Driver:
                 f"{self.storage.location} is none"
             )
         self.workspace.fetch(DATA)
-        prepare_data(self.config, self.workspace.directory / DATA)
-        if not self.workspace.has(DATA):
+        changed = prepare_data(self.config, self.workspace.directory / DATA)
+        if changed or not self.workspace.has(DATA):
             self.workspace.put(DATA)
 
     # -- lease, group, failure, again ------------------------------------------------------------------
@@ -245,7 +245,7 @@ class Driver:
         for version in registry.versions(self.config.publish):
             if version.job == self.job and version.step == self.config.steps:
                 return f"{version.name}@{version.version}"
-        self.workspace.fetch(EXPORT, anew=True)
+        self.workspace.fetch(EXPORT)
         version = registry.publish(
             self.config.publish,
             self.workspace.directory / EXPORT,

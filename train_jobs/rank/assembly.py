@@ -17,6 +17,7 @@ from train_jobs.checkpoint.restore import restore
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.data.identity import samples_identity
 from train_jobs.data.loader import make_loader
 from train_jobs.data.order import BatchPlan, Place
 from train_jobs.data.source import StreamSamples, as_samples
@@ -90,6 +91,7 @@ class RankAssembly:
             BatchPlan(config.batch.global_size, config.batch.micro),
             config.seed,
             config.data.workers,
+            samples_identity(config, samples, self.task.content),
         )
         self.guard = LossGuard(config.recovery)
         self.state = TrainingState(self.parallel, optimizer, loss_scale, self.guard, loader)

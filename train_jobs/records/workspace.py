@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,8 @@ from pathlib import Path
 from cluster.files.storage import Storage
 
 _COMPLETE = ".complete"
-"""Appended to a directory's name in the storage: written when all of the directory is there."""
+"""Appended to a directory's name in the storage: written when all of the directory is there. It holds a word,
+another one each time that the directory is put there; a node keeps the word of the copy that it has."""
 _KEPT_S = 7 * 86400.0
 """What a node has copied of other runs is deleted after this time: the run may have ended elsewhere."""
 
@@ -45,32 +47,33 @@ class Workspace:
             return
         self.forget(name)
         self.storage.upload_dir(self.directory / name, name)
-        self.storage.write_bytes(name + _COMPLETE, b"")
+        word = uuid.uuid4().hex.encode()
+        self.storage.write_bytes(name + _COMPLETE, word)
+        self._word(name).write_bytes(word)
 
     def has(self, name: str) -> bool:
         """Whether every node finds a directory."""
         return self.mounted or self.storage.exists(name + _COMPLETE)
 
-    def fetch(self, name: str, *, anew: bool = False) -> None:
-        """Have a directory here, if somebody has put it.
+    def fetch(self, name: str) -> None:
+        """Have a directory here as it was last put, if somebody has put it.
 
         The processes of a node fetch it once: the first one does, the others wait for it.
-
-        Args:
-            anew: also where there is a copy here, which may be an older one.
         """
         if self.mounted or not self.has(name):
             return
-        target = self.directory / name
+        target, here = self.directory / name, self._word(name)
         with self._locked(name):
-            if anew:
-                shutil.rmtree(target, ignore_errors=True)
-            if target.is_dir():
+            word = self.storage.read_bytes(name + _COMPLETE)
+            if target.is_dir() and here.exists() and here.read_bytes() == word:
                 return
             staged = target.with_name(f".{name}-{os.getpid()}")
             shutil.rmtree(staged, ignore_errors=True)
             self.storage.download_dir(name, staged)
+            here.unlink(missing_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
             staged.rename(target)
+            here.write_bytes(word)
 
     def forget(self, name: str) -> None:
         """Delete a directory from the storage; a copy that a node has of it stays."""
@@ -84,6 +87,9 @@ class Workspace:
         """Delete what this node has copied, at the end of the run."""
         if not self.mounted:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _word(self, name: str) -> Path:
+        return self.directory / f".{name}.word"
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:

@@ -57,6 +57,7 @@ class CustomTask:
         self.own = own
         self.unit: str = getattr(own, "unit", "samples")
         self.builds_on_meta: bool = getattr(own, "builds_on_meta", False)
+        self.content: str | None = getattr(own, "content", None)
 
     def build(self) -> nn.Module:
         return self.own.build()

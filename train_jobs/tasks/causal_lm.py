@@ -34,6 +34,7 @@ class CausalLM:
     def __init__(self, config: TrainJobConfig, data: Path) -> None:
         self.config = config
         self.streams = TokenStreams(data)
+        self.content = self.streams.content
         self.architecture: PretrainedConfig | None = None
 
     def build(self) -> PreTrainedModel:

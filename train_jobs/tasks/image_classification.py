@@ -34,6 +34,7 @@ class ImageClassification:
         self.config = config
         self.data = data
         self.facts = ImageFacts.read(data)
+        self.content = self.facts.content
         self.architecture: PretrainedConfig | None = None
 
     def build(self) -> PreTrainedModel:

@@ -38,6 +38,9 @@ class Task(Protocol):
     """`build` works within `torch.device("meta")`, where it fills nothing: of a model that is sharded, rank 0
     alone then builds the weights."""
 
+    content: str | None
+    """A digest of what the samples are cut from; None where only the task knows."""
+
     def build(self) -> nn.Module:
         """The model with its initial weights, fp32, on the CPU; the same on every rank."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from cluster.errors import RequestError
 from train_jobs.data.loader import BatchLoader, StreamLoader, evaluation_batches
-from train_jobs.data.order import BatchPlan, Place, batch_of_step
+from train_jobs.data.order import BatchPlan, Place, SampleOrder, batch_of_step
 from train_jobs.data.samples import PackedSamples
 from train_jobs.data.source import DatasetSamples, StreamSamples, as_samples
 
@@ -211,3 +212,38 @@ def test_data_that_cannot_be_read_is_refused() -> None:
         as_samples(Endless()).batch([0], None)  # type: ignore[union-attr]
     with pytest.raises(RequestError, match="Stream gives no sample at all"):
         StreamLoader(StreamSamples(Stream(0)), PLAN).step(0, Place(0, 1))
+
+
+def test_other_samples_than_those_of_the_checkpoint_begin_with_their_first() -> None:
+    place, order = Place(0, 1), SampleOrder(SAMPLES.arrangement(), 3)
+
+    def loader(identity: str, global_size: int = 8) -> BatchLoader:
+        return BatchLoader(SAMPLES, BatchPlan(global_size, 2), seed=3, workers=0, identity=identity)
+
+    before = loader("one")
+    position = json.loads(json.dumps(before.position()))
+    expected = [int(SAMPLES.sample(order.at(each))[0]) for each in range(8)]
+    for identity, other in (("one", False), ("two", True)):
+        after = loader(identity)
+        assert after.seek(position, 3) is other
+        assert (first_tokens(after.step(3, place)) == expected) is other
+        again = loader(identity)
+        assert again.seek(json.loads(json.dumps(after.position())), 4) is False, "it is said once"
+        assert first_tokens(again.step(4, place)) == first_tokens(after.step(4, place))
+    old = loader("one")
+    assert old.seek(None, 3) is False, "an older version knew nothing of other samples"
+    assert first_tokens(old.step(3, place)) == first_tokens(before.step(3, place))
+
+
+def test_another_stream_begins_at_its_beginning() -> None:
+    def loader(identity: str) -> StreamLoader:
+        return StreamLoader(StreamSamples(Stream(30)), BatchPlan(4, 2), identity)
+
+    before = loader("one")
+    for batch in range(3):
+        before.step(batch, Place(0, 1))
+    position = json.loads(json.dumps(before.position()))
+    same, other = loader("one"), loader("two")
+    assert (same.seek(position, 3), other.seek(position, 3)) == (False, True)
+    assert (same.stream.offset, other.stream.offset) == (12, 0)
+    assert loader("one").seek({"epoch": 0, "offset": 12}, 3) is False, "an older version saved no more"

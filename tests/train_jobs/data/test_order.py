@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 
 import numpy as np
@@ -68,6 +69,38 @@ def test_resizes_and_kills_neither_repeat_nor_skip_a_sample(
     whole = Counter(samples[: epochs * arrangement.num_samples])
     assert whole == Counter({sample: epochs for sample in range(arrangement.num_samples) if epochs})
     assert len(set(samples[done - rest :])) == rest
+
+
+@given(
+    st.integers(1, 60),
+    st.integers(0, 2**40),
+    st.lists(st.tuples(st.integers(1, 9), st.integers(0, 6), st.integers(0, 5)), min_size=1, max_size=12),
+)
+def test_other_global_batches_neither_repeat_nor_skip_a_sample(
+    num_samples: int, seed: int, history: list[tuple[int, int, int]]
+) -> None:
+    """A job's history: a global batch, so many steps of it, then a kill that throws it back a few steps."""
+    order = SampleOrder(Shuffled(num_samples), seed)
+    saved = {0: BatchPlan(history[0][0], 1).stretches}
+    step, counted = 0, {}
+    for global_size, steps, lost in history:
+        plan = BatchPlan(global_size, 1)
+        plan.go_on(json.loads(json.dumps(saved[step])), step)  # as a checkpoint keeps it
+        for _ in range(steps):
+            counted[step] = taken(order, plan, step, 1)
+            assert len(counted[step]) == global_size
+            step += 1
+            saved[step] = plan.stretches
+        step = max(0, step - lost)
+    samples = [sample for each in range(step) for sample in counted[each]]
+    assert samples == [order.at(position) for position in range(len(samples))]
+
+
+def test_other_samples_begin_with_the_first_of_them() -> None:
+    plan = BatchPlan(8, 8)
+    plan.begin_anew(5)
+    assert plan.micro_batches(5, Place(0, 1)) == [range(8)]
+    assert plan.micro_batches(6, Place(0, 1)) == [range(8, 16)]
 
 
 def test_another_seed_and_another_epoch_give_another_order() -> None:

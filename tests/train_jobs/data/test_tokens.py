@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from cluster.config import TrainJobConfig
 from cluster.errors import RequestError
 from tests.train_jobs.ranks import tiny_job, write_corpus
+from train_jobs.data import tokens
 from train_jobs.data.documents import read_documents
-from train_jobs.data.tokens import TokenStreams, load_tokenizer
+from train_jobs.data.tokens import TokenStreams, load_tokenizer, prepare_tokens
+
+
+def prepared(config: TrainJobConfig, directory: Path) -> TokenStreams:
+    prepare_tokens(config, directory)
+    return TokenStreams(directory)
 
 
 def test_streams_hold_every_document_once_closed_by_the_end_of_text(tmp_path: Path) -> None:
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
-    streams = TokenStreams.prepare(config, tmp_path / "data")
+    streams = prepared(config, tmp_path / "data")
     tokenizer = load_tokenizer(str(streams.tokenizer_directory), "test")
     assert len(tokenizer) == streams.vocab_size <= 300
     for stream, held_out in ((streams.train, False), (streams.held_out, True)):
@@ -25,7 +36,7 @@ def test_streams_hold_every_document_once_closed_by_the_end_of_text(tmp_path: Pa
 
 def test_byte_level_tokens_bring_back_any_text(tmp_path: Path) -> None:
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
-    streams = TokenStreams.prepare(config, tmp_path / "data")
+    streams = prepared(config, tmp_path / "data")
     tokenizer = load_tokenizer(str(streams.tokenizer_directory), "test")
     text = "Zoë 🐟 魚 \t\r\n {}"
     assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
@@ -36,9 +47,9 @@ def test_work_that_was_cut_off_is_done_again_and_finished_work_is_not(tmp_path: 
     directory = tmp_path / "data"
     directory.mkdir()
     (directory / "train.npy").write_bytes(b"half")
-    first = TokenStreams.prepare(config, directory)
+    first = prepared(config, directory)
     written = (directory / "train.npy").stat().st_mtime_ns
-    again = TokenStreams.prepare(config, directory)
+    again = prepared(config, directory)
     assert (directory / "train.npy").stat().st_mtime_ns == written
     assert np.array_equal(first.train.tokens, again.train.tokens)
 
@@ -46,10 +57,95 @@ def test_work_that_was_cut_off_is_done_again_and_finished_work_is_not(tmp_path: 
 def test_a_corpus_too_small_for_a_step_or_for_evaluation_is_refused(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus.parquet", documents=3)
     with pytest.raises(RequestError, match="held_out_every"):
-        TokenStreams.prepare(tiny_job(corpus), tmp_path / "a")
+        prepare_tokens(tiny_job(corpus), tmp_path / "a")
     with pytest.raises(RequestError, match="training tokens"):
-        TokenStreams.prepare(
-            tiny_job(corpus, data={"held_out_every": 2}, batch={"global": 512}), tmp_path / "b"
-        )
+        prepare_tokens(tiny_job(corpus, data={"held_out_every": 2}, batch={"global": 512}), tmp_path / "b")
     with pytest.raises(RequestError, match="no tokenizer"):
-        TokenStreams.prepare(tiny_job(corpus, data={"tokenizer": str(tmp_path)}), tmp_path / "c")
+        prepare_tokens(tiny_job(corpus, data={"tokenizer": str(tmp_path)}), tmp_path / "c")
+
+
+def other_corpus(path: Path) -> Path:
+    """More of the same words, in another column."""
+    table = pq.read_table(write_corpus(path, documents=40))
+    pq.write_table(table.rename_columns(["body"]), path)
+    return path
+
+
+def test_what_streams_follow_from_is_looked_at_and_they_are_made_anew(tmp_path: Path) -> None:
+    corpus, other = write_corpus(tmp_path / "corpus.parquet"), other_corpus(tmp_path / "other.parquet")
+    directory, config = tmp_path / "data", tiny_job(corpus)
+    first = prepared(config, directory)
+    own = vocabulary(first)
+    changes: list[dict[str, Any]] = [
+        {"source": str(other), "text_column": "body"},
+        {"held_out_every": 3},
+        {"held_out_source": str(corpus)},
+    ]
+    for change in changes:
+        changed = tiny_job(corpus, data=change)
+        assert prepare_tokens(changed, directory), change
+        anew = TokenStreams(directory)
+        assert anew.content != first.content, change
+        assert not prepare_tokens(changed, directory), "it is there now"
+        # The model knows the tokens that it was trained on, and no others.
+        assert vocabulary(anew) == own
+    assert prepare_tokens(config, directory)
+    assert TokenStreams(directory).content == first.content
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_another_tokenizer_is_taken_when_it_is_asked_for(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "corpus.parquet")
+    directory = tmp_path / "data"
+    first = vocabulary(prepared(tiny_job(corpus), directory))
+    small = prepared(tiny_job(corpus, model={"vocab_size": 260}), tmp_path / "small")
+    changed = tiny_job(corpus, data={"tokenizer": str(small.tokenizer_directory)})
+    assert prepare_tokens(changed, directory)
+    assert vocabulary(TokenStreams(directory)) == vocabulary(small) != first
+
+
+def vocabulary(streams: TokenStreams) -> dict[str, int]:
+    return load_tokenizer(str(streams.tokenizer_directory), "").get_vocab()
+
+
+@pytest.mark.parametrize("change", [{"source": "/nowhere.parquet"}, {"held_out_every": 1000}])
+def test_data_that_cannot_be_had_leaves_what_was_there(tmp_path: Path, change: dict[str, Any]) -> None:
+    corpus = write_corpus(tmp_path / "corpus.parquet")
+    directory, config = tmp_path / "data", tiny_job(corpus)
+    first = prepared(config, directory)
+    with pytest.raises(RequestError):
+        prepare_tokens(tiny_job(corpus, data=change), directory)
+    assert not prepare_tokens(config, directory)
+    assert TokenStreams(directory).content == first.content
+
+
+@pytest.mark.parametrize("step", ["rename", "rmtree"])
+def test_a_kill_between_the_old_streams_and_the_new_ones_loses_no_tokenizer(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before each of the last steps, one after the other."""
+    corpus, other = write_corpus(tmp_path / "corpus.parquet"), other_corpus(tmp_path / "other.parquet")
+    directory = tmp_path / "data"
+    first = vocabulary(prepared(tiny_job(corpus), directory))
+    changed = tiny_job(corpus, data={"source": str(other), "text_column": "body"})
+
+    class Killed(BaseException):
+        pass
+
+    real: Any = getattr(Path, "rename") if step == "rename" else tokens.shutil.rmtree  # noqa: B009
+    for count in range(4):
+        calls = itertools.count()
+
+        def sometimes(*arguments: Any, count: int = count, calls: Any = calls, **named: Any) -> Any:
+            if next(calls) == count:
+                raise Killed
+            return real(*arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(*((Path, "rename") if step == "rename" else (tokens.shutil, "rmtree")), sometimes)
+            with suppress(Killed):
+                prepare_tokens(changed, directory)
+        prepare_tokens(changed, directory)
+        assert vocabulary(TokenStreams(directory)) == first
+        prepare_tokens(tiny_job(corpus), directory)
+        assert vocabulary(TokenStreams(directory)) == first

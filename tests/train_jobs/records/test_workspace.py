@@ -47,8 +47,10 @@ def test_what_one_node_puts_the_others_fetch_once(
     copied.write_text("mine")
     other.fetch("data")
     assert copied.read_text() == "mine", "it was fetched twice"
-    other.fetch("data", anew=True)
-    assert copied.read_text() == "words"
+    (one.directory / "data" / "tokenizer" / "vocabulary").write_text("other words")
+    one.put("data")
+    other.fetch("data")
+    assert copied.read_text() == "other words", "it was put anew"
     other.clear()
     assert not other.directory.exists()
     one.forget("data")
@@ -81,7 +83,7 @@ def test_where_every_node_mounts_the_storage_nothing_is_copied(tmp_path: Path) -
     assert workspace.directory == tmp_path / "storage" / "jobs" / "one"
     (workspace.directory / "data").mkdir(parents=True)
     workspace.put("data")
-    workspace.fetch("data", anew=True)
+    workspace.fetch("data")
     assert [path.name for path in workspace.directory.iterdir()] == ["data"]
     workspace.clear()
     assert workspace.directory.is_dir(), "it is the run itself"

@@ -1,0 +1,86 @@
+"""A job that goes on with another config: which samples it takes then."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from cluster.config import TrainJobConfig
+from tests.train_jobs.ranks import assemble, finish, reports, start_program
+
+TASK = Path(__file__).parents[2] / "integration" / "sampled_task.py"
+SAMPLES = 64
+
+
+def job(directory: Path, **changes: Any) -> TrainJobConfig:
+    settings = {"samples": SAMPLES, "log": str(directory), "pause_s": 0.0}
+    return TrainJobConfig.model_validate(
+        {
+            "task": "sampled_task:Task",
+            "settings": settings,
+            "steps": 100,
+            "batch": {"global": 4, "micro": 2},
+            "checkpoint": {"every_steps": 100},
+            "evaluate": {"every_steps": None},
+            **changes,
+        }
+    )
+
+
+def some_steps(directory: str, config_json: str, run: str, until: int, attempt: int) -> None:
+    """Train up to a step, save, and be gone."""
+    sys.path.insert(0, directory)
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
+    assembly.begin()
+    while assembly.state.step < until:
+        assembly.loop.step()
+    assembly.saver.save()
+    assembly.saver.finish()
+
+
+def taken(directory: Path, run: Path, config: TrainJobConfig, until: int, attempt: int) -> list[int]:
+    """The samples of an attempt, in the order in which its one rank took them."""
+    for log in directory.glob("*.jsonl"):
+        log.unlink()
+    shutil.copy(TASK, directory)
+    arguments = (str(directory), config.model_dump_json(), str(run), until, attempt)
+    finish(start_program(some_steps, run, 1, *arguments))
+    (log,) = directory.glob("*.jsonl")
+    batches = [json.loads(line) for line in log.read_text().splitlines()]
+    return [sample for batch in batches for sample in batch]
+
+
+def begun_anew(run: Path) -> list[int]:
+    return [line["step"] for line in reports(run) if line.get("kind") == "data_begun_anew"]
+
+
+def test_another_global_batch_takes_up_where_the_last_one_ended(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    samples = taken(tasks, run, job(tasks), 5, 1)
+    samples += taken(tasks, run, job(tasks, batch={"global": 12, "micro": 2}), 7, 2)
+    samples += taken(tasks, run, job(tasks, batch={"global": 2, "micro": 1}), 17, 3)
+    assert len(samples) == 5 * 4 + 2 * 12 + 10 * 2 == SAMPLES
+    assert sorted(samples) == list(range(SAMPLES)), "an epoch has every sample once"
+    assert begun_anew(run) == []
+
+
+def test_another_order_or_other_samples_begin_anew_and_are_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    first = taken(tasks, run, job(tasks), 4, 1)
+    other = taken(tasks, run, job(tasks, seed=9), 8, 2)
+    assert begun_anew(run) == [4]
+    same = taken(tasks, run, job(tasks, seed=9), 20, 3)
+    assert begun_anew(run) == [4], "once"
+    assert sorted(other + same) == list(range(SAMPLES))
+    assert other != first
+    fewer = {"samples": 32, "log": str(tasks), "pause_s": 0.0}
+    fresh = taken(tasks, run, job(tasks, seed=9, settings=fewer), 28, 4)
+    assert begun_anew(run) == [4, 20]
+    assert sorted(fresh) == list(range(32))
