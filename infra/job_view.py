@@ -55,7 +55,7 @@ def sentence(event: dict[str, Any]) -> str | None:
         return f"the checkpoint of step {event['step']} is damaged and passed over: {event['reason']}"
     if kind == "begun_anew":
         return f"it begins at step 0 again: {event['reason']}"
-    if kind == "optimizer_state_missing":
+    if kind in ("optimizer_state_missing", "data_begun_anew"):
         return f"from step {event['step']} on: {event['reason']}"
     if kind == "checkpoint_failed":
         return f"the checkpoint of step {event['step']} could not be saved: {event['reason']}"
