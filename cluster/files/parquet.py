@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -11,9 +12,13 @@ from pyarrow import fs
 
 from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
+from cluster.files.backend import StorageError
+from cluster.files.retries import patiently, tells_of_the_storage
 
-BROKEN = (OSError, pa.ArrowException)
-"""What pyarrow raises where a file is not as it should be."""
+T = TypeVar("T")
+
+_BROKEN = (OSError, pa.ArrowException)
+"""What pyarrow raises where a file is not as it should be; or where it cannot be read just now."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class ParquetFiles:
 
     Raises:
         RequestError: the source is not there or no Parquet, or lacks one of the columns.
+        StorageError: it cannot be read now.
     """
 
     def __init__(self, source: str, columns: Sequence[str], key: str = "data.source") -> None:
@@ -70,20 +76,25 @@ class ParquetFiles:
         self.key = key
         named = f"{key} {source!r}".strip()
         try:
-            if "://" in source:
-                filesystem, path = fs.FileSystem.from_uri(source)
-            else:
-                filesystem, path = fs.LocalFileSystem(), source
-            found = ds.dataset(
-                path,
-                filesystem=filesystem,
-                format="parquet",
-                partitioning="hive",
-                exclude_invalid_files=False,
+            self._filesystem, path = (
+                fs.FileSystem.from_uri(source) if "://" in source else (fs.LocalFileSystem(), source)
+            )
+            self._local = isinstance(self._filesystem, fs.LocalFileSystem)
+            found = patiently(
+                lambda: ds.dataset(
+                    path,
+                    filesystem=self._filesystem,
+                    format="parquet",
+                    partitioning="hive",
+                    exclude_invalid_files=False,
+                ),
+                local=self._local,
             )
             self.schema: pa.Schema = found.schema
             self.fragments = sorted(found.get_fragments(), key=lambda item: item.path)
-        except (*BROKEN, ValueError) as error:
+        except (*_BROKEN, ValueError) as error:
+            if tells_of_the_storage(error):
+                raise StorageError(f"{named} cannot be read: {error}") from error
             raise RequestError(f"{named} cannot be read as Parquet: {error}") from error
         if not self.fragments:
             raise RequestError(f"{named} holds no Parquet file")
@@ -97,19 +108,55 @@ class ParquetFiles:
         path = self.fragments[index].path
         return f"{path} ({self.key})" if self.key else path
 
+    def read(self, index: int, read: Callable[[], T], sentence: Callable[[Exception], str]) -> T:
+        """Call what reads of a file, again where that may help.
+
+        Args:
+            sentence: says of an error that the file is not as it should be.
+
+        Raises:
+            RequestError: the file is not as it should be.
+            StorageError: it cannot be read now; that says nothing of what is in it.
+        """
+        try:
+            return patiently(read, local=self._local)
+        except _BROKEN as error:
+            if self._is_away(index, error):
+                raise StorageError(f"{self.place(index)} cannot be read: {error}") from error
+            raise RequestError(sentence(error)) from error
+
+    def _is_away(self, index: int, error: Exception) -> bool:
+        """Whether an error tells of the storage; the file was there when the data set was opened."""
+        if not isinstance(error, OSError):
+            return False
+        if isinstance(error, FileNotFoundError) or tells_of_the_storage(error):
+            return True
+        if self._local:
+            return False
+        # The words of an object store's client and of Parquet's reader come as the same kind of error.
+        try:
+            with self._filesystem.open_input_file(self.fragments[index].path) as file:
+                file.read_at(1, 0)
+        except OSError:
+            return True
+        return False
+
     def group_sizes(self, index: int) -> list[int]:
         """Rows of each row group of a file.
 
         Raises:
             RequestError: it is no whole Parquet file, lacks one of the columns, or has it with another type
                 than the first file.
+            StorageError: it cannot be read now.
         """
         fragment = self.fragments[index]
-        try:
-            own = fragment.physical_schema
-            sizes = [group.num_rows for group in fragment.row_groups]
-        except BROKEN as error:
-            raise RequestError(f"{self.place(index)} is no whole Parquet file: {error}") from error
+
+        def footer() -> tuple[pa.Schema, list[int]]:
+            return fragment.physical_schema, [group.num_rows for group in fragment.row_groups]
+
+        own, sizes = self.read(
+            index, footer, lambda error: f"{self.place(index)} is no whole Parquet file: {error}"
+        )
         partitions = ds.get_partition_keys(fragment.partition_expression)
         for name in self.columns:
             expected = self.schema.field(name).type

@@ -45,6 +45,11 @@ _OF_A_MOUNT = frozenset(
 """Errors of a mounted disk that tell of it, or of the way to it, and not of what was asked for."""
 
 
+def tells_of_the_storage(error: BaseException) -> bool:
+    """Whether an error of a local or mounted file system tells of it, and nothing of what was asked for."""
+    return isinstance(error, OSError) and error.errno in _OF_A_MOUNT
+
+
 def patiently(read: Callable[[], T], *, local: bool = False) -> T:
     """Call something that reads, up to four times; an answer that is clear is not asked for again.
 
@@ -57,7 +62,7 @@ def patiently(read: Callable[[], T], *, local: bool = False) -> T:
         except FileNotFoundError:
             raise
         except OSError as error:
-            if local and error.errno not in _OF_A_MOUNT:
+            if local and not tells_of_the_storage(error):
                 raise
             time.sleep(pause)
     return read()

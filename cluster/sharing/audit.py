@@ -1,10 +1,11 @@
 """Whether the log of events shows a device that was granted twice at any moment.
 
 The events are replayed with arithmetic of their own. A unit occupies its node from the event that grants it,
-or that says it is held, until events say that it is neither. Two promises are checked:
+or that says it is held, until events say that it is neither. Three promises are checked:
 
 - what is granted or held never exceeds what a node has, but for replicas of serving that run where they were
   not granted: those are Serve's choice, and what was promised there moves at its holder's next word;
+- what a holder ran that lost its lease unheard, and comes back with it, was granted to nobody meanwhile;
 - what runs never exceeds it at all. What is being started need not be there yet; and where Serve has put a
   replica by itself, what was said to run there before may have made room for it unheard, until its holder's
   next word (one that says nothing new renews its lease without an event, or loses it).
@@ -40,6 +41,16 @@ class _Holder:
         return self.held[node] - self.starting[node]
 
 
+@dataclass
+class _Unheard:
+    """A holder that lost its lease because it was not heard: it may be gone, or run on."""
+
+    holder: _Holder
+    """With what ran."""
+    would_be_wrong: list[str] = field(default_factory=list)
+    """What was granted twice, if it ran on."""
+
+
 def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """What is wrong, a sentence for each moment; empty when nothing is.
 
@@ -48,12 +59,14 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
     """
     nodes: dict[str, dict[str, Fraction]] = {}
     holders: dict[str, _Holder] = {}
+    unheard: dict[str, _Unheard] = {}
     found = []
     for event in events:
         if event["cause"] == "broker_started":
             # Who runs says so again before anything new is granted; what was promised is not known any more.
             nodes.clear()
             holders.clear()
+            unheard.clear()
         elif "node" in event and "resources" not in event:
             continue  # about the trust in it
         elif "node" in event:
@@ -66,11 +79,21 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
                         for units in (holder.told, holder.held, holder.starting, holder.elsewhere):
                             units.pop(event["node"], None)
         elif event["cause"] in ("released", "expired"):
-            holders.pop(event["holder"], None)
+            holder = holders.pop(event["holder"], None)
+            unheard.pop(event["holder"], None)
+            if holder is not None and event["cause"] == "expired":
+                ran = holder.held - holder.starting
+                unheard[event["holder"]] = _Unheard(_Holder(holder.unit, told=ran, held=ran))
         else:
             _apply(holders, event)
+            back = unheard.pop(event["holder"], None)
+            if back is not None and +back.holder.held and back.holder.held <= holders[event["holder"]].held:
+                found += back.would_be_wrong  # it has run all along
         for node, has in nodes.items():
             found += _excess(node, has, holders, event)
+            for name, silent in unheard.items():
+                wrong = _excess(node, has, {**holders, name: silent.holder}, event)
+                silent.would_be_wrong += [f"{each}, {name} unheard" for each in wrong]
     return found
 
 

@@ -18,6 +18,7 @@ from cluster.sharing.explain import explain
 from cluster.sharing.foreign import ForeignUse, countable
 from cluster.sharing.journal import Journal, journal_storage
 from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
+from cluster.sharing.listening_clock import ListeningClock
 from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report
 from cluster.state.health import silent
 from cluster.state.nodes import ACCELERATOR_LABEL, name_of
@@ -37,6 +38,9 @@ RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
 class Broker:
     """The actor: a ledger, a clock, Ray's list of nodes, and the log of events.
 
+    It hears one caller at a time. While it stands still, or waits for Ray, everybody is silent to it: that
+    time does not count (see ListeningClock).
+
     Args:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
             `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
@@ -46,7 +50,9 @@ class Broker:
 
     def __init__(self, info: Mapping[str, Any]) -> None:
         self._info = dict(info)
-        now = time.monotonic()
+        self._clock = ListeningClock()
+        self._clock.start()
+        now = self._clock.now()
         # A first start knows that there is nobody; a restart does not know who runs.
         restarted = was_restarted()
         self._ledger = Ledger(
@@ -75,11 +81,11 @@ class Broker:
 
     def request(self, demand: Demand) -> Grant:
         """Register or refresh a demand; returns its grant of this moment."""
-        now = time.monotonic()
-        self._refresh(now)
-        grant = self._ledger.request(demand, now)
-        self._log()
-        return grant
+        with self._clock.call() as now:
+            self._refresh(now)
+            grant = self._ledger.request(demand, now)
+            self._log()
+            return grant
 
     def suspect(self, node_ids: Collection[str]) -> list[str]:
         """Ask these nodes whether they are there; returns those that are not.
@@ -87,43 +93,46 @@ class Broker:
         Ray takes many seconds to declare a node dead. Until it has, or the node answers again, nothing is
         granted there.
         """
-        gone = silent_nodes(node_ids)
-        self._suspects = (self._suspects - set(node_ids)) | set(gone)
-        self._suspects_asked = time.monotonic()
-        self._nodes_read = None
-        return gone
+        with self._clock.call() as now:
+            gone = silent_nodes(node_ids)
+            self._suspects = (self._suspects - set(node_ids)) | set(gone)
+            self._suspects_asked = now
+            self._nodes_read = None
+            return gone
 
     def blame(self, node_id: str, holder: str, against: Against, step: int, elsewhere: bool) -> None:
         """Take in a failure that speaks against a node; see Report.
 
         The loss of a node that was drained does not: it was announced.
         """
-        rows = {row["NodeID"]: row for row in ray.nodes()}
-        if node_id not in rows or (against == "node" and node_id in self._drained):
-            return
-        gone = not rows[node_id]["Alive"] or node_id in self._suspects
-        lost = node_id if against == "node" and gone else None
-        report = Report(name_of(rows[node_id]), holder, against, step, elsewhere, time.time(), lost)
-        self._journal.add([self._health.report(report)])
-        self._nodes_read = None
+        with self._clock.call():
+            rows = {row["NodeID"]: row for row in ray.nodes()}
+            if node_id not in rows or (against == "node" and node_id in self._drained):
+                return
+            gone = not rows[node_id]["Alive"] or node_id in self._suspects
+            lost = node_id if against == "node" and gone else None
+            report = Report(name_of(rows[node_id]), holder, against, step, elsewhere, time.time(), lost)
+            self._journal.add([self._health.report(report)])
+            self._nodes_read = None
 
     def avoided(self) -> dict[str, dict[str, Any]]:
         """The nodes that are there and avoided, by node id: reason, since, until (UTC), times."""
-        verdicts = self._health.avoided(time.time())
-        return {
-            node.node_id: verdicts[node.name].as_json() for node in grantable_nodes() if node.name in verdicts
-        }
+        with self._clock.call():
+            verdicts = self._health.avoided(time.time())
+            nodes = grantable_nodes()
+            return {node.node_id: verdicts[node.name].as_json() for node in nodes if node.name in verdicts}
 
     def forgive(self, node_id: str) -> bool:
         """Trust a node again; whether it was avoided."""
-        now = time.time()
-        name = next((node.name for node in grantable_nodes() if node.node_id == node_id), None)
-        if name is None:
-            return False
-        known = name in self._health.avoided(now)
-        self._journal.add([self._health.forgive(name, now)])
-        self._nodes_read = None
-        return known
+        with self._clock.call():
+            now = time.time()
+            name = next((node.name for node in grantable_nodes() if node.node_id == node_id), None)
+            if name is None:
+                return False
+            known = name in self._health.avoided(now)
+            self._journal.add([self._health.forgive(name, now)])
+            self._nodes_read = None
+            return known
 
     def release(self, holder: str) -> None:
         """End a lease."""
@@ -132,26 +141,28 @@ class Broker:
 
     def leases(self) -> list[dict[str, Any]]:
         """All leases, by holder."""
-        now = time.monotonic()
-        self._refresh(now)
-        return self._ledger.leases(now)
+        with self._clock.call() as now:
+            self._refresh(now)
+            return self._ledger.leases(now)
 
     def explain(self, holder: str) -> dict[str, Any] | None:
         """Why a holder waits or has what it has: see Explanation; None when it has no lease."""
-        now = time.monotonic()
-        self._refresh(now)
-        snapshot = self._ledger.snapshot(now)
-        return explain(snapshot, holder).as_json() if holder in snapshot.demands else None
+        with self._clock.call() as now:
+            self._refresh(now)
+            snapshot = self._ledger.snapshot(now)
+            return explain(snapshot, holder).as_json() if holder in snapshot.demands else None
 
     def foreign(self) -> dict[str, dict[str, float]]:
         """What strangers use, by node id."""
-        self._refresh(time.monotonic())
-        return self._strangers
+        with self._clock.call() as now:
+            self._refresh(now)
+            return self._strangers
 
     def events(self, after: tuple[int, int] | None, most: int) -> list[dict[str, Any]]:
         """The events after a place (epoch, seq), the oldest first; with None, the newest."""
-        self._refresh(time.monotonic())
-        return self._journal.after(after, most)
+        with self._clock.call() as now:
+            self._refresh(now)
+            return self._journal.after(after, most)
 
     def _refresh(self, now: float) -> None:
         if self._suspects and now - self._suspects_asked >= SUSPECTS_EVERY_S:

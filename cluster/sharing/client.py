@@ -16,10 +16,13 @@ from cluster.errors import ShoalError
 from cluster.sharing.broker import BROKER_NAME
 from cluster.sharing.demand import Demand, Grant
 from cluster.sharing.events import amounts, units_of
+from cluster.sharing.ledger import TTL_S
 from cluster.sharing.node_health import Against
 
 CALL_TIMEOUT_S = 20.0
 """Longest that one call may take; a broker that restarts is back well before."""
+RENEW_TIMEOUT_S = TTL_S / 3
+"""The same for a call that renews a lease: whoever waits longer for an answer may lose it meanwhile."""
 POLL_S = 0.25
 EXPLAIN_EVERY_S = 5.0
 """Between two looks at why a demand waits."""
@@ -27,6 +30,10 @@ _NO_BROKER = (
     "no broker: the Ray cluster this process is connected to was not started by `shoal up`"
     " (or is going down); is the cluster up?"
 )
+
+
+class NoAnswerError(ShoalError):
+    """The broker did not answer in time."""
 
 
 class BrokerClient:
@@ -59,7 +66,7 @@ class BrokerClient:
         units by its newest grant only: one that gets no answer starts nothing until it has one. Of a gang
         that has to go all units have ended before another of the same holder starts on a node of it.
         """
-        return self._call("request", demand)
+        return self._call("request", demand, timeout_s=min(self._timeout_s, RENEW_TIMEOUT_S))
 
     def wait(
         self,
@@ -84,7 +91,7 @@ class BrokerClient:
         pause = threading.Event()
         reason, explain_at = "", -math.inf
         while True:
-            grant = self.request(demand)
+            grant = self._patient_request(demand)
             if grant.units >= demand.min or (stop is not None and stop()):
                 return grant
             if on_wait is not None and time.monotonic() >= explain_at:
@@ -99,6 +106,16 @@ class BrokerClient:
                     self.release(demand.holder)
                 raise ShoalError(message)
             pause.wait(poll_s)
+
+    def _patient_request(self, demand: Demand) -> Grant:
+        """Ask again where there is no answer in time, for as long as any call may take."""
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                return self.request(demand)
+            except NoAnswerError:
+                if time.monotonic() >= deadline:
+                    raise
 
     def suspect(self, node_ids: Collection[str]) -> list[str]:
         """Have these nodes looked at now, before Ray has noticed; returns the ids of those that are gone.
@@ -153,12 +170,13 @@ class BrokerClient:
         """The events after a place (epoch, seq), the oldest first; without a place, the newest."""
         return self._call("events", after, most)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, timeout_s: float | None = None) -> Any:
+        timeout_s = timeout_s or self._timeout_s
         try:
-            return self._actor.call(method, *arguments, timeout_s=self._timeout_s)
+            return self._actor.call(method, *arguments, timeout_s=timeout_s)
         except NoActorError as error:
             raise ShoalError(_NO_BROKER) from error
         except ray.exceptions.GetTimeoutError as error:
-            raise ShoalError(f"the broker did not answer within {self._timeout_s:.0f} s") from error
+            raise NoAnswerError(f"the broker did not answer within {timeout_s:.0f} s") from error
         except (ray.exceptions.RayActorError, ray.exceptions.RaySystemError) as error:
             raise ShoalError(f"no broker: it is gone ({error}); is the cluster up?") from error

@@ -81,7 +81,7 @@ def _row(store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
         "step": checkpoint.step,
         "complete": checkpoint.complete,
         "size_bytes": manifest.size_bytes if manifest else None,
-        "evaluation": manifest.facts.get("evaluation") if manifest else None,
+        "evaluation": checkpoint.evaluation,
         "damage": checkpoint.damage,
         "path": store.location(checkpoint.step),
     }

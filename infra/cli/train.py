@@ -87,10 +87,11 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
     from train_jobs.records.run_log import summarize
 
     storage = storage_of(loaded)
-    found = find_job(storage, job)
-    summary = summarize(found, run_of(storage, found))
     submissions = submissions_of(loaded)
-    if not is_running(summary, submissions.statuses()) or summary.submission_id is None:
+    statuses = submissions.statuses()
+    found = find_job(storage, job, prefer=lambda summary: is_running(summary, statuses))
+    summary = summarize(found, run_of(storage, found))
+    if not is_running(summary, statuses) or summary.submission_id is None:
         raise RequestError(f"{found} does not run: it {_ended(summary.status)}")
     submissions.stop(summary.submission_id)
     deadline, pause = time.monotonic() + STOP_TIMEOUT_S, threading.Event()

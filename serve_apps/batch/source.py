@@ -9,7 +9,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from cluster.errors import RequestError
-from cluster.files.parquet import BROKEN, ParquetFiles
+from cluster.files.parquet import ParquetFiles
 from cluster.files.storage import Storage
 from serve_apps.batch.plan import InputFile, Shard
 from serve_apps.batch.rows import RESULTS
@@ -105,6 +105,7 @@ class Source:
 
         Raises:
             RequestError: the file is not there any more, or not whole.
+            StorageError: it cannot be read now.
         """
         number = self._by_path.get(shard.path)
         if number is None:
@@ -117,10 +118,11 @@ class Source:
             elif passed < shard.first_row + shard.rows:
                 groups.append(index)
             passed += size
-        try:
-            table = self._slice(number, groups, shard.first_row - skipped, shard.rows)
-        except BROKEN as error:
-            raise RequestError(f"{self._files.place(number)} cannot be read: {error}") from error
+        table = self._files.read(
+            number,
+            lambda: self._slice(number, groups, shard.first_row - skipped, shard.rows),
+            lambda error: f"{self._files.place(number)} cannot be read: {error}",
+        )
         if table.num_rows != shard.rows:
             raise RequestError(f"{self._files.place(number)} has other rows than when the run began")
         return table

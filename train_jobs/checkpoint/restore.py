@@ -87,6 +87,28 @@ def restore(
     return None
 
 
+def restore_best(store: CheckpointStore, state: TrainingState, ranked: Callable[[], list[int]]) -> int | None:
+    """Load the best checkpoint that is as it was written; all ranks call this together.
+
+    Args:
+        ranked: the steps, the best first, as rank 0 finds them.
+
+    Returns:
+        its step; None where there is none.
+
+    Raises:
+        StorageError: the storage does not answer.
+    """
+    patient = state.parallel.mesh.patient
+    for step in from_rank_0(ranked, patient):
+        checkpoint = from_rank_0(lambda step=step: store.look(step), patient)
+        if checkpoint.complete and _damage(store, checkpoint, patient) is None:
+            with store.reading(step) if dist.get_rank() == 0 else nullcontext():
+                _load(store, state, step)
+            return step
+    return None
+
+
 def _candidates(store: CheckpointStore, before: int | None, *, tidies: bool) -> list[Checkpoint]:
     if tidies:
         store.drop_unfinished()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from cluster.config.sections.train import CheckpointConfig
 
@@ -26,20 +27,23 @@ class Retention:
 
     @classmethod
     def of(cls, config: CheckpointConfig) -> Retention:
-        return cls(config.keep, config.keep_best, config.keep_every_steps, config.greater_is_better)
+        return cls(config.keep, config.keep_best, config.keep_every_steps, config.prefers_greater)
 
     def stay(self, metrics: Mapping[int, float | None]) -> set[int]:
         """The steps that stay.
 
         Args:
-            metrics: of every checkpoint's step its metric, None where it was not evaluated.
+            metrics: of every checkpoint's step its metric, None where it was not evaluated. One that is no
+                number is none of the best.
         """
         steps = sorted(metrics)
         kept = set(steps[-self.newest :])
         if self.every_steps is not None:
             kept |= {step for step in steps if step % self.every_steps == 0}
-        rated = {step: metric for step, metric in metrics.items() if metric is not None}
+        return kept | set(self.ranked(metrics)[: self.best])
+
+    def ranked(self, metrics: Mapping[int, float | None]) -> list[int]:
+        """The steps whose metric is a number, the best first; of two equally good ones the newer is first."""
+        rated = {step: value for step, value in metrics.items() if value is not None and isfinite(value)}
         sign = -1 if self.greater_is_better else 1
-        # Of two equally good ones the newer: it has seen more.
-        ranked = sorted(rated, key=lambda step: (sign * rated[step], -step))
-        return kept | set(ranked[: self.best])
+        return sorted(rated, key=lambda step: (sign * rated[step], -step))

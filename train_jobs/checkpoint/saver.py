@@ -55,14 +55,13 @@ class CheckpointSaver:
         self.stalled_s = 0.0
         """Seconds that training stood still for the last save."""
         self._pending: tuple[int, BackgroundSave] | None = None
+        self._evaluation: dict[str, Any] | None = None
+        """The last one, until it is noted."""
         self._clearing: Future[object] | None = None
         self._clearer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="retention")
 
-    def save(self, evaluation: dict[str, Any] | None = None) -> None:
+    def save(self) -> None:
         """Save the state as it is now: on return it counts, or in the background, and then `hold` comes next.
-
-        Args:
-            evaluation: means of the held-out data at this step, where they are known.
 
         Raises:
             CheckpointError: too many saves in a row have failed.
@@ -72,7 +71,7 @@ class CheckpointSaver:
         self.stalled_s = 0.0
         step = self.state.step
         self.last = step
-        facts = {"step": step, "world_size": dist.get_world_size(), "evaluation": evaluation}
+        facts = {"step": step, "world_size": dist.get_world_size()}
         try:
             self._prepare(step)
             writer = CheckpointWriter(self.store.storage, checkpoint_name(step), facts)
@@ -86,6 +85,13 @@ class CheckpointSaver:
         self.stalled_s = time.perf_counter() - began
         if self._pending is None:
             self._saved(step)
+
+    def evaluated(self, evaluation: dict[str, Any]) -> None:
+        """Note the means of the held-out data with the checkpoint of their step, if it has one."""
+        if dist.get_rank() == 0 and evaluation["step"] == self.last:
+            self._evaluation = evaluation
+            if self._pending is None:
+                self._tidy()
 
     def hold(self) -> None:
         """Wait until parameters and optimizer state may change: a save in flight may be copying them."""
@@ -109,10 +115,14 @@ class CheckpointSaver:
         if self._pending is not None and self._pending[1].written.done():
             self._end()
 
-    def finish(self) -> None:
-        """Wait for the save in flight, and for older checkpoints to be cleared away."""
+    def wait(self) -> None:
+        """Wait for the save in flight; all ranks do so together."""
         if self._pending is not None:
             self._end()
+
+    def finish(self) -> None:
+        """Wait for the save in flight, and for older checkpoints to be cleared away: rank 0's alone."""
+        self.wait()
         if self._clearing is not None:
             clearing, self._clearing = self._clearing, None
             clearing.result()
@@ -141,17 +151,24 @@ class CheckpointSaver:
         self.failures = 0
         if dist.get_rank() == 0:
             self.event("checkpointed", step=step, stalled_s=round(self.stalled_s, 3))
-            # Deleting takes its time, on an object store above all.
-            self._clearing = self._clearer.submit(self._clear)
+            self._tidy()
 
-    def _clear(self) -> None:
+    def _tidy(self) -> None:
+        """Note an evaluation, and clear away what need not stay: in a thread, since both take their time."""
+        evaluation, self._evaluation = self._evaluation, None
+        self._clearing = self._clearer.submit(self._note_and_clear, evaluation)
+
+    def _note_and_clear(self, evaluation: dict[str, Any] | None) -> None:
         try:
+            if evaluation is not None:
+                self.store.note(evaluation["step"], {"evaluation": evaluation})
             self.store.retain(self.retention, self.config.metric)
         except ShoalError as error:  # the next one tries again
             self.event("retention_failed", reason=str(error))
 
     def _failed(self, step: int, error: BaseException) -> None:
         self.failures += 1
+        self._evaluation = None
         reason = cause(error)
         if dist.get_rank() == 0:
             self.event("checkpoint_failed", step=step, reason=reason, failures=self.failures)

@@ -6,13 +6,19 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.files.storage import Storage
-from train_jobs.checkpoint.manifest import COMMIT_MARKER, BrokenManifestError, Manifest, read_manifest
+from train_jobs.checkpoint.manifest import (
+    COMMIT_MARKER,
+    BrokenManifestError,
+    Manifest,
+    read_manifest,
+    write_manifest,
+)
 from train_jobs.checkpoint.retention import Retention
 
 REJECTED = "rejected.json"
@@ -53,9 +59,13 @@ class Checkpoint:
         """Whether it was never completed."""
         return self.manifest is None and self.damage is None
 
+    @property
+    def evaluation(self) -> dict[str, Any] | None:
+        """The means of the held-out data at its step, where they are known."""
+        return self.manifest.facts.get("evaluation") if self.manifest else None
+
     def metric(self, name: str) -> float | None:
-        evaluation = (self.manifest.facts.get("evaluation") if self.manifest else None) or {}
-        value = evaluation.get(name)
+        value = (self.evaluation or {}).get(name)
         return float(value) if value is not None else None
 
 
@@ -103,10 +113,20 @@ class CheckpointStore:
         steps = self.steps()
         return steps[-1] if steps else None
 
+    def ranked(self, retention: Retention, metric: str) -> list[int]:
+        """Steps of complete checkpoints that have a metric, the best first."""
+        return retention.ranked({each.step: each.metric(metric) for each in self.all() if each.complete})
+
     def prepare(self, step: int) -> None:
         """Make room for a checkpoint that is about to be written; one rank calls this, before any writes."""
         self.delete(step)
         self.storage.make_dir(checkpoint_name(step))
+
+    def note(self, step: int, facts: Mapping[str, Any]) -> None:
+        """Add to what is known of a complete checkpoint; of another one there is nothing to note."""
+        if (manifest := self.look(step).manifest) is not None:
+            noted = Manifest(manifest.files, {**manifest.facts, **facts})
+            write_manifest(self.storage, checkpoint_name(step), noted)
 
     def reject(self, step: int, reason: str) -> None:
         """Never load this one again."""

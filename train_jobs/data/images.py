@@ -17,6 +17,8 @@ import torch
 from cluster.config.sections.data import AugmentConfig, DataConfig
 from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import RequestError
+from cluster.files.backend import StorageError
+from cluster.files.retries import patiently, tells_of_the_storage
 from train_jobs.data.arrangements import Arrangement, Windowed
 from train_jobs.data.documents import is_held_out
 from train_jobs.data.identity import digest
@@ -132,17 +134,24 @@ def decoded(value: Any, mode: str | None, rows: ParquetRows, row: int) -> Image.
 
     Raises:
         RequestError: there is no image, or it cannot be decoded; the message says where.
+        StorageError: its file cannot be read now.
     """
     from PIL import Image, UnidentifiedImageError
 
     place = f"{rows.place_of(row)}: column {rows.columns[0]!r}"
     if not isinstance(value, dict) or not (value.get("bytes") or value.get("path")):
         raise RequestError(f"{place} holds no image")
-    try:
+
+    def decode() -> Image.Image:
         image = Image.open(io.BytesIO(value["bytes"]) if value.get("bytes") else value["path"])
         image.load()
         return image.convert(mode or ("L" if image.mode in ("1", "L", "I", "I;16", "F") else "RGB"))
+
+    try:
+        return patiently(decode, local=True)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        if tells_of_the_storage(error):
+            raise StorageError(f"{place} names an image that cannot be read: {error}") from error
         # Pillow names the object it read from, not what was wrong.
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "its format is none that Pillow knows" if unknown else error

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
-from cluster.files.parquet import BROKEN, ParquetFiles, wanted_columns
+from cluster.files.parquet import ParquetFiles, wanted_columns
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,19 @@ class ParquetRows:
         if self._process != os.getpid():
             self._open()
         schema = self.files.schema
-        try:
+
+        def read() -> pa.Table:
             part = self.files.fragments[group.file].subset(row_group_ids=[group.index], schema=schema)
             return part.to_table(schema=schema, columns=list(columns), use_threads=False)
-        except BROKEN as error:
+
+        def sentence(error: Exception) -> str:
             if len(columns) > 1:
                 for name in columns:  # the one that is broken says so
                     self._read(group, [name])
             names = ", ".join(repr(name) for name in columns)
-            raise RequestError(f"{self._place(group)}: column {names} cannot be read: {error}") from error
+            return f"{self._place(group)}: column {names} cannot be read: {error}"
+
+        return self.files.read(group.file, read, sentence)
 
 
 def open_rows(task: str, data: DataConfig, source: str, key: str, kept: int = 16) -> ParquetRows:

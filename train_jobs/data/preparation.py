@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
-from train_jobs.data.tokens import prepare_tokens
+from train_jobs.data.tokens import prepare_tokens, tokens_are_there
 
 
 def _images(config: TrainJobConfig, directory: Path) -> bool:
@@ -20,6 +20,13 @@ PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], bool]] = {
     "image_classification": _images,
 }
 """From the config's `task`; a task without preparation is not in it."""
+
+
+def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
+    """Whether `prepare_data` has nothing to do but to look at what is there."""
+    return config.task not in PREPARATIONS or (
+        config.task == "causal_lm" and tokens_are_there(config, directory)
+    )
 
 
 def prepare_data(config: TrainJobConfig, directory: Path) -> bool:

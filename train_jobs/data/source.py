@@ -145,6 +145,13 @@ class StreamSamples:
             if number > 0:
                 self._begin_next()
 
+    def is_empty(self) -> bool:
+        """Whether it has no sample; looked at from its beginning, where it stands again afterwards."""
+        self.seek(0, 0)
+        empty = next(self._stream(), None) is None
+        self.seek(0, 0)
+        return empty
+
     def rest_of_epoch(self) -> Iterator[Any]:
         """Every sample to the end of the stream, once; for evaluation."""
         yield from self._stream()
@@ -174,6 +181,10 @@ class StreamSamples:
         if self.offset == 0:
             raise RequestError(f"{type(self.dataset).__name__} gives no sample at all")
         self.epoch, self.offset, self._items = self.epoch + 1, 0, None
+
+
+def has_samples(data: Samples | StreamSamples) -> bool:
+    return not data.is_empty() if isinstance(data, StreamSamples) else len(data) > 0
 
 
 def as_samples(data: Samples | Dataset[Any]) -> Samples | StreamSamples:

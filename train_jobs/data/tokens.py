@@ -127,11 +127,10 @@ def prepare_tokens(config: TrainJobConfig, directory: Path) -> bool:
     staged = directory.with_name(f".{directory.name}.new")
     if not directory.exists() and (staged / FACTS).exists():
         staged.rename(directory)  # whoever made it ended before the last word
-    made_of = _made_of(config)
-    known = _facts(directory)
-    if known is not None and known.get("made_of", made_of) == made_of:
+    if tokens_are_there(config, directory):
         _check_sizes(config, TokenStreams(directory))
         return False
+    made_of, known = _made_of(config), _facts(directory)
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
@@ -149,6 +148,12 @@ def prepare_tokens(config: TrainJobConfig, directory: Path) -> bool:
     staged.rename(directory)
     shutil.rmtree(before, ignore_errors=True)
     return True
+
+
+def tokens_are_there(config: TrainJobConfig, directory: Path) -> bool:
+    """Whether a directory holds the streams of this config."""
+    made_of, known = _made_of(config), _facts(directory)
+    return known is not None and known.get("made_of", made_of) == made_of
 
 
 def _made_of(config: TrainJobConfig) -> dict[str, Any]:
@@ -237,8 +242,9 @@ def _check_sizes(config: TrainJobConfig, streams: TokenStreams) -> None:
             f"(batch.global {config.batch.global_size} × data.sequence_length "
             f"{config.data.sequence_length} + 1)"
         )
-    if held_out < 2:
+    if held_out < 2 and config.evaluate.every_steps is not None:
         raise RequestError(
             f"data.source {config.source!r} has no document to evaluate on: data.held_out_every is "
-            f"{config.data.held_out_every} and there are fewer documents than that"
+            f"{config.data.held_out_every} and there are fewer documents than that; evaluate.every_steps: "
+            "null evaluates nothing"
         )

@@ -22,7 +22,7 @@ from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Grant
 from cluster.state.nodes import node_names
 from train_jobs.checkpoint.store import CheckpointStore
-from train_jobs.data.preparation import prepare_data
+from train_jobs.driver.data_process import StoppedError, prepare_apart
 from train_jobs.driver.failure_budget import FailureBudget
 from train_jobs.driver.failures import Failure, FailureClass, classify
 from train_jobs.driver.job_lease import JobLease
@@ -34,10 +34,6 @@ from train_jobs.records.control import JobControlActor, control_name
 from train_jobs.records.run_log import summarize
 from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
-
-
-class Stopped(Exception):  # noqa: N818  (not an error)
-    """The job was asked to stop."""
 
 
 class Driver:
@@ -89,7 +85,7 @@ class Driver:
                 self.single.kill()
                 self.lease.release()  # publishing needs no devices
             model = self._publish()
-        except Stopped:
+        except StoppedError:
             return self._finish("stopped", 1)
         except ShoalError as error:
             return self._finish("failed", error.exit_code, error=str(error))
@@ -105,7 +101,7 @@ class Driver:
                 f"{self.storage.location} is none"
             )
         self.workspace.fetch(DATA)
-        changed = prepare_data(self.config, self.workspace.directory / DATA)
+        changed = prepare_apart(self.config, self.workspace.directory / DATA, self.stop_asked)
         if changed or not self.workspace.has(DATA):
             self.workspace.put(DATA)
 
@@ -126,11 +122,11 @@ class Driver:
             if outcome.status == "finished":
                 return
             if outcome.status == "stopped" or self.stop_asked.is_set():
-                raise Stopped
+                raise StoppedError("the job was asked to stop")
             if outcome.status == "failed":
                 failed, backoff_s = self._judge(spec, outcome)
                 if self.stop_asked.wait(backoff_s):
-                    raise Stopped
+                    raise StoppedError("the job was asked to stop")
 
     def _wait_for_lease(self) -> Grant:
         """Wait for a grant between min and max workers."""
@@ -144,7 +140,7 @@ class Driver:
         say()
         grant = self.lease.wait(self.stop_asked.is_set, say)
         if self.stop_asked.is_set():
-            raise Stopped
+            raise StoppedError("the job was asked to stop")
         self.agents.only(grant.nodes)
         self.agents.start(grant.nodes)
         names = node_names()
@@ -190,6 +186,10 @@ class Driver:
     def has_started(self, attempt: int) -> bool:
         """Whether all ranks of an attempt of one group have met, and have their state."""
         return bool(ray.get(self.control.has_started.remote(attempt), timeout=60))
+
+    def is_saving(self, group: str) -> bool:
+        """Whether ranks of a group write to the storage now."""
+        return bool(ray.get(self.control.is_saving.remote(group), timeout=60))
 
     def ask_to_stop(self) -> bool:
         """Whether the job is to stop; if so, its ranks are told."""
@@ -242,8 +242,10 @@ class Driver:
             return None
         registry = Registry(self.storage)
         summary = summarize(self.job, self.run_storage)
+        exported, last = summary.exported or {"step": self.config.steps}, summary.evaluation or {}
+        step = exported["step"]
         for version in registry.versions(self.config.publish):
-            if version.job == self.job and version.step == self.config.steps:
+            if version.job == self.job and version.step == step:
                 return f"{version.name}@{version.version}"
         self.workspace.fetch(EXPORT)
         version = registry.publish(
@@ -251,8 +253,9 @@ class Driver:
             self.workspace.directory / EXPORT,
             {
                 "job": self.job,
-                "step": self.config.steps,
-                "evaluation": summary.evaluation,
+                "step": step,
+                # A checkpoint that could not be saved, or its note, is no reason to forget an evaluation.
+                "evaluation": exported.get("evaluation") or (last if last.get("step") == step else None),
                 "config_digest": hashlib.sha256(self.config.model_dump_json().encode()).hexdigest(),
             },
         )

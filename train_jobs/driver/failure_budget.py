@@ -86,9 +86,6 @@ class FailureBudget:
             in_vain: how often in a row a group has now failed before it took part, while others go on.
         """
         failure_class = failure.failure_class
-        if failure_class is FailureClass.REQUEST and step > 0:
-            # Of a job that has stepped the request was right: some file could not be read for a moment.
-            failure_class = FailureClass.TRANSIENT
         if failure_class in _AT_ONCE:
             return Decision(False, reason=_AT_ONCE[failure_class])
         if step > self._furthest:

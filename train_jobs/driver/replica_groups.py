@@ -45,6 +45,9 @@ class ReplicaGroupsJob(Protocol):
 
     def event(self, kind: str, **facts: object) -> None: ...
 
+    def is_saving(self, group: str) -> bool:
+        """Whether ranks of a group write to the storage now."""
+
     def ask_to_stop(self) -> bool:
         """Whether the job is to stop; if so, its ranks are told."""
 
@@ -177,7 +180,9 @@ class ReplicaGroups:
         """End groups that do not leave in time, and those whose nodes are gone."""
         alive = alive_nodes()
         for name, each in self.running.items():
-            if each.leave_by is not None and time.monotonic() >= each.leave_by:
+            late = each.leave_by is not None and time.monotonic() >= each.leave_by
+            # Who saves is about to leave: how long that may take, whoever watches its ranks knows.
+            if late and not self.job.is_saving(name):
                 self.job.event("reclaimed", group=name, after_s=self.grace_s)
                 each.group.take_down()
                 each.leave_by = float("inf")

@@ -40,6 +40,9 @@ class SingleGroupJob(Protocol):
     def has_started(self, attempt: int) -> bool:
         """Whether all ranks of an attempt have met, and have their state."""
 
+    def is_saving(self, group: str) -> bool:
+        """Whether ranks of a group write to the storage now."""
+
     def ask_to_stop(self) -> bool:
         """Whether the job is to stop; if so, its ranks are told."""
 
@@ -94,7 +97,8 @@ class SingleGroup:
                 somebody_waits = grant_now is not None and grant_now.gave_way_to
                 leave_by = time.monotonic() + self.grace_s if somebody_waits else math.inf
                 self.job.control.stop.remote()
-            late = leave_by is not None and time.monotonic() > leave_by
+            # Who saves is about to leave: how long that may take, whoever watches the rank knows.
+            late = leave_by is not None and time.monotonic() > leave_by and not self.job.is_saving(spec.name)
             if late or not alive_nodes() >= set(spec.nodes):
                 # Of a node that is gone Ray Train would hear too, but later; nothing is left to save there.
                 self.group.kill()

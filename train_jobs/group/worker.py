@@ -6,6 +6,7 @@ that hangs or is killed then leaves somebody behind who can tell.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -17,15 +18,15 @@ import ray.train.collective
 from ray.actor import ActorHandle
 
 from cluster.actors.named_actor import NamedActor
-from cluster.files.backend import StorageError
 from cluster.files.storage import Storage
+from cluster.files.time_limit import within
 from cluster.state.nodes import NODE_LABEL
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View
 from train_jobs.errors import RankError
 from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank.script import RankPlace
-from train_jobs.records.control import find_control
+from train_jobs.records.control import SAVES_FOR_S, find_control
 from train_jobs.spec import LOGS, GroupSpec
 from train_jobs.watch.progress import Activity
 from train_jobs.watch.rank_stacks import RankStacks
@@ -35,6 +36,7 @@ _CALL_TIMEOUT_S = 60.0
 _VERDICT_TIMEOUT_S = 120.0
 """Longer than any wait before another attempt."""
 _LOOK_S = 0.25
+_KEEP_S = 10.0
 _TURN_LOOK_S = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -93,6 +95,7 @@ def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
     worker = RankWorker(spec, heart)
     ended = here.run_rank.remote(spec.name, RankLink(worker).at)
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
+        worker.tell_that_it_saves(time.monotonic())
         try:
             worker.watched.end_if_it_hangs(time.monotonic())
         except RankError:
@@ -126,6 +129,7 @@ class RankWorker:
         self._answer: ray.ObjectRef | None = None
         hang_timeout_s = spec.config.recovery.hang_timeout_s
         self.watched = RankWatch(self.rank, hang_timeout_s, self._keep_stacks, time.monotonic())
+        self._told_at = -math.inf
         self._status: str | None = None
         self._error: RankError | None = None
 
@@ -180,6 +184,12 @@ class RankWorker:
     def progress(self, activity: Activity) -> None:
         self.watched.heard(activity, time.monotonic())
 
+    def tell_that_it_saves(self, now: float) -> None:
+        """Tell the job's control again and again while the rank saves: who waits for it to go waits on."""
+        if self.watched.saves and now - self._told_at > SAVES_FOR_S / 4:
+            self._told_at = now
+            self._reach_control().tell("saves", self.spec.name)
+
     def finish(self, status: str) -> None:
         self._status = status
 
@@ -203,10 +213,13 @@ class RankWorker:
 
     def _keep_stacks(self, stacks: str) -> None:
         name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
-        try:
+
+        def write() -> bool:
             Storage(self.spec.run).child(LOGS).write_bytes(name, stacks.encode())
-        except StorageError as error:  # the driver prints it as well
-            print(f"{name} could not be written: {error}", flush=True)
+            return True
+
+        if not within(_KEEP_S, write, otherwise=False):  # the driver prints it as well
+            print(f"{name} could not be written", flush=True)
 
     def _reach_control(self) -> NamedActor:
         self._control = self._control or _control_of(self.spec)

@@ -13,7 +13,8 @@ from torch import nn
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.planning.topology import mesh_shape
-from train_jobs.checkpoint.restore import restore
+from train_jobs.checkpoint.restore import restore, restore_best
+from train_jobs.checkpoint.retention import Retention
 from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.checkpoint.store import CheckpointStore
@@ -23,7 +24,7 @@ from train_jobs.data.order import BatchPlan, Place
 from train_jobs.data.source import StreamSamples, as_samples
 from train_jobs.elastic.quorum import Quorum, WholeGroup
 from train_jobs.elastic.replicas import RankLighthouse, ReplicaQuorum, ReplicaSettings
-from train_jobs.errors import LossError
+from train_jobs.errors import CheckpointError, LossError
 from train_jobs.metering.flops import count_flops, peak_flops
 from train_jobs.metering.forward_clock import ForwardClock
 from train_jobs.metering.meter import Meter
@@ -190,9 +191,21 @@ class RankAssembly:
 
     def export(self) -> None:
         """Leave the whole model with the run. Called by all ranks; the others do not wait for rank 0."""
+        step = self.state.step
+        if self.config.publish_best:
+            saves = self.config.checkpoint
+            best = restore_best(
+                self.store, self.state, lambda: self.store.ranked(Retention.of(saves), saves.metric)
+            )
+            if best is None:
+                raise CheckpointError(
+                    f"no checkpoint has a {saves.metric} that is a number; none is the best"
+                )
+            step = best
         weights = self.state.full_model()
         if dist.get_rank() == 0:
             directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)
             self.workspace.put(EXPORT)
+            self.event("exported", step=step, evaluation=self.store.look(step).evaluation)

@@ -16,7 +16,7 @@ from train_jobs.checkpoint.saver import CheckpointSaver
 from train_jobs.checkpoint.state import TrainingState
 from train_jobs.data.loader import BatchLoader, evaluation_batches
 from train_jobs.data.order import Place
-from train_jobs.data.source import Batch, as_samples
+from train_jobs.data.source import Batch, Samples, StreamSamples, as_samples, has_samples
 from train_jobs.elastic.quorum import Left, Quorum
 from train_jobs.errors import LossError
 from train_jobs.metering.meter import Meter
@@ -79,8 +79,7 @@ class StepLoop:
         self.progress = progress
         self.mesh = parallel.mesh
         self.loader = state.loader
-        self.held_out = as_samples(task.samples(held_out=True))
-        self.evaluation: dict[str, Any] | None = None
+        self.held_out = None if config.evaluate.every_steps is None else self._held_out()
 
     def run(self) -> Literal["finished", "stopped", "left"]:
         """Returns with the last step saved, on all ranks alike; or when the other groups go on without it."""
@@ -95,10 +94,12 @@ class StepLoop:
         finally:
             self.loader.close()
         finished = self.state.step == self.config.steps
-        if finished:
-            self.evaluate()
         if self.saver.last != self.state.step and self.state.step:
             self._save()
+        if finished and self.held_out is not None:
+            with self.progress.saving():
+                self.saver.wait()  # whatever the evaluation comes to, what was trained is kept
+            self.evaluate()
         with self.progress.saving():
             self.saver.finish()
             dist.barrier(group=self.mesh.patient)  # rank 0 may have older checkpoints to clear away
@@ -119,13 +120,26 @@ class StepLoop:
             step = self.state.step
             if step <= before:
                 continue  # it went back to a checkpoint
-            if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
-                self.evaluate()
             took_over, led = self.quorum.leads and not led, self.quorum.leads
             due = self._due(self.config.checkpoint.every_steps)
             # The group that wrote the checkpoints may have been lost while it wrote one.
             if (due or (took_over and self.saver.lacks_last())) and step < self.config.steps:
                 self._save()
+            if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
+                self.evaluate()
+
+    def _held_out(self) -> Samples | StreamSamples:
+        """What is evaluated on, looked at before the first step.
+
+        Raises:
+            RequestError: there is none.
+        """
+        held_out = as_samples(self.task.samples(held_out=True))
+        if not has_samples(held_out):
+            raise RequestError(
+                "the task gives no held-out sample to evaluate on; evaluate.every_steps: null needs none"
+            )
+        return held_out
 
     def rehearse(self) -> None:
         """Forward and backward on a few samples that do not count, so that the first step is not the slowest.
@@ -353,16 +367,23 @@ class StepLoop:
         means = {name: total / count for name, total in zip(("loss", *names), (loss, *others), strict=True)}
         if self.task.unit == "tokens":
             means["perplexity"] = math.exp(min(means["loss"], 700.0))
+        saves = self.config.checkpoint
+        if saves.keep_best and saves.metric not in means:
+            raise RequestError(
+                f"checkpoint.metric: this task's evaluations have no `{saves.metric}`; they have "
+                f"{', '.join(means)}"
+            )
         evaluation = {"step": self.state.step, **means, self.task.unit: int(count)}
         if self.quorum.leads:
             self.reporter.event("evaluated", attempt=self.attempt, **evaluation)
-        self.evaluation = evaluation
+            self.saver.evaluated(evaluation)
         return evaluation
 
     def _evaluated(self, place: Place) -> tuple[Tensor, list[str]]:
         """Loss, count and the task's other sums over a place's share of the held-out samples; their names."""
         totals: Tensor | None = None
         names: list[str] = []
+        assert self.held_out is not None, "the job evaluates"
         for batch, counts in evaluation_batches(self.held_out, place, self.config.batch.micro):
             with self.parallel.micro_batch(self._to_device(batch)) as part, self.parallel.autocast():
                 result = self.task.loss(self.parallel.module, part)
@@ -370,16 +391,14 @@ class StepLoop:
             names = list(result.others)
             totals = sums if totals is None else totals + sums
             self.progress.tick()
-        if totals is None:
-            raise RequestError("the task gives no held-out sample to evaluate on")
+        assert totals is not None, "there are held-out samples"
         return self._once(totals), names
 
     def _save(self) -> None:
-        """Save this step, with its evaluation where there was one."""
-        known = self.evaluation is not None and self.evaluation["step"] == self.state.step
+        """Save this step."""
         if self.quorum.leads:
             with self.progress.saving():
-                self.saver.save(self.evaluation if known else None)
+                self.saver.save()
         else:
             self.saver.last = self.state.step  # another group saves it
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +19,8 @@ _PATIENCE_S = 2.0
 """What an answer waits for the storage to have taken its line, while the storage answers."""
 _LAST_S = 30.0
 _READ_S = 10.0
+SAVES_FOR_S = 2.0
+"""So long a group counts as saving after a word of that."""
 
 
 def control_name(job: str) -> str:
@@ -47,6 +51,8 @@ class JobControl:
         """By group, how it was last started."""
         self._turn: tuple[int, Sequence[str]] | None = None
         self._trouble = False
+        self._saves: dict[str, float] = {}
+        """When a rank of a group has last said that it saves."""
         # Without what was logged before, a straggler may have no node.
         nothing: list[dict[str, Any]] = []
         for event in within(_READ_S, lambda: read_events(storage), otherwise=nothing):
@@ -96,6 +102,14 @@ class JobControl:
     def go_on(self) -> None:
         """The ranks that were asked to stop have done so; those that come next go on."""
         self.stopping = False
+
+    def saves(self, group: str) -> None:
+        """A rank of this group writes a checkpoint or the model, now."""
+        self._saves[group] = time.monotonic()
+
+    def is_saving(self, group: str) -> bool:
+        """Whether a rank of this group has said so a moment ago."""
+        return time.monotonic() - self._saves.get(group, -math.inf) < SAVES_FOR_S
 
     def is_stopping(self) -> bool:
         return self.stopping

@@ -74,13 +74,10 @@ def goodput_of(events: Sequence[Line], metrics: Sequence[Line], now_s: float | N
     """Account for a run's time.
 
     Args:
-        events, metrics: all lines of its logs, in their order. Lines of metrics without a time, as older runs
-            have them, are placed by their attempt's start and their `step_s`.
+        events, metrics: all lines of its logs, each once, in their order. Lines of metrics without a time, as
+            older runs have them, are placed by their attempt's start and their `step_s`.
         now_s: seconds since the epoch, for a job whose driver is there; None where the logs' end is its end.
     """
-    metrics = [
-        line for number, line in enumerate(metrics) if number == 0 or not _same(line, metrics[number - 1])
-    ]
     account = _Account(last={line["step"]: number for number, line in enumerate(metrics)})
     for time_s, number, line in _in_order(events, metrics):
         if number is None:
@@ -215,11 +212,6 @@ def _in_order(events: Sequence[Line], metrics: Sequence[Line]) -> Iterator[tuple
         yield steps[number], number, line
     for rest in range(at, len(events)):
         yield times[rest], None, events[rest]
-
-
-def _same(line: Line, before: Line) -> bool:
-    """A line that was on its way when its writer died is there twice."""
-    return all(line.get(key) == before.get(key) for key in ("attempt", "step", "loss", "step_s"))
 
 
 def _ends(events: Sequence[Line], metrics: Sequence[Line]) -> Iterator[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.errors import RequestError
@@ -20,8 +20,11 @@ def run_of(storage: Storage, job: str) -> Storage:
     return storage.child("jobs", job)
 
 
-def find_job(storage: Storage, job: str) -> str:
+def find_job(storage: Storage, job: str, prefer: Callable[[RunSummary], bool] = lambda _: True) -> str:
     """A job by its id, or the newest one of a name.
+
+    Args:
+        prefer: of several of a name the newest of those that this holds for, if it holds for any.
 
     Raises:
         RequestError: there is none; the message names those that are there.
@@ -31,7 +34,7 @@ def find_job(storage: Storage, job: str) -> str:
         return job
     of_name = [summary for each in jobs if (summary := summarize(each, run_of(storage, each))).name == job]
     if of_name:
-        return max(of_name, key=lambda summary: summary.submitted_at).job
+        return max(of_name, key=lambda summary: (prefer(summary), summary.submitted_at)).job
     known = f"; there are {', '.join(jobs[-10:])}" if jobs else "; there are none yet"
     raise RequestError(f"no job {job!r} under {storage.location}{known}")
 

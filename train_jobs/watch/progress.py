@@ -51,7 +51,7 @@ class Progress:
 
     def saving(self) -> AbstractContextManager[None]:
         """While it writes to the storage."""
-        return self._phase("saving", self.save_s)
+        return self._phase(SAVING, self.save_s)
 
     def waiting(self) -> AbstractContextManager[None]:
         """While something runs of which only the user knows how long it takes."""
@@ -71,6 +71,9 @@ class Progress:
         # Of phases within one another the one that may take longest counts.
         phase = max(self._phases.copy(), key=lambda each: each[1], default=None)
         return Activity(self._count) if phase is None else Activity(self._count, *phase)
+
+
+SAVING = "saving"
 
 
 class HangWatch:
@@ -96,6 +99,11 @@ class HangWatch:
         if activity != self._last:
             self._progress_at = now
         self._last = activity
+
+    @property
+    def phase(self) -> str | None:
+        """What the rank is at, as it has said last; None while it steps."""
+        return None if self._last is None else self._last.phase
 
     def hang(self, now: float) -> str | None:
         """What is wrong, without the subject; None while nothing is."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from train_jobs.errors import RankError
-from train_jobs.watch.progress import Activity, HangWatch
+from train_jobs.watch.progress import SAVING, Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
 
 _OF_HANG_TIMEOUT = 0.85
@@ -15,6 +15,9 @@ _FIRST_WORD_S = 300.0
 _AFTER_THE_CAUSE_S = 0.5
 _ITS_END_S = 10.0
 """Whoever started a process hears of its end at once, and tells; it may be gone itself."""
+_DEATH_S = 30.0
+"""A kernel takes its time to end a process of much memory, or with many devices."""
+_LOOK_S = 0.05
 _NO_STACK = "no stack could be had: the process does not even answer a signal"
 
 
@@ -54,11 +57,18 @@ class RankWatch:
         """Whether the rank has said which process it is."""
         return self._process is not None
 
+    @property
+    def saves(self) -> bool:
+        """Whether the rank writes to the storage, as it has said last."""
+        return self._hangs.phase == SAVING
+
     def heard(self, activity: Activity, now: float) -> None:
         self._hangs.heard(activity, now)
 
     def end_if_it_hangs(self, now: float) -> None:
         """Kill a rank that does not get on, once it is known where it stands.
+
+        It is said when the process has ended: until then its devices are its own.
 
         Raises:
             RankError: it did not; or it is dead, and nobody says how it ended.
@@ -83,7 +93,16 @@ class RankWatch:
             self._pause(_AFTER_THE_CAUSE_S)
         self._process.kill()
         self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
+        if not self._await_death(self._process):
+            state += f"; {_DEATH_S:.0f} s after it was killed it had not ended"
         raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
+
+    def _await_death(self, process: RankStacks) -> bool:
+        for _ in range(round(_DEATH_S / _LOOK_S)):
+            if process.is_dead():
+                return True
+            self._pause(_LOOK_S)
+        return process.is_dead()
 
     def _await_its_end(self, now: float) -> None:
         # It does not hang: its peers were killed because they do, or whatever else ended it. How, its worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from cluster.config.checks.checkpoint_checks import check_checkpoints
 from cluster.config.checks.data_checks import check_data
 from cluster.config.checks.engine_checks import check_engine
 from cluster.config.checks.ground import Ground, MistakeReport, path_problem
@@ -27,6 +28,7 @@ def check_job(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> Non
     check_parallel(job, sizes, ground.with_accelerator(job.accelerator, report), report)
     check_engine(job, report)
     check_recovery(job, report)
+    check_checkpoints(job, report)
     _check_schedule(job, report)
 
 

@@ -75,7 +75,11 @@ class EvaluateConfig(Section):
     """When the held-out text is evaluated."""
 
     every_steps: int | None = Field(default=50, ge=1)
-    """Evaluate every n steps; null evaluates only at the end."""
+    """Evaluate every n steps, and after the last; null evaluates nothing, and needs no held-out data."""
+
+
+GREATER_IS_BETTER = {"loss": False, "perplexity": False, "accuracy": True}
+"""By metric that is known: whether the greater one is the better."""
 
 
 class CheckpointConfig(Section):
@@ -88,12 +92,19 @@ class CheckpointConfig(Section):
     """How many of those with the best metric are kept beside them."""
     metric: str = Field(default="loss", min_length=1)
     """The mean of an evaluation that keep_best goes by: loss, perplexity, accuracy, or a task's own."""
-    greater_is_better: bool = False
-    """Whether the greater metric is the better, as for accuracy."""
+    greater_is_better: bool | None = None
+    """Whether the greater metric is the better. Default: as it is for loss, perplexity and accuracy; a task's
+    own metric needs it."""
     keep_every_steps: int | None = Field(default=None, ge=1)
     """Checkpoints of steps that are multiples of this are kept for good."""
     asynchronous: bool = True
     """Write in the background while training goes on; the save still counts only once it is whole."""
+
+    @property
+    def prefers_greater(self) -> bool:
+        """Whether the greater metric is the better, said or known."""
+        known = GREATER_IS_BETTER.get(self.metric, False)
+        return known if self.greater_is_better is None else self.greater_is_better
 
 
 class LossSpikeConfig(Section):
@@ -201,6 +212,9 @@ class TrainJobConfig(Section):
     recovery: RecoveryConfig = RecoveryConfig()
     publish: Name | None = None
     """Name under which the trained model is published in the registry; null publishes nothing."""
+    publish_best: bool = False
+    """Publish (and export) the checkpoint with the best `checkpoint.metric` instead of the last step; needs
+    `checkpoint.keep_best`."""
 
     @property
     def source(self) -> str | None:

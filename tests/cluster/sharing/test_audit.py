@@ -102,3 +102,29 @@ def test_a_broker_that_starts_again_hears_everybody_anew():
     log = [node("a", 1), grant("x", {"a": 1}, {}), {"cause": "broker_started"}, node("a", 1)]
     assert granted_twice([*log, grant("y", {"a": 1}, {})]) == []
     assert granted_twice([*log, grant("x", {"a": 1}, {"a": 1}, "found"), grant("y", {"a": 1}, {"a": 1})])
+
+
+def test_who_was_not_heard_and_ran_on_is_seen_when_another_was_granted_its_place():
+    ran = [node("a", 1), grant("x", {"a": 1}, {"a": 1}), {"cause": "expired", "holder": "x"}]
+    log = [*ran, grant("y", {"a": 1}, {})]
+    assert granted_twice(log) == [], "it may be gone"
+    back = grant("x", {}, {"a": 1}, "found")
+    assert "x unheard" in granted_twice([*log, back])[0]
+    # Who took the place has given it back since: it was granted twice all the same.
+    (found,) = granted_twice([*log, {"cause": "released", "holder": "y"}, back])
+    assert found == "event ?: granted on a, which has 1 CPU, are 2 CPU: y (1) and x (1), x unheard"
+    assert granted_twice([*ran, back]) == [], "nobody was granted its place"
+
+
+def test_who_was_gone_and_comes_back_was_not_robbed():
+    log = [node("a", 1), grant("x", {"a": 1}, {"a": 1}), {"cause": "expired", "holder": "x"}]
+    log += [grant("y", {"a": 1}, {}), {"cause": "released", "holder": "y"}]
+    assert granted_twice([*log, grant("x", {"a": 1}, {})]) == []
+    assert (
+        granted_twice([*log, {"cause": "broker_started"}, node("a", 1), grant("x", {}, {"a": 1}, "found")])
+        == []
+    )
+    promised = [node("a", 1), grant("x", {"a": 1}, {"a": 1}, starting={"a": 1})]
+    promised += [{"cause": "expired", "holder": "x"}, grant("y", {"a": 1}, {})]
+    promised += [{"cause": "released", "holder": "y"}]
+    assert granted_twice([*promised, grant("x", {"a": 1}, {"a": 1}, "found")]) == [], "nothing ran yet"

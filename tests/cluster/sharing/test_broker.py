@@ -142,6 +142,45 @@ print(json.dumps({"events": broker.events(place), "nodes": len(set(first.nodes))
 
 
 @pytest.mark.slow
+def test_a_broker_that_stood_still_takes_nothing_from_those_who_ran_on(running_cluster: LiveCluster):
+    (broker,) = running_cluster.processes("ray::Broker")
+    told = answer_of(
+        running_cluster,
+        f"""
+import threading, time
+from cluster.sharing.ledger import TTL_S
+place = [(line["epoch"], line["seq"]) for line in broker.events()][-1]
+first = broker.wait(demand("broker-test/a", 3, 3), timeout_s=10)
+mine = demand("broker-test/a", 3, 3, held=first.nodes)
+broker.request(mine)
+os.kill({broker.pid}, signal.SIGSTOP)
+began = time.monotonic()
+# Another's call is the first that it answers, and it waits for that longer than a lease lasts.
+other = threading.Thread(target=told, args=[lambda: BrokerClient().wait(demand("broker-test/b", 1, 1), 1)])
+other.start()
+silent = told(lambda: broker.request(mine))
+waited = time.monotonic() - began
+time.sleep(TTL_S + 3 - waited)
+os.kill({broker.pid}, signal.SIGCONT)
+other.join()
+again = broker.request(mine)
+for holder in "ab":
+    broker.release(f"broker-test/{{holder}}")
+causes = [(line["cause"], line.get("holder")) for line in broker.events(place)]
+print(json.dumps({{
+    "first": first.nodes, "again": again.nodes, "silent": silent, "waited": waited, "causes": causes,
+}}))
+""",
+    )
+    assert "did not answer within 5 s" in told["silent"]
+    assert told["waited"] < 8, "a lease is renewed before it could be lost"
+    assert told["again"] == told["first"]
+    assert ["expired", "broker-test/a"] not in told["causes"]
+    storage = journal_storage(running_cluster.record.storage, running_cluster.record.name)
+    assert granted_twice(read_events(storage)) == []
+
+
+@pytest.mark.slow
 def test_what_a_stranger_uses_is_seen_and_not_granted(running_cluster: LiveCluster):
     told = answer_of(
         running_cluster,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -108,7 +109,11 @@ def test_the_best_and_those_for_good_are_kept_beside_them(store: CheckpointStore
 
 
 @given(
-    st.dictionaries(st.integers(1, 60), st.one_of(st.none(), st.floats(-5, 5)), min_size=1),
+    st.dictionaries(
+        st.integers(1, 60),
+        st.one_of(st.none(), st.floats(-5, 5), st.sampled_from([math.nan, math.inf, -math.inf])),
+        min_size=1,
+    ),
     st.integers(1, 4),
     st.integers(0, 4),
     st.one_of(st.none(), st.integers(1, 20)),
@@ -123,12 +128,11 @@ def test_what_stays(
     for step in steps:
         if every and step % every == 0:
             assert step in stay
-        elif step not in stay and metrics[step] is not None:
+        elif step not in stay and metrics[step] is not None and math.isfinite(metrics[step]):
             value = metrics[step]
-            better = [
-                m for s, m in metrics.items() if m is not None and (m >= value if greater else m <= value)
-            ]
-            assert len(better) > best
+            numbers = [m for m in metrics.values() if m is not None and math.isfinite(m)]
+            better = [m for m in numbers if (m >= value if greater else m <= value)]
+            assert len(better) > best, "what is no number is better than nothing"
     assert len(stay) <= newest + best + (sum(step % every == 0 for step in steps) if every else 0)
 
 
@@ -177,3 +181,30 @@ def test_half_a_save_is_dropped_and_one_that_was_committed_stays(store: Checkpoi
     for step in (10, 20, 30):
         store.drop_half(step)
     assert [each.step for each in store.all()] == store.steps() == [10]
+
+
+def test_a_loss_that_is_no_number_takes_nobodys_place(store: CheckpointStore) -> None:
+    retention = Retention(newest=1, best=1)
+    for step, loss in {10: 2.0, 20: math.nan, 30: 1.0, 40: math.nan, 50: math.inf}.items():
+        write(store, step, loss=loss)
+        store.retain(retention, "loss")
+    assert store.steps() == [30, 50]
+    assert store.ranked(retention, "loss") == [30]
+    assert store.ranked(retention, "accuracy") == []
+
+
+def test_what_is_noted_of_a_checkpoint_is_part_of_it_and_its_files_stay_as_they_were(
+    store: CheckpointStore,
+) -> None:
+    write(store, 10)
+    before = store.look(10).manifest
+    store.note(10, {"evaluation": {"step": 10, "loss": 1.5}})
+    after = store.look(10)
+    assert (after.complete, after.evaluation, after.metric("loss")) == (True, {"step": 10, "loss": 1.5}, 1.5)
+    assert before is not None
+    assert after.manifest is not None
+    assert after.manifest.files == before.files
+    store.note(20, {"evaluation": {}})  # there is none
+    write(store, 30, commit=False)
+    store.note(30, {"evaluation": {}})
+    assert store.steps() == [10]

@@ -78,12 +78,6 @@ def test_what_the_program_does_wrong_ends_the_job_at_once(failure_class: Failure
     assert not budget().decide(failure(failure_class), step).again
 
 
-def test_a_wrong_request_ends_the_job_unless_it_has_stepped() -> None:
-    assert not budget().decide(failure(FailureClass.REQUEST), step=0).again
-    counted = budget(transient_errors=1)
-    assert [counted.decide(failure(FailureClass.REQUEST), step=9).again for _ in range(2)] == [True, False]
-
-
 def test_a_job_survives_ten_times_as_many_lost_nodes_as_workers_unless_told_otherwise() -> None:
     counted = budget()
     assert all(counted.decide(failure(FailureClass.NODE), step=1).again for _ in range(100))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.files.storage import Storage
-from train_jobs.records.control import JobControl
+from train_jobs.records.control import SAVES_FOR_S, JobControl
 from train_jobs.records.run_log import METRICS, read_all_metrics, read_metrics
 
 
@@ -88,3 +88,17 @@ def test_what_a_control_logs_twice_after_its_own_end_is_read_once(
     again.log.close()
     assert len((tmp_path / "run" / f"{METRICS}.jsonl").read_text().splitlines()) == 4
     assert [each["step"] for each in read_all_metrics(Storage(tmp_path / "run"))] == [1, 2, 3]
+
+
+def test_a_group_saves_for_as_long_as_it_says_so(
+    control: JobControl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("train_jobs.records.control.time.monotonic", lambda: now[0])
+    assert not control.is_saving("1-0")
+    control.saves("1-0")
+    assert (control.is_saving("1-0"), control.is_saving("1-1")) == (True, False)
+    now[0] += 0.9 * SAVES_FOR_S
+    assert control.is_saving("1-0")
+    now[0] += 0.2 * SAVES_FOR_S
+    assert not control.is_saving("1-0")

@@ -205,16 +205,6 @@ def test_a_line_that_came_late_takes_nothing_from_the_step() -> None:
     assert_true(found, story)
 
 
-def test_a_line_that_is_there_twice_counts_once() -> None:
-    story = Story()
-    story.steps(3)
-    story.metrics.append(story.metrics[-1])
-    story.ends()
-    found = story.account()
-    assert (found.steps, found.useful_s) == (3, pytest.approx(1.5))
-    assert "repeated" not in found.losses_s
-
-
 def test_lines_without_a_time_are_placed_by_their_attempt_and_what_they_took() -> None:
     story = Story(timed=False)
     story.steps(10)

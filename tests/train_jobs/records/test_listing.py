@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.files.storage import Storage
-from train_jobs.records.listing import account_of, list_jobs, result_of
+from train_jobs.records.listing import account_of, find_job, list_jobs, result_of
 
 
 def write_run(root: Path, job: str, ago_s: float, ends: bool) -> None:
@@ -57,3 +57,16 @@ def test_every_job_is_listed_with_where_its_time_went_until_now_if_it_runs(tmp_p
         "step": 4,
     }
     assert account_of(storage, "lm-1", runs=False).as_json()["wall_s"] == 32.0
+
+
+def test_of_several_of_a_name_the_newest_is_meant_or_the_newest_that_runs(tmp_path: Path) -> None:
+    for job, ago_s in (("lm-1", 300), ("lm-2", 200), ("lm-3", 100)):
+        write_run(tmp_path, job, ago_s=ago_s, ends=False)
+    storage = Storage(str(tmp_path))
+
+    def running(*jobs: str) -> str:
+        return find_job(storage, "lm", prefer=lambda summary: summary.job in jobs)
+
+    assert find_job(storage, "lm") == "lm-3"
+    assert (running("lm-1", "lm-2"), running("lm-3", "lm-1"), running()) == ("lm-2", "lm-3", "lm-3")
+    assert find_job(storage, "lm-1", prefer=lambda summary: summary.job == "lm-2") == "lm-1"

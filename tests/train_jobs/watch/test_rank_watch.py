@@ -166,3 +166,46 @@ def test_no_stack_is_no_excuse() -> None:
     assert kept == [caught.value.trace]
     assert "no stack could be had" in kept[0]
     assert not caught.value.collective
+
+
+class SlowToDie(RankStacks):
+    """As one whose devices or memory the kernel takes its time to free."""
+
+    looks = 0
+
+    def is_dead(self) -> bool:
+        SlowToDie.looks += 1
+        return SlowToDie.looks > 5 and super().is_dead()
+
+
+def test_a_hang_is_told_when_the_process_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SlowToDie, "looks", 0)
+    with rank(OWN_CODE, seen_as=SlowToDie) as (process, stacks):
+        with pytest.raises(RankError) as caught:
+            watched(0, stacks, lambda _: None).end_if_it_hangs(HANG_S)
+        assert SlowToDie.looks > 5, "its devices were held still"
+        assert RankStacks(process.pid, 0).is_dead()
+    assert "had not ended" not in caught.value.message
+
+
+class Undying(RankStacks):
+    def is_dead(self) -> bool:
+        return False
+
+
+def test_of_a_process_that_does_not_end_that_is_said() -> None:
+    pauses: list[float] = []
+    with rank(OWN_CODE, seen_as=Undying) as (_, stacks):
+        with pytest.raises(RankError, match="30 s after it was killed it had not ended"):
+            watched(0, stacks, lambda _: None, pauses.append).end_if_it_hangs(HANG_S)
+    assert sum(pauses) == pytest.approx(30)
+
+
+def test_who_watches_knows_that_a_rank_saves() -> None:
+    watch = RankWatch(0, HANG_S, lambda _: None, 0.0)
+    assert not watch.saves, "it has said nothing yet"
+    told = []
+    for phase in (None, "starting", "saving", None):
+        watch.heard(Activity(1, phase, 10.0), 1.0)
+        told.append(watch.saves)
+    assert told == [False, False, True, False]

@@ -1,0 +1,82 @@
+"""Data that is prepared in a process of its own: what comes back of it, and how it is stopped."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster.errors import RequestError, ShoalError
+from tests.train_jobs.ranks import tiny_job, write_corpus
+from train_jobs.data.tokens import TokenStreams
+from train_jobs.driver.data_process import StoppedError, prepare_apart
+
+
+def processes() -> list[psutil.Process]:
+    """Those that prepare data for us."""
+    children = psutil.Process().children(recursive=True)
+    return [each for each in children if "train_jobs.driver.data_process" in " ".join(each.cmdline())]
+
+
+def later(do: Callable[[], object]) -> threading.Thread:
+    """Do something as soon as a process prepares data."""
+
+    def wait() -> None:
+        deadline = time.monotonic() + 60
+        while not processes() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        do()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    return thread
+
+
+def test_what_is_prepared_is_there_and_is_not_prepared_again(tmp_path: Path) -> None:
+    config, directory = tiny_job(write_corpus(tmp_path / "corpus.parquet")), tmp_path / "data"
+    assert prepare_apart(config, directory, threading.Event())
+    assert len(TokenStreams(directory).train.tokens)
+    began = time.monotonic()
+    assert not prepare_apart(config, directory, threading.Event())
+    assert time.monotonic() - began < 1.0, "it takes no process to see that all is there"
+
+
+def test_what_is_wrong_with_the_data_is_said_in_the_same_words(tmp_path: Path) -> None:
+    config = tiny_job(tmp_path / "nowhere.parquet")
+    with pytest.raises(RequestError, match="data.source .*nowhere.parquet.* cannot be read as Parquet"):
+        prepare_apart(config, tmp_path / "data", threading.Event())
+
+
+def test_a_job_that_is_stopped_waits_for_no_tokenizer(tmp_path: Path) -> None:
+    config = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000})
+    stop = threading.Event()
+    began = time.monotonic()
+    thread = later(lambda: (time.sleep(1.0), stop.set()))
+    with pytest.raises(StoppedError):
+        prepare_apart(config, tmp_path / "data", stop)
+    thread.join()
+    assert time.monotonic() - began < 10
+    assert processes() == []
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_process_that_is_killed_is_no_data(tmp_path: Path) -> None:
+    config = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000})
+    thread = later(lambda: processes()[0].kill())
+    with pytest.raises(ShoalError, match=r"ended without a word \(SIGKILL\)"):
+        prepare_apart(config, tmp_path / "data", threading.Event())
+    thread.join()
+
+
+def test_an_exception_of_the_library_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import train_jobs.data.preparation as data\ndata.PREPARATIONS['causal_lm'] = lambda *_: [][0]\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
+    with pytest.raises(ShoalError, match="cannot be prepared: IndexError: list index out of range"):
+        prepare_apart(config, tmp_path / "data", threading.Event())

@@ -1,0 +1,89 @@
+"""A job's data is prepared in a process of its own: it can be ended, and the driver hears meanwhile.
+
+`python -m train_jobs.driver.data_process ANSWER DIRECTORY SYS_PATH` is that process; the job's config is what
+it reads, and its one line of JSON goes to the file descriptor ANSWER.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from threading import Event
+
+from cluster.config.sections.train import TrainJobConfig
+from cluster.errors import RequestError, ShoalError
+from train_jobs.data.preparation import is_prepared, prepare_data
+
+_LOOK_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+class StoppedError(ShoalError):
+    """The job was asked to stop."""
+
+
+def prepare_apart(config: TrainJobConfig, directory: Path, stop: Event) -> bool:
+    """Fill a job's data directory, as prepare_data does, unless that is to stop.
+
+    Raises:
+        StoppedError: it was stopped; work that was not complete is done again the next time.
+        ShoalError: the data cannot be had; a RequestError where asking again gives the same.
+    """
+    if is_prepared(config, directory):
+        return prepare_data(config, directory)  # a look at what is there
+    ours, theirs = os.pipe()
+    program = [sys.executable, "-m", "train_jobs.driver.data_process", str(theirs), str(directory)]
+    with (
+        open(ours, "rb") as answers,
+        subprocess.Popen(
+            [*program, json.dumps(sys.path)], stdin=subprocess.PIPE, pass_fds=[theirs], start_new_session=True
+        ) as process,
+    ):
+        os.close(theirs)
+        assert process.stdin is not None
+        try:
+            process.stdin.write(config.model_dump_json().encode())
+            process.stdin.close()
+            while not select.select([answers], [], [], _LOOK_S)[0]:
+                if stop.is_set():
+                    raise StoppedError("the job is stopped while its data is prepared")
+            answer = answers.read()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
+            raise
+    if not answer:
+        code = process.returncode
+        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+        raise ShoalError(f"the process that prepared the data ended without a word ({how})")
+    told = json.loads(answer)
+    if "error" in told:
+        raise (RequestError if told["request"] else ShoalError)(told["error"])
+    return bool(told["changed"])
+
+
+def main() -> None:
+    # Whoever asked may be killed; nobody would know of this process then.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers, directory = int(sys.argv[1]), Path(sys.argv[2])
+    sys.path[:] = json.loads(sys.argv[3])
+    config = TrainJobConfig.model_validate_json(sys.stdin.read())
+    answer: dict[str, object]
+    try:
+        answer = {"changed": prepare_data(config, directory)}
+    except ShoalError as error:
+        answer = {"error": str(error), "request": isinstance(error, RequestError)}
+    except Exception as error:  # noqa: BLE001  (the job has to hear of it, whatever it is)
+        traceback.print_exc()
+        answer = {"error": f"the data cannot be prepared: {type(error).__name__}: {error}", "request": False}
+    os.write(answers, json.dumps(answer).encode())
+
+
+if __name__ == "__main__":
+    main()
