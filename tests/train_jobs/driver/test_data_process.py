@@ -47,7 +47,7 @@ def test_what_is_prepared_is_there_and_is_not_prepared_again(tmp_path: Path) -> 
 
 def test_what_is_wrong_with_the_data_is_said_in_the_same_words(tmp_path: Path) -> None:
     config = tiny_job(tmp_path / "nowhere.parquet")
-    with pytest.raises(RequestError, match="data.source .*nowhere.parquet.* cannot be read as Parquet"):
+    with pytest.raises(RequestError, match=r"data\.source .*nowhere\.parquet.* cannot be read as Parquet"):
         prepare_apart(config, tmp_path / "data", threading.Event())
 
 

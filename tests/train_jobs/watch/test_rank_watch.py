@@ -195,9 +195,11 @@ class Undying(RankStacks):
 
 def test_of_a_process_that_does_not_end_that_is_said() -> None:
     pauses: list[float] = []
-    with rank(OWN_CODE, seen_as=Undying) as (_, stacks):
-        with pytest.raises(RankError, match="30 s after it was killed it had not ended"):
-            watched(0, stacks, lambda _: None, pauses.append).end_if_it_hangs(HANG_S)
+    with (
+        rank(OWN_CODE, seen_as=Undying) as (_, stacks),
+        pytest.raises(RankError, match="30 s after it was killed it had not ended"),
+    ):
+        watched(0, stacks, lambda _: None, pauses.append).end_if_it_hangs(HANG_S)
     assert sum(pauses) == pytest.approx(30)
 
 
