@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import builtins
 import difflib
-import errno
 import fcntl
 import hashlib
 import json
@@ -43,6 +42,7 @@ from cluster.errors import RequestError
 from cluster.files.backend import MissingError, StorageError
 from cluster.files.storage import Storage
 from cluster.models.aliases import LATEST, ModelAliases, check_alias, is_alias
+from cluster.node.cache import NodeCache
 
 MODELS = "models"
 MARKER = "shoal.json"
@@ -78,13 +78,13 @@ class Registry:
     Args:
         storage: where they are; `models/` below it is the registry's.
         cache: local directory for copies of models that are not on a local file system. Default:
-            `~/.cache/shoal/models`.
+            `~/.cache/shoal/models`. What it may take, NodeCache says.
     """
 
     def __init__(self, storage: Storage, *, cache: Path | None = None) -> None:
         self._storage = storage.child(MODELS)
         self._aliases = ModelAliases(self._storage)
-        self._cache = cache or Path.home() / ".cache" / "shoal" / "models"
+        self._cache = NodeCache(cache or Path.home() / ".cache" / "shoal" / "models")
 
     def publish(self, name: str, directory: str | os.PathLike[str], facts: Mapping[str, Any]) -> Version:
         """Copy a model directory into the registry as the next version of `name`.
@@ -202,16 +202,7 @@ class Registry:
         if local is not None:
             return local
         place = hashlib.sha256(self._storage.location.encode()).hexdigest()[:16]
-        cached = self._cache / place / inner
-        if not cached.exists():
-            staged = cached.with_name(f".{cached.name}.{uuid.uuid4().hex}")
-            try:
-                self._storage.download_dir(inner, staged)
-                with _taken_is_fine():
-                    os.rename(staged, cached)
-            finally:
-                shutil.rmtree(staged, ignore_errors=True)
-        return cached
+        return self._cache.get(f"{place}/{inner}", lambda staged: self._storage.download_dir(inner, staged))
 
     def _publish_local(self, name: str, source: Path, record: dict[str, Any]) -> int:
         self._storage.make_dir(_STAGING)
@@ -368,13 +359,3 @@ def _locked(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-@contextmanager
-def _taken_is_fine() -> Iterator[None]:
-    """A version never changes, so a copy that another process made first is as good as ours."""
-    try:
-        yield
-    except OSError as error:
-        if not isinstance(error, FileExistsError) and error.errno != errno.ENOTEMPTY:
-            raise

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+
+from train_jobs.data.permutation import Permutation
+
+WHOLE = 2**20
+"""An epoch of at most so many samples is put in order at once; of a longer one each place is computed when it
+is asked for: every process would hold eight bytes a sample otherwise."""
+
+Order = Sequence[int] | np.ndarray
+"""The samples of an epoch, by their places."""
 
 
 class Arrangement(Protocol):
@@ -14,12 +24,12 @@ class Arrangement(Protocol):
     @property
     def num_samples(self) -> int: ...
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
-        """The order of one epoch: every sample's index once, int64."""
+    def epoch(self, seed: int, epoch: int) -> Order:
+        """The order of one epoch: every sample's index once."""
 
 
-def _generator(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.default_rng([seed, epoch])
+def _generator(*key: int) -> np.random.Generator:
+    return np.random.default_rng(list(key))
 
 
 class Shuffled:
@@ -32,7 +42,9 @@ class Shuffled:
     def num_samples(self) -> int:
         return self._num_samples
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch(self, seed: int, epoch: int) -> Order:
+        if self._num_samples > WHOLE:
+            return Permutation(self._num_samples, [seed, epoch])
         return _generator(seed, epoch).permutation(self._num_samples)
 
 
@@ -55,15 +67,38 @@ class Windowed:
     def num_samples(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
-        generator = _generator(seed, epoch)
-        starts = np.concatenate([[0], self.ends[:-1]])
-        groups = generator.permutation(len(self.ends))
-        parts = []
-        for first in range(0, len(groups), self.window):
-            inside = [np.arange(starts[g], self.ends[g]) for g in groups[first : first + self.window]]
-            parts.append(generator.permutation(np.concatenate(inside)))
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+    def epoch(self, seed: int, epoch: int) -> Order:
+        return _Windows(self.ends, self.window, seed, epoch)
+
+
+class _Windows(Sequence[int]):
+    """An epoch of `Windowed`; only the windows that are read are put in order."""
+
+    def __init__(self, ends: np.ndarray, window: int, seed: int, epoch: int) -> None:
+        self._ends = ends
+        self._starts = np.concatenate([[0], ends[:-1]])
+        self._window = window
+        self._key = seed, epoch
+        self._groups = _generator(seed, epoch).permutation(len(ends))
+        sizes = (self._ends - self._starts)[self._groups]
+        firsts = np.arange(0, len(self._groups), window)
+        self._window_ends = np.cumsum(np.add.reduceat(sizes, firsts)) if len(sizes) else sizes
+        self._inside = lru_cache(maxsize=2)(self._order)
+
+    def __len__(self) -> int:
+        return int(self._window_ends[-1]) if len(self._window_ends) else 0
+
+    def __getitem__(self, place: int) -> int:  # type: ignore[override]  (no slices)
+        if not 0 <= place < len(self):
+            raise IndexError(f"{place} of {len(self)}")
+        window = int(np.searchsorted(self._window_ends, place, side="right"))
+        order = self._inside(window)
+        return int(order[place - int(self._window_ends[window]) + len(order)])
+
+    def _order(self, window: int) -> np.ndarray:
+        groups = self._groups[window * self._window : (window + 1) * self._window]
+        inside = np.concatenate([np.arange(self._starts[group], self._ends[group]) for group in groups])
+        return _generator(*self._key, window).permutation(inside)
 
 
 class LengthGrouped:
@@ -87,7 +122,7 @@ class LengthGrouped:
     def num_samples(self) -> int:
         return len(self.lengths)
 
-    def epoch(self, seed: int, epoch: int) -> np.ndarray:
+    def epoch(self, seed: int, epoch: int) -> Order:
         generator = _generator(seed, epoch)
         order = generator.permutation(self.num_samples)
         window = self.batch * self.WINDOW_BATCHES

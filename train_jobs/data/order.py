@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
-
 from train_jobs.data.arrangements import Arrangement
 
 
@@ -130,8 +128,7 @@ class SampleOrder:
     def at(self, position: int) -> int:
         """The index of the sample at a position."""
         epoch, offset = divmod(position, self.num_samples)
-        order: np.ndarray = self._epoch(epoch)
-        return int(order[offset])
+        return int(self._epoch(epoch)[offset])
 
 
 def evaluation_share(num_samples: int, place: Place) -> range:

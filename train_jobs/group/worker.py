@@ -93,7 +93,16 @@ def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
         timeout_s = spec.config.recovery.heartbeat_timeout_s
         heart = ray.get(here.heart.remote(spec.job, spec.attempt, timeout_s), timeout=_CALL_TIMEOUT_S)
     worker = RankWorker(spec, heart)
-    ended = here.run_rank.remote(spec.name, RankLink(worker).at)
+    link = RankLink(worker)
+    try:
+        return _see_to_its_end(worker, here, here.run_rank.remote(spec.name, link.at))
+    finally:
+        worker.over()
+        link.close()
+
+
+def _see_to_its_end(worker: RankWorker, here: ActorHandle, ended: ray.ObjectRef) -> str:
+    spec = worker.spec
     while not ray.wait([ended], timeout=_LOOK_S)[0]:
         worker.tell_that_it_saves(time.monotonic())
         try:
@@ -129,6 +138,7 @@ class RankWorker:
         self._answer: ray.ObjectRef | None = None
         hang_timeout_s = spec.config.recovery.hang_timeout_s
         self.watched = RankWatch(self.rank, hang_timeout_s, self._keep_stacks, time.monotonic())
+        self._over = threading.Event()
         self._told_at = -math.inf
         self._status: str | None = None
         self._error: RankError | None = None
@@ -197,7 +207,11 @@ class RankWorker:
         self._error = error
 
     def stay(self) -> None:
-        threading.Event().wait()
+        self._over.wait()
+
+    def over(self) -> None:
+        """Nobody answers for the rank any more."""
+        self._over.set()
 
     def outcome(self, how_it_ended: str) -> str:
         """What the rank said at its end.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import resource
-import statistics
 import time
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -18,6 +19,8 @@ WINDOW_EVERY_STEPS = 200
 """One step in so many is profiled."""
 FIRST_WINDOW = 5
 """The first profiled step of an attempt: the ones before are slower than the rest."""
+_MEDIANS = ("step_s", "samples_per_s", "tokens_per_s", "mfu", "data_wait")
+"""Of a step's figures those of which an attempt has medians."""
 
 
 class Meter:
@@ -49,7 +52,10 @@ class Meter:
         self._exposed: float | None = None
         self._memory = 0
         self._may_profile = True
-        self._lines: list[dict[str, Any]] = []
+        self._counted = 0
+        self._most_memory = 0
+        self._values: dict[str, array[float]] = {name: array("d") for name in _MEDIANS}
+        """Of every step that counts, in eight bytes each: a job may have millions."""
 
     @contextmanager
     def step(self, *, may_profile: bool = True) -> Iterator[None]:
@@ -89,24 +95,25 @@ class Meter:
         if self.profiled:
             line["profiled"] = True
         else:
-            self._lines.append(line)
+            self._counted += 1
+            self._most_memory = max(self._most_memory, line["peak_memory_bytes"])
+            for name, values in self._values.items():
+                if line[name] is not None:
+                    values.append(line[name])
         return line
 
     def totals(self) -> dict[str, Any] | None:
         """The figures of all steps of this attempt: medians, which slow steps at the start do not move."""
-        if not self._lines:
+        if not self._counted:
             return None
-
-        def median(name: str) -> float | None:
-            values = [line[name] for line in self._lines if line[name] is not None]
-            return statistics.median(values) if values else None
-
-        names = ("step_s", "samples_per_s", "tokens_per_s", "mfu", "data_wait")
+        medians = {
+            name: float(np.median(values)) if values else None for name, values in self._values.items()
+        }
         return {
-            "steps": len(self._lines),
-            **{name: median(name) for name in names},
+            "steps": self._counted,
+            **medians,
             "communication": self._exposed,
-            "peak_memory_bytes": max(line["peak_memory_bytes"] for line in self._lines),
+            "peak_memory_bytes": self._most_memory,
             "peak_flops": self.peak_flops,
             "peak_flops_from": self.peak_from,
         }

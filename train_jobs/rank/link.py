@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import secrets
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.managers import BaseManager
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NamedTuple, Protocol
 
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
@@ -93,29 +96,81 @@ class Heart(Protocol):
 
 
 class RankLink:
-    """The other end: answers ranks' processes, for as long as this process lives.
+    """The other end: answers ranks' processes until it is closed, or this process ends.
+
+    Each of their threads has a connection of its own, and is answered by a thread of its own.
 
     Args:
         answers: whose methods are called, by several threads at once.
     """
 
     def __init__(self, answers: Worker | Heart) -> None:
-        class Answering(BaseManager):
-            pass
-
-        Answering.register("answers", callable=lambda: answers)
+        self._answers = answers
         # Of Linux's abstract namespace: it leaves no file behind, however this process ends.
         address = f"\0shoal-rank-{os.getpid()}-{secrets.token_hex(8)}"
         self.at = LinkAddress(address, secrets.token_bytes(32))
-        server = Answering(*self.at).get_server()
-        threading.Thread(target=server.serve_forever, name="rank link", daemon=True).start()
+        self._listener = Listener(address, "AF_UNIX", backlog=64, authkey=self.at.authkey)
+        self._closed = False
+        threading.Thread(target=self._listen, name="rank link", daemon=True).start()
+
+    def close(self) -> None:
+        """Answer nobody any more who calls anew; threads and sockets go with their callers."""
+        if not self._closed:
+            self._closed = True
+            with suppress(OSError, EOFError, AuthenticationError):
+                Client(*_of(self.at)).close()  # whoever listens sees that it is closed
+
+    def _listen(self) -> None:
+        with self._listener as listener:
+            while not self._closed:
+                try:
+                    caller = listener.accept()
+                except (OSError, EOFError, AuthenticationError):
+                    continue  # one that lacks the key, or is gone already
+                if self._closed:
+                    caller.close()
+                else:
+                    threading.Thread(
+                        target=self._answer, args=(caller,), name="rank link, caller", daemon=True
+                    ).start()
+
+    def _answer(self, caller: Connection) -> None:
+        with caller, suppress(OSError, EOFError):
+            while True:
+                method, arguments = caller.recv()
+                try:
+                    answer = True, getattr(self._answers, method)(*arguments)
+                except Exception as error:  # noqa: BLE001  (the caller's to judge)
+                    answer = False, error
+                try:
+                    caller.send(answer)
+                except (pickle.PicklingError, TypeError, AttributeError) as error:
+                    caller.send((False, RuntimeError(f"{answer[1]!r} cannot travel: {error}")))
 
 
-class _Calling(BaseManager):
-    pass
+class _Calling:
+    """The rank's end: its methods are those of whoever answers."""
 
+    def __init__(self, at: LinkAddress) -> None:
+        self._at = at
+        self._mine = threading.local()
+        self._connection()  # that nobody answers is said here
 
-_Calling.register("answers")
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            connection = self._connection()
+            connection.send((method, arguments))
+            well, answer = connection.recv()
+            if not well:
+                raise answer
+            return answer
+
+        return call
+
+    def _connection(self) -> Connection:
+        if not hasattr(self._mine, "connection"):
+            self._mine.connection = Client(*_of(self._at))
+        return self._mine.connection  # type: ignore[no-any-return]
 
 
 def reach_worker(at: LinkAddress) -> Worker:
@@ -124,15 +179,13 @@ def reach_worker(at: LinkAddress) -> Worker:
     Raises:
         OSError: the worker is gone.
     """
-    return _reach(at)
+    return _Calling(at)  # type: ignore[return-value]
 
 
 def reach_heart(at: LinkAddress) -> Heart:
     """The same, for its node's heart."""
-    return _reach(at)
+    return _Calling(at)  # type: ignore[return-value]
 
 
-def _reach(at: LinkAddress) -> Any:
-    manager = _Calling(*at)
-    manager.connect()
-    return manager.answers()  # type: ignore[attr-defined]
+def _of(at: LinkAddress) -> tuple[str, str, bytes]:
+    return at.address, "AF_UNIX", at.authkey

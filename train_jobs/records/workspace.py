@@ -10,14 +10,16 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from cluster.files.storage import Storage
 
 _COMPLETE = ".complete"
 """Appended to a directory's name in the storage: written when all of the directory is there. It holds a word,
 another one each time that the directory is put there; a node keeps the word of the copy that it has."""
+_IN_USE = ".in-use"
 _KEPT_S = 7 * 86400.0
 """What a node has copied of other runs is deleted after this time: the run may have ended elsewhere."""
 
@@ -40,6 +42,7 @@ class Workspace:
         local = storage.local_path()
         self.mounted = local is not None
         self.directory = local if local is not None else _scratch(storage.location)
+        self._in_use: TextIO | None = None if self.mounted else _use(self.directory)
 
     def put(self, name: str) -> None:
         """Put a directory that was made here where every node finds it; what was there is replaced."""
@@ -85,8 +88,9 @@ class Workspace:
 
     def clear(self) -> None:
         """Delete what this node has copied, at the end of the run."""
-        if not self.mounted:
+        if self._in_use is not None:
             shutil.rmtree(self.directory, ignore_errors=True)
+            self._in_use.close()
 
     def _word(self, name: str) -> Path:
         return self.directory / f".{name}.word"
@@ -103,9 +107,25 @@ def _scratch(location: str) -> Path:
     root = Path(tempfile.gettempdir()) / f"shoal-{os.getuid()}-runs"
     root.mkdir(mode=0o700, exist_ok=True)
     for other in root.iterdir():
-        if time.time() - other.stat().st_mtime > _KEPT_S:
-            shutil.rmtree(other, ignore_errors=True)
+        with suppress(OSError):  # somebody else clears away at the same time, or it is in use
+            _forget_old(other)
     directory = root / hashlib.sha256(location.encode()).hexdigest()[:16]
     directory.mkdir(exist_ok=True)
     os.utime(directory)
     return directory
+
+
+def _forget_old(directory: Path) -> None:
+    """Delete a run's copies that nobody has used for long, and uses now."""
+    if time.time() - directory.stat().st_mtime <= _KEPT_S:
+        return
+    with (directory / _IN_USE).open("a") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _use(directory: Path) -> TextIO:
+    """Keep others from deleting a directory for as long as this process lives, or the file is open."""
+    mark = (directory / _IN_USE).open("a")
+    fcntl.flock(mark, fcntl.LOCK_SH)
+    return mark

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+import tracemalloc
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +22,7 @@ from train_jobs.data.preparation import prepare_data
 from train_jobs.metering.communication import exposed_s
 from train_jobs.metering.flops import count_flops, peak_flops
 from train_jobs.metering.intervals import uncovered, union
+from train_jobs.metering.meter import Meter
 from train_jobs.tasks import make_task
 
 spans = st.lists(
@@ -128,3 +131,19 @@ def test_one_process_communicates_nothing_that_matters(tmp_path: Path) -> None:
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
     metrics = run_ranks(config, tmp_path, 1)
     assert metrics[-1]["communication"] < 0.05
+
+
+def test_a_million_steps_take_no_memory_to_speak_of() -> None:
+    meter = Meter(torch.device("cpu"), None, (1e12, "nobody"), lambda: 1, waited_s=lambda: 0.0)
+    tracemalloc.start()
+    for _ in range(20_000):
+        meter.steps = 1  # no step is profiled
+        meter._began = time.perf_counter() - 0.5
+        meter.line(8, None)
+    most = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert most / 20_000 < 100, "bytes a step; with a dict for each it was 430"
+    totals = meter.totals()
+    assert totals is not None
+    assert (totals["steps"], totals["tokens_per_s"], totals["mfu"]) == (20_000, None, None)
+    assert totals["step_s"] == pytest.approx(0.5, rel=0.1)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -89,3 +92,30 @@ def test_where_every_node_mounts_the_storage_nothing_is_copied(tmp_path: Path) -
     assert workspace.directory.is_dir(), "it is the run itself"
     workspace.forget("data")
     assert not any(workspace.directory.iterdir())
+
+
+def test_what_others_leave_behind_or_take_away_is_in_nobodys_way(
+    storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of runs that ended elsewhere copies go after a week; not those that somebody uses, however old."""
+    used = on_node("one", storage.child("used"), tmp_path, monkeypatch)
+    left = on_node("one", storage.child("left"), tmp_path, monkeypatch)
+    assert left._in_use is not None
+    left._in_use.close()  # as when its process ends
+    week_ago = time.time() - 8 * 86400
+    for each in (used, left):
+        os.utime(each.directory, (week_ago, week_ago))
+    vanished = used.directory.parent / "vanished"
+    real = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path == vanished:
+            vanished.rmdir()  # its own process is quicker
+        return real(path, **options)
+
+    vanished.mkdir()
+    monkeypatch.setattr(Path, "stat", stat)
+    new = on_node("one", storage.child("new"), tmp_path, monkeypatch)
+    assert new.directory.is_dir()
+    assert used.directory.is_dir(), "a job may take longer than a week"
+    assert not left.directory.exists()
