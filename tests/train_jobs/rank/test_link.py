@@ -65,11 +65,7 @@ def test_what_is_raised_there_is_raised_here_and_the_line_goes_on() -> None:
 
 def test_who_lacks_the_key_is_not_answered_and_disturbs_nobody() -> None:
     at = RankLink(Answers()).at  # type: ignore[arg-type]
-    for key in (b"another one", None):
-        with pytest.raises((AuthenticationError, EOFError, OSError)):
-            connection = Client(at.address, "AF_UNIX", authkey=key)
-            connection.close()
-            raise EOFError
+    Client(at.address, "AF_UNIX").close()  # it says nothing, and goes
     with pytest.raises(AuthenticationError):
         reach_worker(LinkAddress(at.address, b"another one"))
     assert reach_worker(at).metric({"step": 2})
@@ -87,7 +83,7 @@ def test_nothing_of_a_link_that_is_closed_stays_behind() -> None:
         answers.over.set()
         link.close()
         staying.join(5)
-        with pytest.raises(OSError):
+        with pytest.raises(ConnectionRefusedError):
             reach_worker(link.at)
         del worker, staying
     deadline = time.monotonic() + 10
