@@ -14,8 +14,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from cluster.config.sections.parallel import Dtype
 from cluster.planning.hardware import find_accelerator
 from train_jobs.data.source import Batch
-from train_jobs.parallel.model import DTYPES
 from train_jobs.tasks.task import Task
+from train_jobs.tasks.weights import DTYPES
 
 _COUNTED = "shoal_counted"
 _PEAK_SIZE = 1024

@@ -25,14 +25,13 @@ from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gr
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.optimization.optimizers import build_optimizer
 from train_jobs.parallel.mesh import Mesh
+from train_jobs.tasks.weights import DTYPES
 
 if TYPE_CHECKING:
     from train_jobs.parallel.context import ContextParallelism
 
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _SETTINGS = "param_groups."
-
-DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ParallelModel:

@@ -25,7 +25,8 @@ from torch.distributed.fsdp import (
 from cluster.config.sections.parallel import Dtype
 from cluster.config.sections.train import TrainJobConfig
 from train_jobs.parallel.mesh import Mesh
-from train_jobs.parallel.model import DTYPES, ParallelModel
+from train_jobs.parallel.model import ParallelModel
+from train_jobs.tasks.weights import DTYPES
 
 
 class ShardedModel(ParallelModel):

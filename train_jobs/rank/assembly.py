@@ -32,7 +32,6 @@ from train_jobs.metering.pace import Pace
 from train_jobs.optimization.loss_guard import LossGuard
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
-from train_jobs.parallel.model import DTYPES
 from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
 from train_jobs.rank.loop import Reporter, StepLoop
@@ -40,6 +39,7 @@ from train_jobs.records.run_log import has_saved
 from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
 from train_jobs.tasks import make_task
+from train_jobs.tasks.weights import DTYPES, tied_names
 from train_jobs.watch.progress import Progress
 
 
@@ -75,6 +75,7 @@ class RankAssembly:
         on_meta = self.task.builds_on_meta and config.parallel.shards and dist.get_world_size() > 1
         with torch.device("meta") if on_meta else nullcontext():
             model = self._build()
+        self._tied = tied_names(model)
         samples = as_samples(self.task.samples(held_out=False))
         flops = None
         if not isinstance(samples, StreamSamples):
@@ -103,7 +104,7 @@ class RankAssembly:
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
         )
         place = Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)
-        self.quorum: Quorum = WholeGroup(place, self._restore) if replica is None else self._tied(*replica)
+        self.quorum: Quorum = WholeGroup(place, self._restore) if replica is None else self._replica(*replica)
         quorum = self.quorum
         self.loop = StepLoop(
             config=config,
@@ -139,7 +140,7 @@ class RankAssembly:
         )  # a task of the user's may not think of it, and ranks must be alike
         return self.task.build()
 
-    def _tied(self, group: str, lighthouse: RankLighthouse) -> ReplicaQuorum:
+    def _replica(self, group: str, lighthouse: RankLighthouse) -> ReplicaQuorum:
         config = self.config
         ddp = config.parallel.ddp
         settings = ReplicaSettings(
@@ -204,6 +205,8 @@ class RankAssembly:
             step = best
         weights = self.state.full_model()
         if dist.get_rank() == 0:
+            for name, first in self._tied.items():  # whatever a strategy has made of them
+                weights[name] = weights[first]
             directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)

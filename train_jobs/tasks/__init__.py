@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from cluster.config.reading.custom_task import METHODS
+from cluster.config.sections.parallel import Dtype
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.source import Batch, Samples
 from train_jobs.tasks.causal_lm import CausalLM
 from train_jobs.tasks.image_classification import ImageClassification
 from train_jobs.tasks.task import Sums, Task
+from train_jobs.tasks.weights import DTYPES, cast, once
 
 __all__ = ["TASKS", "Sums", "Task", "make_task"]
 
@@ -47,14 +49,15 @@ def make_task(config: TrainJobConfig, data: Path) -> Task:
     missing = [method for method in METHODS if not callable(getattr(found, method, None))]
     if missing:
         raise RequestError(f"task {config.task!r} has no method {' and no '.join(missing)}")
-    return CustomTask(found(config))
+    return CustomTask(found(config), config.export.precision)
 
 
 class CustomTask:
     """A task of the user's, with what it may leave out."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Any, precision: Dtype | None = None) -> None:
         self.own = own
+        self.precision = precision
         self.unit: str = getattr(own, "unit", "samples")
         self.builds_on_meta: bool = getattr(own, "builds_on_meta", False)
         self.content: str | None = getattr(own, "content", None)
@@ -69,11 +72,12 @@ class CustomTask:
         return self.own.loss(model, batch)
 
     def export(self, weights: dict[str, Tensor], directory: Path) -> None:
-        """As the task does it; else the whole state dict as `model.safetensors`."""
+        """As the task does it; else the whole state dict as `model.safetensors`, tied weights once."""
+        if self.precision is not None:
+            weights = cast(weights, DTYPES[self.precision])
         if hasattr(self.own, "export"):
             self.own.export(weights, directory)
         else:
             directory.mkdir(parents=True)
-            save_file(
-                {name: value.contiguous() for name, value in weights.items()}, directory / "model.safetensors"
-            )
+            kept, tied = once(weights)
+            save_file(kept, directory / "model.safetensors", metadata=tied or None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,13 @@ from train_jobs.data.samples import IGNORED, DocumentSamples, PackedSamples
 from train_jobs.data.source import Batch
 from train_jobs.data.tokens import TokenStreams
 from train_jobs.tasks.task import Sums
+from train_jobs.tasks.weights import cast, export_dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+GENERATION = "generation_config.json"
 
 
 class CausalLM:
@@ -52,7 +57,6 @@ class CausalLM:
                 f"the tokenizer knows {self.streams.vocab_size} tokens, the model only "
                 f"{model.config.vocab_size}"
             )
-        model.config.use_cache = False
         self.architecture = model.config
         return model
 
@@ -118,15 +122,19 @@ class CausalLM:
         return Sums(total, (targets != IGNORED).sum())
 
     def export(self, weights: dict[str, Tensor], directory: Path) -> None:
-        """Write the Hugging Face format: safetensors, config.json and the tokenizer."""
+        """Write the Hugging Face format: safetensors, config.json, how it generates, and the tokenizer."""
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         assert self.architecture is not None, "the model was not built"
+        source = self.config.model.directory
+        dtype = export_dtype(self.config)
         # The model in use may have been wrapped or sharded; an empty one of the same architecture names the
         # files and ties the weights as transformers does.
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(self.architecture, dtype=torch.float32)
-        model.config.use_cache = True  # it was off for training only; who generates wants it
-        model.save_pretrained(directory, state_dict=weights)
+            model = AutoModelForCausalLM.from_config(self.architecture, dtype=dtype)
+        model.save_pretrained(directory, state_dict=cast(weights, dtype))
+        if source is not None and (Path(source) / GENERATION).exists():
+            # As it is: its end tokens and its temperature are nothing that training changes.
+            shutil.copyfile(Path(source) / GENERATION, directory / GENERATION)
         tokenizer = AutoTokenizer.from_pretrained(self.streams.tokenizer_directory, local_files_only=True)
         tokenizer.save_pretrained(directory)

@@ -14,6 +14,7 @@ from cluster.errors import RequestError
 from train_jobs.data.images import ImageFacts, ImageSamples, open_images
 from train_jobs.data.source import Batch
 from train_jobs.tasks.task import Sums
+from train_jobs.tasks.weights import cast, export_dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -101,8 +102,9 @@ class ImageClassification:
 
         assert self.architecture is not None, "the model was not built"
         with torch.device("meta"):
-            model = AutoModelForImageClassification.from_config(self.architecture, dtype=torch.float32)
-        model.save_pretrained(directory, state_dict=weights)
+            dtype = export_dtype(self.config)
+            model = AutoModelForImageClassification.from_config(self.architecture, dtype=dtype)
+        model.save_pretrained(directory, state_dict=cast(weights, dtype))
         processor = ConvNextImageProcessor(
             size={"shortest_edge": self.facts.size},
             image_mean=list(self.facts.mean),

@@ -120,6 +120,13 @@ class LossSpikeConfig(Section):
     the median absolute deviation), and by more than so many hundredths of the median."""
 
 
+class ExportConfig(Section):
+    """How the trained model is written."""
+
+    precision: Dtype | None = None
+    """Of its weights. Default: that of model.directory, where training started from one; else fp32."""
+
+
 class RecoveryConfig(Section):
     """How many failures a job survives, of each class so many in a row, and what it does about steps that go
     wrong. A count begins anew whenever the job got further than ever before."""
@@ -210,6 +217,7 @@ class TrainJobConfig(Section):
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()
+    export: ExportConfig = ExportConfig()
     publish: Name | None = None
     """Name under which the trained model is published in the registry; null publishes nothing."""
     publish_best: bool = False
