@@ -32,6 +32,7 @@ class RankError(Exception):
         rank: global rank.
         step: steps done when it happened, where it is known.
         kind: name of the exception's class.
+        bases: names of the classes that it derives from, the nearest first.
         message: its text.
         trace: its traceback, as Python prints it.
         collective: it came out of torch.distributed, most likely because another rank went away.
@@ -50,8 +51,9 @@ class RankError(Exception):
         collective: bool = False,
         died: bool = False,
         hung: bool = False,
+        bases: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(rank, step, kind, message, trace, collective, died, hung)
+        super().__init__(rank, step, kind, message, trace, collective, died, hung, bases)
         self.rank = rank
         self.step = step
         self.kind = kind
@@ -60,6 +62,12 @@ class RankError(Exception):
         self.collective = collective
         self.died = died
         self.hung = hung
+        self.bases = bases
 
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.step}: {self.kind}: {self.message}"
+
+
+def bases_of(error: BaseException) -> tuple[str, ...]:
+    """The names of the classes that an exception's class derives from, the nearest first."""
+    return tuple(each.__name__ for each in type(error).__mro__[1:] if each not in (BaseException, object))

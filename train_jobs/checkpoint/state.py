@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from train_jobs.optimization.gradients import local_part
 from train_jobs.optimization.loss_guard import LossGuard
 from train_jobs.optimization.loss_scale import LossScale
 from train_jobs.parallel.model import ParallelModel
+from train_jobs.parallel.randomness import seed_generators
 
 _GUARD = "guard"
 
@@ -52,6 +53,9 @@ class TrainingState:
     optimizer's settings are the config's, which a resumed job may have changed; only what it has learned is
     saved. Parameters and what the optimizer keeps of each are saved under the model's own names whatever the
     strategy, so that any other finds them.
+
+    Args:
+        key: what this rank's random numbers follow from; without one its generators stay as they are.
     """
 
     def __init__(
@@ -61,12 +65,14 @@ class TrainingState:
         loss_scale: LossScale,
         guard: LossGuard,
         loader: BatchLoader | StreamLoader,
+        key: Sequence[int] = (),
     ) -> None:
         self.parallel = parallel
         self.optimizer = optimizer
         self.loss_scale = loss_scale
         self.guard = guard
         self.loader = loader
+        self.key = key
         self.step = 0
         self.other_samples = False
         """The state was saved by a job of other samples, or of another order of them: they begin anew."""
@@ -147,6 +153,7 @@ class TrainingState:
             self._restore_own(wanted[_own_key()])
         else:
             self.parallel.load_own_state({})
+            self.draw_anew()
         return sorted({_parameter_of(name).removeprefix("state.") for name in begun})
 
     def handed_on(self) -> dict[str, Any]:
@@ -179,6 +186,12 @@ class TrainingState:
         self.parallel.load_state(self.optimizer, model, optimizer)
         self._go_on(handed["progress"])
         self._restore_own(handed["own"])
+        self.draw_anew()  # not what the peer draws: it has other samples
+
+    def draw_anew(self) -> None:
+        """Draw what this rank draws at random from a beginning that no other rank and no other step has."""
+        if self.key:
+            seed_generators([*self.key, self.step])
 
     def randomness(self) -> dict[str, Any]:
         """The states of the random generators that a step draws from."""

@@ -157,11 +157,14 @@ class StreamLoader:
         micro_batches = self.plan.micro_batches(batch, place)
         before = micro_batches[0].start - self.plan.begins(batch)
         self.stream.drop(before)
-        batches = [collated(self.stream.take(len(each)), self.stream.dataset) for each in micro_batches]
+        batches = [self._together(self.stream.take(len(each))) for each in micro_batches]
         taken = sum(map(len, micro_batches))
         self.stream.drop(self.plan.global_size - before - taken)
         self.waited_s += time.perf_counter() - began
         return batches
+
+    def _together(self, items: list[Any]) -> Batch:
+        return collated(items, self.stream.dataset, self.stream.collate)
 
     def position(self) -> dict[str, Any]:
         return {"samples": self.identity, **self.stream.position()}
@@ -214,7 +217,7 @@ def _from_stream(stream: StreamSamples, place: Place, micro: int) -> Iterator[tu
 
     def mine(round_: list[Any]) -> tuple[Batch, bool]:
         part = round_[place.index * micro : (place.index + 1) * micro]
-        return collated(part or last[:1] or round_[:1], stream.dataset), bool(part)
+        return collated(part or last[:1] or round_[:1], stream.dataset, stream.collate), bool(part)
 
     collected: list[Any] = []
     for item in stream.rest_of_epoch():

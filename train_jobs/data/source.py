@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,6 +16,10 @@ from train_jobs.data.arrangements import Arrangement, Shuffled
 
 Batch = Mapping[str, torch.Tensor]
 """The tensors of some samples by name; the first dim of each counts the samples."""
+
+
+Collate = Callable[[list[Any]], Batch]
+"""Puts samples together."""
 
 
 @runtime_checkable
@@ -48,12 +52,13 @@ class DatasetSamples:
 
     targets_per_sample = 1
 
-    def __init__(self, dataset: Dataset[Any]) -> None:
+    def __init__(self, dataset: Dataset[Any], collate: Collate | None = None) -> None:
         if not hasattr(dataset, "__len__"):
             raise RequestError(
                 f"{type(dataset).__name__} has no length; data of unknown length is an IterableDataset"
             )
         self.dataset = dataset
+        self.collate = collate
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -69,17 +74,50 @@ class DatasetSamples:
             else:
                 with seeded(keys[place]):
                     items.append(self.dataset[index])
-        return collated(items, self.dataset)
+        return collated(items, self.dataset, self.collate)
 
 
-def collated(items: list[Any], source: object) -> Batch:
-    """Samples as one batch; each has to be a mapping from name to tensor, array or number."""
+def collated(items: list[Any], source: object, collate: Collate | None = None) -> Batch:
+    """Samples as one batch.
+
+    Args:
+        items: each a mapping from name to tensor, array or number, unless the task puts them together itself.
+
+    Raises:
+        RequestError: they cannot be put together; the message says which name is in the way.
+    """
+    whose = type(source).__name__
+    if collate is not None:
+        batch = collate(items)
+        if not isinstance(batch, Mapping) or not all(
+            isinstance(each, torch.Tensor) for each in batch.values()
+        ):
+            raise RequestError("the task's collate should give a dict of tensors")
+        return batch
     if not all(isinstance(item, Mapping) for item in items):
         raise RequestError(
-            f"{type(source).__name__} gives {type(items[0]).__name__}; a sample is a dict of tensors, arrays "
-            "or numbers"
+            f"{whose} gives {type(items[0]).__name__}; a sample is a dict of tensors, arrays or numbers"
         )
-    batch: Batch = default_collate(items)
+    batch = {}
+    for name in items[0]:
+        values = [item.get(name) for item in items]
+        shapes = sorted({tuple(getattr(value, "shape", ())) for value in values})
+        if len(shapes) > 1:
+            raise RequestError(
+                f"{whose}: `{name}` has other shapes from sample to sample ({shapes[0]}, {shapes[1]}); make them"
+                " alike, or give the task a method collate(samples) that puts them together"
+            )
+        try:
+            together = default_collate(values)
+        except (TypeError, RuntimeError) as error:
+            together = error
+        if not isinstance(together, torch.Tensor):
+            kinds = sorted({type(value).__name__ for value in values})
+            raise RequestError(
+                f"{whose}: `{name}` is {' or '.join(kinds)}; a sample is a dict of tensors, arrays or numbers"
+                " (a method collate(samples) of the task may make some of it)"
+            )
+        batch[name] = together
     return batch
 
 
@@ -106,8 +144,9 @@ class StreamSamples:
     have it; one with `skip(n)` goes on elsewhere without being read up to there.
     """
 
-    def __init__(self, dataset: IterableDataset[Any]) -> None:
+    def __init__(self, dataset: IterableDataset[Any], collate: Collate | None = None) -> None:
         self.dataset = dataset
+        self.collate = collate
         self.epoch = 0
         self.offset = 0
         """Samples of this epoch that were read or skipped."""
@@ -187,10 +226,14 @@ def has_samples(data: Samples | StreamSamples) -> bool:
     return not data.is_empty() if isinstance(data, StreamSamples) else len(data) > 0
 
 
-def as_samples(data: Samples | Dataset[Any]) -> Samples | StreamSamples:
-    """What a task gave, as the loader reads it."""
+def as_samples(data: Samples | Dataset[Any], collate: Collate | None = None) -> Samples | StreamSamples:
+    """What a task gave, as the loader reads it.
+
+    Args:
+        collate: makes a batch of samples, where the task does so itself.
+    """
     if isinstance(data, IterableDataset):
-        return StreamSamples(data)
+        return StreamSamples(data, collate)
     if isinstance(data, Samples):
         return data
-    return DatasetSamples(data)
+    return DatasetSamples(data, collate)

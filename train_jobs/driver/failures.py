@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -111,7 +112,7 @@ def classify(
         return found(hung[0], FailureClass.HANG, f"rank {hung[0].rank} {hung[0].message}")
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
-            failure_class = class_of(failure.kind, failure.message)
+            failure_class = class_of(failure.kind, failure.message, failure.bases)
             plain = failure_class in _PLAIN
             reason = failure.message if plain else f"{failure.kind}: {failure.message}"
             return found(failure, failure_class, reason + _advice(failure.message))
@@ -119,6 +120,9 @@ def classify(
         if failure.died:
             whose = "the group" if failure.rank is None else f"rank {failure.rank}"
             reason = f"the process of {whose} ended: {failure.message}"
+            if failure.message == "exit code 0":
+                reason += ", before it was done: something in it leaves the program (sys.exit, os._exit)"
+                return found(failure, FailureClass.CODE, reason)
             words = f"{failure.message}\n{failure.trace}"
             if any(sign in words for sign in _MEMORY_MONITOR) or failure.kind in _MEMORY_KINDS:
                 return found(failure, FailureClass.MEMORY, reason)
@@ -169,8 +173,9 @@ _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_WORDS = ("Socket Timeout", "Broken pipe", "Timed out waiting", "NCCL communicator was aborted")
 """What torch.distributed raises, beside what a rank itself knows for it, where another rank went away."""
 
-_TRANSIENT_KINDS = """
-    OSError BlockingIOError InterruptedError TimeoutError ConnectionError ConnectionResetError
+_TRANSIENT_KINDS = frozenset(
+    """
+    BlockingIOError InterruptedError TimeoutError ConnectionError ConnectionResetError
     ConnectionAbortedError ConnectionRefusedError BrokenPipeError gaierror herror timeout
     RemoteDisconnected IncompleteRead URLError HTTPError SSLError SSLEOFError
 
@@ -184,44 +189,93 @@ _TRANSIENT_KINDS = """
     ObjectFetchTimedOutError ObjectStoreFullError OutOfDiskError
 
     StorageError
-"""
+    """.split()
+)
 """Names of exceptions of Python; of requests, urllib3, httpx, aiohttp, botocore and huggingface_hub; of Ray,
-in a rank that asked an actor or for an object; ours. FileNotFoundError and its like are not among them: the
-answer was clear, and will be the same again."""
+in a rank that asked an actor or for an object; ours."""
+
+_CLEAR_KINDS = frozenset(
+    """
+    FileNotFoundError FileExistsError PermissionError IsADirectoryError NotADirectoryError
+    ProcessLookupError ChildProcessError UnsupportedOperation UnidentifiedImageError
+
+    SSLCertVerificationError InvalidURL MissingSchema InvalidSchema JSONDecodeError
+
+    RepositoryNotFoundError RevisionNotFoundError EntryNotFoundError LocalEntryNotFoundError
+    GatedRepoError DisabledRepoError BadRequestError HFValidationError
+    """.split()
+)
+"""Those that derive from one of these, or from OSError, whose answer was clear, and will be the same again."""
+
+_ERRNO = re.compile(r"\[Errno (\d+)\]")
+_CLEAR_ERRNOS = frozenset({errno.E2BIG, errno.ENOEXEC, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP})
+_AWAY_WORDS = (
+    "AWS Error",
+    "Google Cloud",
+    "curl",
+    "Curl",
+    "timed out",
+    "Timeout",
+    "onnection",
+    "HTTP status",
+)
+"""How pyarrow's clients of object stores, which give no errno, say that nobody answered."""
+_CLIENTS_FAULT = re.compile(r"\b4(?!08|29)\d\d Client Error")
 
 
-def class_of(kind: str, message: str) -> FailureClass:
+def class_of(kind: str, message: str, bases: Sequence[str] = ()) -> FailureClass:
     """The class of an exception that a rank raised.
 
     What the user's code raises ends the job at once: the same program on the same samples raises it again.
     Some exceptions do not come from the program but from what is around it, and may pass:
 
-    - the operating system, the network or a service did not answer (OSError and its kin, the time-outs and
+    - the operating system, the network or a service did not answer (OSError with a number, the time-outs and
       connection errors of the usual clients, our StorageError, Ray's own): transient. What was not found,
-      is not allowed or is in the way is none of these;
+      is not allowed or is in the way is none of these, nor is an OSError that somebody raised with words of
+      their own (as transformers does of a model that is not there);
     - memory ran out: a class of its own;
     - an accelerator is broken, in CUDA's words: the node's.
 
-    An exception travels by the name of its class, so a class of the user's counts by its own name, whatever
-    it derives from.
+    An exception travels by the names of its class and of those that it derives from; the nearest that is
+    known counts.
 
     Args:
         kind: name of the exception's class, without its module.
+        bases: names of the classes that it derives from, the nearest first.
     """
-    if kind == RequestError.__name__:
-        return FailureClass.REQUEST
-    if kind == LossError.__name__:
-        return FailureClass.LOSS
-    if kind == CheckpointError.__name__:
-        return FailureClass.CHECKPOINT
-    if kind in _MEMORY_KINDS or (
-        kind in ("RuntimeError", "AcceleratorError", "OSError")
-        and any(words in message for words in _MEMORY_WORDS)
-    ):
+    for name in (kind, *bases):
+        if (known := _class_of(name, message)) is not None:
+            return known
+    return FailureClass.CODE
+
+
+def _class_of(name: str, message: str) -> FailureClass | None:
+    """What the name of one class tells; None where it tells nothing."""
+    ours = {
+        RequestError.__name__: FailureClass.REQUEST,
+        LossError.__name__: FailureClass.LOSS,
+        CheckpointError.__name__: FailureClass.CHECKPOINT,
+    }
+    if name in ours:
+        return ours[name]
+    if name in _MEMORY_KINDS:
         return FailureClass.MEMORY
-    if kind in ("RuntimeError", "AcceleratorError") and any(words in message for words in _DEVICE_WORDS):
-        return FailureClass.NODE
-    return FailureClass.TRANSIENT if kind in _TRANSIENT_KINDS.split() else FailureClass.CODE
+    if name in ("RuntimeError", "AcceleratorError", "OSError"):
+        if any(words in message for words in _MEMORY_WORDS):
+            return FailureClass.MEMORY
+        if name != "OSError":
+            broken = any(words in message for words in _DEVICE_WORDS)
+            return FailureClass.NODE if broken else None
+    if name in _CLEAR_KINDS or _CLIENTS_FAULT.search(message):
+        return FailureClass.CODE
+    if name == "OSError":
+        number = _ERRNO.match(message)
+        if number is None:
+            away = any(words in message for words in _AWAY_WORDS)
+        else:
+            away = int(number[1]) not in _CLEAR_ERRNOS
+        return FailureClass.TRANSIENT if away else FailureClass.CODE
+    return FailureClass.TRANSIENT if name in _TRANSIENT_KINDS else None
 
 
 _EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.DOTALL)

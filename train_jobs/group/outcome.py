@@ -24,6 +24,7 @@ class RankFailure:
     died: bool = False
     collective: bool = False
     hung: bool = False
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def rank_failure(rank: int, error: BaseException) -> RankFailure:
             died=error.died,
             collective=error.collective,
             hung=error.hung,
+            bases=error.bases,
         )
     if type(error).__module__.partition(".")[0] == "ray":
         # Ray's own word for a worker that ended or does not answer; what happens in a rank is a RankError.

@@ -28,16 +28,22 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> float | None:
     They are counted on a copy without data (device `meta`): nothing is computed. What activation
     checkpointing computes twice counts once, as model FLOPs do (Chowdhery et al., PaLM, 2022, appendix B).
     """
-    empty = _without_data(model)
-    if isinstance(empty, PreTrainedModel):
-        # With an attention of its own name a model makes no mask, for which transformers looks at values.
-        AttentionInterface.register(_COUNTED, sdpa_attention_forward)
-        empty.set_attn_implementation(_COUNTED)
     try:
+        empty = _without_data(model)
+        if isinstance(empty, PreTrainedModel):
+            # With an attention of its own name a model makes no mask, for which transformers looks at values.
+            AttentionInterface.register(_COUNTED, sdpa_attention_forward)
+            empty.set_attn_implementation(_COUNTED)
         with FlopCounterMode(display=False) as counter:
             task.loss(empty, {name: tensor.to("meta") for name, tensor in batch.items()}).loss.backward()
-    except (RuntimeError, NotImplementedError):
-        return None  # a loss that looks at its values cannot be run without them
+    except Exception as error:  # noqa: BLE001
+        # A loss that looks at its values cannot be run without them, one of a single sample may not be
+        # defined: whatever it is, a figure is no reason to end a job. What is really wrong the steps say.
+        print(
+            f"operations cannot be counted, so that no MFU is known: {type(error).__name__}: {error}",
+            flush=True,
+        )
+        return None
     return float(counter.get_total_flops()) or None
 
 

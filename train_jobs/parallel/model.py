@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from cluster.config.sections.parallel import Dtype
 from cluster.config.sections.train import OptimizerConfig, TrainJobConfig
 from train_jobs.data.source import Batch
 from train_jobs.optimization.gradients import clip_factor, global_norm, scale_gradients

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from cluster.config.sections.train import TrainJobConfig
+from cluster.errors import RequestError
 from cluster.planning.topology import mesh_shape
 from train_jobs.checkpoint.restore import restore, restore_best
 from train_jobs.checkpoint.retention import Retention
@@ -21,7 +22,7 @@ from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.data.identity import samples_identity
 from train_jobs.data.loader import make_loader
 from train_jobs.data.order import BatchPlan, Place
-from train_jobs.data.source import StreamSamples, as_samples
+from train_jobs.data.source import StreamSamples, as_samples, has_samples
 from train_jobs.elastic.quorum import Quorum, WholeGroup
 from train_jobs.elastic.replicas import RankLighthouse, ReplicaQuorum, ReplicaSettings
 from train_jobs.errors import CheckpointError, LossError
@@ -32,6 +33,7 @@ from train_jobs.metering.pace import Pace
 from train_jobs.optimization.loss_guard import LossGuard
 from train_jobs.parallel import parallelize
 from train_jobs.parallel.mesh import Mesh
+from train_jobs.parallel.randomness import key_of
 from train_jobs.parallel.sharding import ShardedModel
 from train_jobs.parallel.units import blocks_of
 from train_jobs.rank.loop import Reporter, StepLoop
@@ -76,7 +78,9 @@ class RankAssembly:
         with torch.device("meta") if on_meta else nullcontext():
             model = self._build()
         self._tied = tied_names(model)
-        samples = as_samples(self.task.samples(held_out=False))
+        samples = as_samples(self.task.samples(held_out=False), self.task.collate)
+        if not has_samples(samples):
+            raise RequestError("the task gives no sample to train on")
         flops = None
         if not isinstance(samples, StreamSamples):
             flops = count_flops(model, self.task, samples.batch([0], None))
@@ -96,7 +100,9 @@ class RankAssembly:
             samples_identity(config, samples, self.task.content),
         )
         self.guard = LossGuard(config.recovery)
-        self.state = TrainingState(self.parallel, optimizer, loss_scale, self.guard, loader)
+        key = key_of(config.seed, self.mesh, None if replica is None else replica[0])
+        self.state = TrainingState(self.parallel, optimizer, loss_scale, self.guard, loader, key)
+        self.state.draw_anew()
         rate, source = peak_flops(device, config.precision)
         self.store = CheckpointStore(workspace.storage.child(CHECKPOINTS))
         self.event = partial(reporter.event, attempt=attempt)

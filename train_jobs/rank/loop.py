@@ -134,7 +134,7 @@ class StepLoop:
         Raises:
             RequestError: there is none.
         """
-        held_out = as_samples(self.task.samples(held_out=True))
+        held_out = as_samples(self.task.samples(held_out=True), self.task.collate)
         if not has_samples(held_out):
             raise RequestError(
                 "the task gives no held-out sample to evaluate on; evaluate.every_steps: null needs none"

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from cluster.files.storage import Storage
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
-from train_jobs.errors import RankError, ScriptError
+from train_jobs.errors import RankError, ScriptError, bases_of
 from train_jobs.parallel.mesh import AFTER_HANG_S
 from train_jobs.parallel.rendezvous import open_store, reach_store, use_interface_of
 from train_jobs.rank.assembly import RankAssembly
@@ -56,7 +56,8 @@ def run_rank_process(address: str, authkey: str) -> None:
     except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
         trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
         kind, collective = type(error).__name__, is_collective(error)
-        worker.fail(RankError(order.place.rank, run.step, kind, str(error), trace, collective=collective))
+        rank, bases = order.place.rank, bases_of(error)
+        worker.fail(RankError(rank, run.step, kind, str(error), trace, collective=collective, bases=bases))
     else:
         worker.finish(status)
 

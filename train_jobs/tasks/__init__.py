@@ -15,7 +15,7 @@ from cluster.config.reading.custom_task import METHODS
 from cluster.config.sections.parallel import Dtype
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
-from train_jobs.data.source import Batch, Samples
+from train_jobs.data.source import Batch, Collate, Samples
 from train_jobs.tasks.causal_lm import CausalLM
 from train_jobs.tasks.image_classification import ImageClassification
 from train_jobs.tasks.task import Sums, Task
@@ -60,6 +60,7 @@ class CustomTask:
         self.precision = precision
         self.unit: str = getattr(own, "unit", "samples")
         self.builds_on_meta: bool = getattr(own, "builds_on_meta", False)
+        self.collate: Collate | None = getattr(own, "collate", None)
         self.content: str | None = getattr(own, "content", None)
 
     def build(self) -> nn.Module:

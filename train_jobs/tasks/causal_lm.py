@@ -34,6 +34,7 @@ class CausalLM:
     """
 
     unit = "tokens"
+    collate = None
     builds_on_meta = True
 
     def __init__(self, config: TrainJobConfig, data: Path) -> None:

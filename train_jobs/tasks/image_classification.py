@@ -29,6 +29,7 @@ class ImageClassification:
     """
 
     unit = "samples"
+    collate = None
     builds_on_meta = False
 
     def __init__(self, config: TrainJobConfig, data: Path) -> None:

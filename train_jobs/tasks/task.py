@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from train_jobs.data.source import Batch, Samples
+from train_jobs.data.source import Batch, Collate, Samples
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,9 @@ class Task(Protocol):
     builds_on_meta: bool
     """`build` works within `torch.device("meta")`, where it fills nothing: of a model that is sharded, rank 0
     alone then builds the weights."""
+
+    collate: Collate | None
+    """Makes a batch of samples; None where they are dicts of tensors, arrays or numbers of equal shapes."""
 
     content: str | None
     """A digest of what the samples are cut from; None where only the task knows."""
