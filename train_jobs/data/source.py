@@ -104,8 +104,8 @@ def collated(items: list[Any], source: object, collate: Collate | None = None) -
         shapes = sorted({tuple(getattr(value, "shape", ())) for value in values})
         if len(shapes) > 1:
             raise RequestError(
-                f"{whose}: `{name}` has other shapes from sample to sample ({shapes[0]}, {shapes[1]}); make them"
-                " alike, or give the task a method collate(samples) that puts them together"
+                f"{whose}: `{name}` has other shapes from sample to sample ({shapes[0]}, {shapes[1]}); make"
+                " them alike, or give the task a method collate(samples) that puts them together"
             )
         try:
             together = default_collate(values)

@@ -174,38 +174,91 @@ _LOST_PEER_WORDS = ("Socket Timeout", "Broken pipe", "Timed out waiting", "NCCL 
 """What torch.distributed raises, beside what a rank itself knows for it, where another rank went away."""
 
 _TRANSIENT_KINDS = frozenset(
-    """
-    BlockingIOError InterruptedError TimeoutError ConnectionError ConnectionResetError
-    ConnectionAbortedError ConnectionRefusedError BrokenPipeError gaierror herror timeout
-    RemoteDisconnected IncompleteRead URLError HTTPError SSLError SSLEOFError
-
-    ConnectTimeout ReadTimeout ChunkedEncodingError ProxyError ProtocolError NewConnectionError
-    MaxRetryError ConnectTimeoutError ReadTimeoutError ConnectError ReadError RemoteProtocolError
-    ClientConnectionError ClientConnectorError ServerDisconnectedError ServerTimeoutError
-    EndpointConnectionError ConnectionClosedError HTTPClientError HfHubHTTPError
-
-    GetTimeoutError RayActorError ActorDiedError ActorUnavailableError RaySystemError RpcError
-    NodeDiedError WorkerCrashedError LocalRayletDiedError OwnerDiedError ObjectLostError
-    ObjectFetchTimedOutError ObjectStoreFullError OutOfDiskError
-
-    StorageError
-    """.split()
+    {
+        "BlockingIOError",
+        "InterruptedError",
+        "TimeoutError",
+        "ConnectionError",
+        "ConnectionResetError",
+        "ConnectionAbortedError",
+        "ConnectionRefusedError",
+        "BrokenPipeError",
+        "gaierror",
+        "herror",
+        "timeout",
+        "RemoteDisconnected",
+        "IncompleteRead",
+        "URLError",
+        "HTTPError",
+        "SSLError",
+        "SSLEOFError",
+        "ConnectTimeout",
+        "ReadTimeout",
+        "ChunkedEncodingError",
+        "ProxyError",
+        "ProtocolError",
+        "NewConnectionError",
+        "MaxRetryError",
+        "ConnectTimeoutError",
+        "ReadTimeoutError",
+        "ConnectError",
+        "ReadError",
+        "RemoteProtocolError",
+        "ClientConnectionError",
+        "ClientConnectorError",
+        "ServerDisconnectedError",
+        "ServerTimeoutError",
+        "EndpointConnectionError",
+        "ConnectionClosedError",
+        "HTTPClientError",
+        "HfHubHTTPError",
+        "GetTimeoutError",
+        "RayActorError",
+        "ActorDiedError",
+        "ActorUnavailableError",
+        "RaySystemError",
+        "RpcError",
+        "NodeDiedError",
+        "WorkerCrashedError",
+        "LocalRayletDiedError",
+        "OwnerDiedError",
+        "ObjectLostError",
+        "ObjectFetchTimedOutError",
+        "ObjectStoreFullError",
+        "OutOfDiskError",
+        "StorageError",
+    }
 )
 """Names of exceptions of Python; of requests, urllib3, httpx, aiohttp, botocore and huggingface_hub; of Ray,
 in a rank that asked an actor or for an object; ours."""
 
 _CLEAR_KINDS = frozenset(
-    """
-    FileNotFoundError FileExistsError PermissionError IsADirectoryError NotADirectoryError
-    ProcessLookupError ChildProcessError UnsupportedOperation UnidentifiedImageError
-
-    SSLCertVerificationError InvalidURL MissingSchema InvalidSchema JSONDecodeError
-
-    RepositoryNotFoundError RevisionNotFoundError EntryNotFoundError LocalEntryNotFoundError
-    GatedRepoError DisabledRepoError BadRequestError HFValidationError
-    """.split()
+    {
+        "FileNotFoundError",
+        "FileExistsError",
+        "PermissionError",
+        "IsADirectoryError",
+        "NotADirectoryError",
+        "ProcessLookupError",
+        "ChildProcessError",
+        "UnsupportedOperation",
+        "UnidentifiedImageError",
+        "SSLCertVerificationError",
+        "InvalidURL",
+        "MissingSchema",
+        "InvalidSchema",
+        "JSONDecodeError",
+        "RepositoryNotFoundError",
+        "RevisionNotFoundError",
+        "EntryNotFoundError",
+        "LocalEntryNotFoundError",
+        "GatedRepoError",
+        "DisabledRepoError",
+        "BadRequestError",
+        "HFValidationError",
+    }
 )
-"""Those that derive from one of these, or from OSError, whose answer was clear, and will be the same again."""
+"""Those that derive from one of these, or from OSError: the answer was clear, and will be the same again."""
 
 _ERRNO = re.compile(r"\[Errno (\d+)\]")
 _CLEAR_ERRNOS = frozenset({errno.E2BIG, errno.ENOEXEC, errno.EINVAL, errno.ENAMETOOLONG, errno.ELOOP})

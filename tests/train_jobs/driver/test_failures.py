@@ -12,7 +12,7 @@ import torch
 from cluster.errors import RequestError
 from cluster.files.backend import StorageError
 from train_jobs.driver.failures import FailureClass, class_of, classify, last_exception
-from train_jobs.errors import CheckpointError, LossError, ScriptError
+from train_jobs.errors import CheckpointError, LossError, ScriptError, bases_of
 from train_jobs.group.outcome import RankFailure
 from train_jobs.rank.process import is_collective
 
@@ -102,6 +102,15 @@ def test_a_group_that_could_not_start_says_why() -> None:
     assert "no resources" in failure.reason
 
 
+def test_a_rank_that_leaves_by_itself_is_no_lost_worker() -> None:
+    left = RankFailure(1, None, "RankDied", "exit code 0", "", died=True)
+    failure = classify([peer_lost(0), left], NODES, NAMES.keys(), NAMES)
+    assert (failure.failure_class, failure.rank, failure.node) == (FailureClass.CODE, 1, "worker-2")
+    assert "exit code 0, before it was done" in failure.reason
+    killed = RankFailure(1, None, "RankDied", "killed by SIGKILL", "", died=True)
+    assert classify([killed], NODES, NAMES.keys(), NAMES).failure_class is FailureClass.WORKER
+
+
 # -- exceptions ----------------------------------------------------------------------------------------------
 
 
@@ -133,7 +142,25 @@ def wants_all_memory() -> object:
         (ValueError("the vocabulary is out of memory range"), "code"),
         (OSError(5, "Input/output error"), "transient"),
         (OSError(28, "No space left on device"), "transient"),
+        (OSError(36, "File name too long", "x" * 300), "code"),
+        # What transformers says of a model that is not there.
+        (OSError("lm is not a local folder and is not a valid model identifier"), "code"),
+        (OSError("When reading information for key 'k': AWS Error NETWORK_CONNECTION"), "transient"),
         (ConnectionResetError(104, "Connection reset by peer"), "transient"),
+        (type("Refused", (ConnectionRefusedError,), {})(111, "Connection refused"), "transient"),
+        (type("MyError", (ValueError,), {})("no"), "code"),
+        (type("NoModel", (FileNotFoundError,), {})(2, "No such file"), "code"),
+        (type("OutOfSpace", (OSError,), {})(28, "No space left on device"), "transient"),
+        (type("TooMuch", (torch.OutOfMemoryError,), {})("CUDA out of memory."), "memory"),
+        (type("HfHubHTTPError", (OSError,), {})("503 Server Error: Service Unavailable"), "transient"),
+        (type("HfHubHTTPError", (OSError,), {})("404 Client Error: Not Found for url"), "code"),
+        (type("HTTPError", (OSError,), {})("429 Client Error: Too Many Requests"), "transient"),
+        (
+            type("RepositoryNotFoundError", (type("HfHubHTTPError", (OSError,), {}),), {})(
+                "no such repository"
+            ),
+            "code",
+        ),
         (TimeoutError("timed out"), "transient"),
         (PermissionError(13, "Permission denied"), "code"),
         (StorageError("s3://b/k does not answer"), "transient"),
@@ -149,7 +176,7 @@ def wants_all_memory() -> object:
 def test_only_what_does_not_come_from_the_program_is_more_than_a_mistake(
     error: Exception, expected: str
 ) -> None:
-    assert class_of(type(error).__name__, str(error)) == expected
+    assert class_of(type(error).__name__, str(error), bases_of(error)) == expected
 
 
 def test_a_rank_without_memory_is_named_with_its_node_and_what_takes_less() -> None:
