@@ -16,40 +16,49 @@ _POLL_S = 0.2
 _DRIVER_POLL_S = 2.0
 
 
-def follow(
-    storage: Storage,
-    summary: RunSummary,
-    driver_status: Callable[[], str | None],
-    view: JobView,
-) -> str | None:
-    """Feed `summary` and `view` until the job has ended.
+class JobLogs:
+    """The two logs of a run, and what they have told so far.
 
     Args:
         storage: the run's directory.
+    """
+
+    def __init__(self, storage: Storage, job: str) -> None:
+        self.summary = RunSummary(job)
+        self._events, self._metrics = LineReader(storage, EVENTS), LineReader(storage, METRICS)
+
+    def show(self, view: JobView | None = None) -> None:
+        """Take in what is new, and show it; without a view it is only taken in."""
+        for event in self._events.new():
+            self.summary.apply(event)
+            if view is not None:
+                view.event(event, self.summary)
+        for line in self._metrics.new():
+            self.summary.step, self.summary.metrics = line["step"], line
+            if view is not None:
+                view.metric(line, self.summary)
+
+
+def follow(logs: JobLogs, driver_status: Callable[[], str | None], view: JobView) -> str | None:
+    """Show a job until it has ended.
+
+    Args:
         driver_status: Ray's status of the submission.
 
     Returns:
         None, or Ray's final status when the driver died without saying how the job ended.
     """
-    events, metrics = LineReader(storage, EVENTS), LineReader(storage, METRICS)
     pause = threading.Event()
     next_look = time.monotonic() + _DRIVER_POLL_S
     while True:
-        for event in events.new():
-            summary.apply(event)
-            view.event(event, summary)
-        for line in metrics.new():
-            summary.step, summary.metrics = line["step"], line
-            view.metric(line, summary)
-        if summary.ended:
+        logs.show(view)
+        if logs.summary.ended:
             return None
         if time.monotonic() >= next_look:
             status = driver_status()
             if status in RAY_ENDED:
                 # What the driver wrote last may have come after our last look.
-                for event in events.new():
-                    summary.apply(event)
-                    view.event(event, summary)
-                return None if summary.ended else status
+                logs.show(view)
+                return None if logs.summary.ended else status
             next_look = time.monotonic() + _DRIVER_POLL_S
         pause.wait(_POLL_S)

@@ -20,7 +20,7 @@ from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.hosts import PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
-from infra.job_logs import follow
+from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
@@ -251,7 +251,7 @@ class Quickstart:
             submissions.submit(storage, job, JOB, config, job, loaded.base)
             view = Killer(config.steps, self.say)
             run = run_of(storage, job)
-            follow(run, RunSummary(job), lambda: submissions.status(job), view)
+            follow(JobLogs(run, job), lambda: submissions.status(job), view)
             result = result_of(storage, job)
             require(result["status"] == "succeeded", f"the job {result['status']}: {result['error']}")
             require(view.killed_at is not None, "the job ended before a worker was killed")

@@ -79,11 +79,11 @@ def granted_twice(events: Iterable[Mapping[str, Any]]) -> list[str]:
                         for units in (holder.told, holder.held, holder.starting, holder.elsewhere):
                             units.pop(event["node"], None)
         elif event["cause"] in ("released", "expired"):
-            holder = holders.pop(event["holder"], None)
+            gone = holders.pop(event["holder"], None)
             unheard.pop(event["holder"], None)
-            if holder is not None and event["cause"] == "expired":
-                ran = holder.held - holder.starting
-                unheard[event["holder"]] = _Unheard(_Holder(holder.unit, told=ran, held=ran))
+            if gone is not None and event["cause"] == "expired":
+                ran = gone.held - gone.starting
+                unheard[event["holder"]] = _Unheard(_Holder(gone.unit, told=ran, held=ran))
         else:
             _apply(holders, event)
             back = unheard.pop(event["holder"], None)

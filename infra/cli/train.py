@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
     from cluster.files.storage import Storage
     from cluster.state.connection import ClusterRecord
+    from infra.job_logs import JobLogs
     from train_jobs.driver.submission import Submissions
 
 STOP_TIMEOUT_S = 150.0
@@ -123,9 +124,12 @@ def resume(
 
     from cluster.config.loader import RUN_FILE, change_job
     from cluster.errors import RequestError
+    from infra.job_logs import JobLogs
+    from train_jobs.checkpoint.store import CheckpointStore
     from train_jobs.records.listing import find_job, is_running, run_of
     from train_jobs.records.run_config import changes, read_run_config
     from train_jobs.records.run_log import summarize
+    from train_jobs.spec import CHECKPOINTS
 
     storage = storage_of(loaded)
     found = find_job(storage, job)
@@ -145,13 +149,23 @@ def resume(
         )
     for change in changed:
         say(f"changed {change}")
+    newest = CheckpointStore(run.child(CHECKPOINTS)).newest()
+    say("begins at step 0: there is no checkpoint" if newest is None else f"goes on from step {newest}")
+    logs = JobLogs(run, found)
+    logs.show()  # what it did before is told already
     submission_id = f"{found}-{time.strftime('%H%M%S', time.gmtime())}"
     submissions.submit(storage, found, name, config, submission_id, loaded.base)
-    _after_submission(submissions, storage, found, submission_id, detach, as_json)
+    _after_submission(submissions, storage, found, submission_id, detach, as_json, logs)
 
 
 def _after_submission(
-    submissions: Submissions, storage: Storage, job: str, submission_id: str, detach: bool, as_json: bool
+    submissions: Submissions,
+    storage: Storage,
+    job: str,
+    submission_id: str,
+    detach: bool,
+    as_json: bool,
+    logs: JobLogs | None = None,
 ) -> None:
     """Say that the job was submitted, and unless detached follow it.
 
@@ -164,7 +178,7 @@ def _after_submission(
             typer.echo(f"submitted {job}; `shoal jobs` lists it, `shoal logs {job} --follow` follows it")
         return
     say(f"submitted {job}")
-    result = follow_job(submissions, storage, job, submission_id)
+    result = follow_job(submissions, storage, job, submission_id, logs)
     if as_json:
         print_json(result)
     else:
@@ -176,18 +190,25 @@ def _after_submission(
         raise typer.Exit(summarize(job, run_of(storage, job)).exit_code)
 
 
-def follow_job(submissions: Submissions, storage: Storage, job: str, submission_id: str) -> dict[str, Any]:
-    """Show a job until it has ended; the document that `shoal train` returns."""
-    from infra.job_logs import follow
+def follow_job(
+    submissions: Submissions, storage: Storage, job: str, submission_id: str, logs: JobLogs | None = None
+) -> dict[str, Any]:
+    """Show a job until it has ended; the document that `shoal train` returns.
+
+    Args:
+        logs: with what need not be shown taken in.
+    """
+    from infra.job_logs import JobLogs, follow
     from infra.job_view import view_for
     from train_jobs.records.listing import result_of, run_of
-    from train_jobs.records.run_log import RunSummary, summarize
+    from train_jobs.records.run_log import summarize
 
     run = run_of(storage, job)
     steps = summarize(job, run).steps
     try:
         with view_for(job, steps) as view:
-            died = follow(run, RunSummary(job), lambda: submissions.status(submission_id), view)
+            logs = logs or JobLogs(run, job)
+            died = follow(logs, lambda: submissions.status(submission_id), view)
     except KeyboardInterrupt:
         say(f"\n{job} goes on without us; `shoal stop {job}` stops it")
         raise

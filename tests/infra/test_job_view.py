@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.files.storage import Storage
-from infra.job_logs import follow
+from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView, figures, sentence
-from train_jobs.records.run_log import RunSummary
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,6 @@ def test_a_driver_that_died_without_a_word_ends_the_following(
         '{"time": "2026-01-01T00:00:00+00:00", "kind": "waiting", "min": 1, "max": 1}\n'
     )
     (tmp_path / "metrics.jsonl").write_text("")
-    summary = RunSummary("job")
     with JobView("job", 10) as view:
-        assert follow(Storage(str(tmp_path)), summary, lambda: "FAILED", view) == "FAILED"
+        assert follow(JobLogs(Storage(str(tmp_path)), "job"), lambda: "FAILED", view) == "FAILED"
     assert capsys.readouterr().err == "waiting for a lease of 1 worker\n"

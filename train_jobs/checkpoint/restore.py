@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 
 import torch.distributed as dist
 from torch.distributed.checkpoint import CheckpointException
@@ -101,7 +102,7 @@ def restore_best(store: CheckpointStore, state: TrainingState, ranked: Callable[
     """
     patient = state.parallel.mesh.patient
     for step in from_rank_0(ranked, patient):
-        checkpoint = from_rank_0(lambda step=step: store.look(step), patient)
+        checkpoint = from_rank_0(partial(store.look, step), patient)
         if checkpoint.complete and _damage(store, checkpoint, patient) is None:
             with store.reading(step) if dist.get_rank() == 0 else nullcontext():
                 _load(store, state, step)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,8 +14,13 @@ WHOLE = 2**20
 """An epoch of at most so many samples is put in order at once; of a longer one each place is computed when it
 is asked for: every process would hold eight bytes a sample otherwise."""
 
-Order = Sequence[int] | np.ndarray
-"""The samples of an epoch, by their places."""
+
+class Order(Protocol):
+    """The samples of an epoch, by their places."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, place: int, /) -> Any: ...
 
 
 class Arrangement(Protocol):
@@ -71,7 +76,7 @@ class Windowed:
         return _Windows(self.ends, self.window, seed, epoch)
 
 
-class _Windows(Sequence[int]):
+class _Windows:
     """An epoch of `Windowed`; only the windows that are read are put in order."""
 
     def __init__(self, ends: np.ndarray, window: int, seed: int, epoch: int) -> None:
@@ -88,7 +93,7 @@ class _Windows(Sequence[int]):
     def __len__(self) -> int:
         return int(self._window_ends[-1]) if len(self._window_ends) else 0
 
-    def __getitem__(self, place: int) -> int:  # type: ignore[override]  (no slices)
+    def __getitem__(self, place: int) -> int:
         if not 0 <= place < len(self):
             raise IndexError(f"{place} of {len(self)}")
         window = int(np.searchsorted(self._window_ends, place, side="right"))

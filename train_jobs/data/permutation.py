@@ -11,7 +11,7 @@ _ROUNDS = 8
 _WORD = 2**64 - 1
 
 
-class Permutation(Sequence[int]):
+class Permutation:
     """A permutation of 0 … n-1 that follows from a key; each element is computed when it is asked for.
 
     A Feistel network over two numbers of about √n each, walked along until the result is below n (Black and
@@ -33,7 +33,7 @@ class Permutation(Sequence[int]):
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, place: int) -> int:  # type: ignore[override]  (no slices)
+    def __getitem__(self, place: int) -> int:
         if not 0 <= place < self._length:
             raise IndexError(f"{place} of {self._length}")
         while (place := self._moved(place)) >= self._length:

@@ -12,9 +12,10 @@ Shape = Callable[[OptimizerConfig, int, int], float]
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """The learning rate of a step (from 0) of a job of `steps` steps."""
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
+    """The learning rate of a step (from 0) of a job of `steps` steps; it warms up for as many at most."""
+    warmup_steps = min(config.warmup_steps, steps)
+    if step < warmup_steps:
+        return config.learning_rate * (step + 1) / warmup_steps
     left = SHAPES[config.schedule](config, step, steps)
     return config.learning_rate * (config.final_fraction + (1.0 - config.final_fraction) * left)
 

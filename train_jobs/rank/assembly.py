@@ -128,6 +128,13 @@ class RankAssembly:
             progress=self.progress,
         )
 
+    @property
+    def notes(self) -> list[str]:
+        """What a person should know of how the job is done."""
+        warmup_steps, steps = self.config.optimizer.warmup_steps, self.config.steps
+        cut = f"optimizer.warmup_steps: {steps} instead of {warmup_steps}, since the job has no more steps"
+        return [*self.parallel.notes, *([cut] if warmup_steps > steps else [])]
+
     def _pace(self, model: nn.Module, blocks: Sequence[nn.Module], *, alone: bool) -> Pace | None:
         """What finds stragglers; None where nobody looks for them."""
         factor, loader = self.config.recovery.straggler_factor, self.state.loader

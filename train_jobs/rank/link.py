@@ -110,29 +110,30 @@ class RankLink:
         address = f"\0shoal-rank-{os.getpid()}-{secrets.token_hex(8)}"
         self.at = LinkAddress(address, secrets.token_bytes(32))
         self._listener = Listener(address, "AF_UNIX", backlog=64, authkey=self.at.authkey)
-        self._closed = False
+        self._closed = threading.Event()
         threading.Thread(target=self._listen, name="rank link", daemon=True).start()
 
     def close(self) -> None:
         """Answer nobody any more who calls anew; threads and sockets go with their callers."""
-        if not self._closed:
-            self._closed = True
+        if not self._closed.is_set():
+            self._closed.set()
             with suppress(OSError, EOFError, AuthenticationError):
                 Client(*_of(self.at)).close()  # whoever listens sees that it is closed
 
     def _listen(self) -> None:
         with self._listener as listener:
-            while not self._closed:
+            while True:
                 try:
                     caller = listener.accept()
                 except (OSError, EOFError, AuthenticationError):
                     continue  # one that lacks the key, or is gone already
-                if self._closed:
+                if self._closed.is_set():
                     caller.close()
-                else:
-                    threading.Thread(
-                        target=self._answer, args=(caller,), name="rank link, caller", daemon=True
-                    ).start()
+                    return
+                answer = threading.Thread(
+                    target=self._answer, args=(caller,), name="rank link, caller", daemon=True
+                )
+                answer.start()
 
     def _answer(self, caller: Connection) -> None:
         with caller, suppress(OSError, EOFError):
@@ -170,7 +171,8 @@ class _Calling:
     def _connection(self) -> Connection:
         if not hasattr(self._mine, "connection"):
             self._mine.connection = Client(*_of(self._at))
-        return self._mine.connection  # type: ignore[no-any-return]
+        connection: Connection = self._mine.connection
+        return connection
 
 
 def reach_worker(at: LinkAddress) -> Worker:
@@ -179,12 +181,12 @@ def reach_worker(at: LinkAddress) -> Worker:
     Raises:
         OSError: the worker is gone.
     """
-    return _Calling(at)  # type: ignore[return-value]
+    return _Calling(at)
 
 
 def reach_heart(at: LinkAddress) -> Heart:
     """The same, for its node's heart."""
-    return _Calling(at)  # type: ignore[return-value]
+    return _Calling(at)
 
 
 def _of(at: LinkAddress) -> tuple[str, str, bytes]:

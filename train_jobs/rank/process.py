@@ -206,7 +206,7 @@ class _TaskRun:
         )
         self.assembly = assembly
         step = assembly.begin()
-        mesh, notes = asdict(assembly.mesh.shape), assembly.parallel.notes
+        mesh, notes = asdict(assembly.mesh.shape), assembly.notes
         workers = assembly.quorum.world_size
         _say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
         return assembly

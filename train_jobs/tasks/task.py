@@ -38,11 +38,13 @@ class Task(Protocol):
     """`build` works within `torch.device("meta")`, where it fills nothing: of a model that is sharded, rank 0
     alone then builds the weights."""
 
-    collate: Collate | None
-    """Makes a batch of samples; None where they are dicts of tensors, arrays or numbers of equal shapes."""
+    @property
+    def collate(self) -> Collate | None:
+        """Makes a batch of samples; None where they are dicts of tensors, arrays or numbers, all alike."""
 
-    content: str | None
-    """A digest of what the samples are cut from; None where only the task knows."""
+    @property
+    def content(self) -> str | None:
+        """A digest of what the samples are cut from; None where only the task knows."""
 
     def build(self) -> nn.Module:
         """The model with its initial weights, fp32, on the CPU; the same on every rank."""

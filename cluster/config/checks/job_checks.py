@@ -108,10 +108,8 @@ def _check_directories(job: TrainJobConfig, report: MistakeReport) -> None:
 
 def _check_schedule(job: TrainJobConfig, report: MistakeReport) -> None:
     optimizer = job.optimizer
-    if optimizer.warmup_steps > job.steps:
-        message = f"should be at most steps ({job.steps}), was {optimizer.warmup_steps}"
-        report("optimizer.warmup_steps", optimizer.warmup_steps, message, "steps")
-    elif optimizer.decay_steps is not None and optimizer.warmup_steps + optimizer.decay_steps > job.steps:
-        left = job.steps - optimizer.warmup_steps
+    warmup_steps = min(optimizer.warmup_steps, job.steps)  # a short trial of a job should just work
+    if optimizer.decay_steps is not None and warmup_steps + optimizer.decay_steps > job.steps:
+        left = job.steps - warmup_steps
         message = f"should be at most steps - warmup_steps ({left}), was {optimizer.decay_steps}"
         report("optimizer.decay_steps", optimizer.decay_steps, message, "steps", "optimizer.warmup_steps")

@@ -65,6 +65,7 @@ class OptimizerConfig(Section):
     schedule: Literal["constant", "linear", "cosine", "warmup_stable_decay"] = "cosine"
     """Shape of the learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """First steps over which the learning rate rises; all of the job's where it has fewer."""
     decay_steps: int | None = Field(default=None, ge=1)
     """Last steps over which `warmup_stable_decay` falls. Default: a tenth of the job's steps."""
     final_fraction: float = Field(default=0.0, ge=0, le=1)

@@ -130,12 +130,6 @@ def test_a_huge_range_of_workers_is_answered_at_once(tmp_path: Path) -> None:
     ("job", "marker", "path", "words"),
     [
         (
-            "steps: 10, optimizer: {warmup_steps: 11}",
-            "11}",
-            "optimizer.warmup_steps",
-            "at most steps (10), was 11",
-        ),
-        (
             "steps: 10, optimizer: {warmup_steps: 4, decay_steps: 7}",
             "7}",
             "optimizer.decay_steps",
