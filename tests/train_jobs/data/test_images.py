@@ -73,7 +73,7 @@ def test_cifar_10_as_the_hub_has_it_is_read_whole(tmp_path: Path) -> None:
             facts.std
         )
         assert torch.allclose(batch["pixel_values"], torch.from_numpy(expected).float(), atol=1e-5)
-        order = samples.arrangement().epoch(1, 0)
+        order = np.asarray(list(samples.arrangement().epoch(1, 0)))
         assert sorted(order.tolist()) == list(range(len(indices)))
 
 

@@ -193,9 +193,9 @@ def test_a_rank_without_memory_is_named_with_its_node_and_what_takes_less() -> N
     ("failures", "by_node"),
     [
         ([peer_lost(0), RankFailure(1, None, "ActorDiedError", "killed", "", died=True)], True),
-        ([peer_lost(0), RankFailure(1, 3, "OSError", "Input/output error", "")], True),
+        ([peer_lost(0), RankFailure(1, 3, "OSError", "[Errno 5] Input/output error", "")], True),
         ([peer_lost(0), RankFailure(1, 3, "RuntimeError", "CUDA error: uncorrectable ECC error", "")], True),
-        ([RankFailure(rank, 3, "OSError", "Input/output error", "") for rank in (0, 1)], False),
+        ([RankFailure(rank, 3, "OSError", "[Errno 5] Input/output error", "") for rank in (0, 1)], False),
         ([RankFailure(rank, None, "ActorDiedError", "", "", died=True) for rank in (0, 1)], False),
         ([peer_lost(0), RankFailure(1, 3, "KeyError", "'x'", "")], False),
         ([peer_lost(0), RankFailure(1, 3, "OutOfMemoryError", "CUDA out of memory", "")], False),

@@ -83,10 +83,11 @@ def test_nothing_of_a_link_that_is_closed_stays_behind() -> None:
         answers.over.set()
         link.close()
         staying.join(5)
-        with pytest.raises(ConnectionRefusedError):
+        with pytest.raises((ConnectionRefusedError, ConnectionResetError, EOFError)):
             reach_worker(link.at)
         del worker, staying
     deadline = time.monotonic() + 10
-    while (threading.active_count(), sockets()) != (threads, lines) and time.monotonic() < deadline:
+    while (threading.active_count() > threads or sockets() > lines) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert (threading.active_count(), sockets()) == (threads, lines)
+    assert threading.active_count() <= threads
+    assert sockets() <= lines
