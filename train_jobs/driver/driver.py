@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -28,12 +29,13 @@ from train_jobs.driver.failures import Failure, FailureClass, classify
 from train_jobs.driver.job_lease import JobLease
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
+from train_jobs.driver.work_directory import update_work
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome
 from train_jobs.records.control import JobControlActor, control_name
 from train_jobs.records.run_log import summarize
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, GroupSpec, group_spec, plan_groups
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, WORK, GroupSpec, group_spec, plan_groups
 
 
 class Driver:
@@ -100,6 +102,8 @@ class Driver:
                 "a script writes its files into a directory, so it needs storage that every node mounts; "
                 f"{self.storage.location} is none"
             )
+        if self.config.task == "script":
+            update_work(Path.cwd(), self.workspace.directory / WORK)
         self.workspace.fetch(DATA)
         changed = prepare_apart(self.config, self.workspace.directory / DATA, self.stop_asked)
         if changed or not self.workspace.has(DATA):

@@ -24,7 +24,7 @@ from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, re
 from train_jobs.rank.loop import Reporter
 from train_jobs.rank.script import ScriptProcess, torchrun_environment
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS, WORK
 from train_jobs.watch.progress import Progress
 from train_jobs.watch.rank_stacks import write_stacks_when_asked
 
@@ -234,14 +234,20 @@ class _ScriptRun:
         self._store, address = open_store(self.order.host) if rank == 0 else (None, "")
         meeting = [address]
         dist.broadcast_object_list(meeting)
+        work, copy = run / WORK, os.getcwd()
         environment = {
             "MASTER_PORT": meeting[0].rpartition(":")[2],
             "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
             "SHOAL_EXPORT_DIR": str(run / EXPORT),
+            "SHOAL_WORK_DIR": str(work),
         }
+        if paths := os.environ.get("PYTHONPATH"):
+            # Ray's copy of the folder is of this node and this attempt alone: nothing is to be found there.
+            own = [str(work) if path == copy else path for path in paths.split(os.pathsep)]
+            environment["PYTHONPATH"] = os.pathsep.join(own)
         _say_started(self.order, self.reporter, step=0)
         log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{rank}.log"
-        process = ScriptProcess(spec.config, environment, log)
+        process = ScriptProcess(spec.config, environment, log, work)
         try:
             with self.progress.waiting():  # what a script does only itself knows
                 return process.wait(self.worker.is_stopping)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ STOP_GRACE_S = 30.0
 _POLL_S = 0.2
 _ASK_S = 2.0
 _TAIL_BYTES = 4000
+_VARIABLE = re.compile(r"\$(?:\{(SHOAL_\w+)\}|(SHOAL_\w+))")
 
 # The script has to go with its worker, whatever ends that: the kernel kills it. `exec` keeps the setting, and
 # leaves the script a process like any other.
@@ -79,15 +81,20 @@ class ScriptProcess:
     Args:
         environment: what is added to this process's own.
         log: where its output goes; the directory is made.
+        directory: where it runs.
     """
 
-    def __init__(self, config: TrainJobConfig, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self, config: TrainJobConfig, environment: Mapping[str, str], log: Path, directory: Path
+    ) -> None:
         assert config.script is not None
+        arguments = [expanded(each, environment) for each in config.arguments]
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _LAUNCH, str(os.getpid()), config.script, *config.arguments],
+                [sys.executable, "-c", _LAUNCH, str(os.getpid()), config.script, *arguments],
+                cwd=directory,
                 env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -131,6 +138,11 @@ class ScriptProcess:
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             return file.read().decode(errors="replace")
+
+
+def expanded(argument: str, environment: Mapping[str, str]) -> str:
+    """An argument with the values of the variables in it: `$SHOAL_CHECKPOINT_DIR`, `${SHOAL_WORK_DIR}`."""
+    return _VARIABLE.sub(lambda found: environment.get(found[1] or found[2], found[0]), argument)
 
 
 def _how_it_ended(code: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 from cluster.config.checks.checkpoint_checks import check_checkpoints
@@ -47,7 +48,7 @@ def _check_task(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
         if problem is not None:
             report("task", job.task, problem)
     if job.script is not None:
-        problem = path_problem(str(base / job.script))
+        problem = _script_problem(job.script, base)
         if problem is not None:
             report("script", job.script, f"`{job.script}` {problem}")
     wanted = ARCHITECTURES.get(job.task)
@@ -58,6 +59,25 @@ def _check_task(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
         value = getattr(job.model, name)
         if value != ModelConfig.model_fields[name].get_default():
             report(f"model.{name}", value, f"has no effect {where}", "task")
+
+
+def _script_problem(script: str, base: Path) -> str | None:
+    """Why a script cannot run; None where nothing seems wrong."""
+    path = base / script
+    if not path.resolve().is_relative_to(base.resolve()):
+        return "is not below the folder of the config file, which is what travels to the nodes"
+    problem = path_problem(str(path))
+    if problem is not None:
+        return problem
+    if path.is_dir():
+        return "is a directory"
+    try:
+        ast.parse(path.read_bytes(), script)
+    except SyntaxError as error:
+        return f"is no Python: {error.msg} (line {error.lineno})"
+    except ValueError as error:
+        return f"is no Python: {error}"
+    return None
 
 
 def _check_model(job: TrainJobConfig, report: MistakeReport) -> ModelSizes | None:

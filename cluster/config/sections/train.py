@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, StringConstraints
+from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cluster.config.sections.data import DataConfig
 from cluster.config.sections.model import ModelConfig
@@ -179,6 +179,16 @@ TASK_PATTERN = rf"^({'|'.join(TASKS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*
 
 TaskName = Annotated[str, StringConstraints(pattern=TASK_PATTERN), Field(examples=list(TASKS))]
 
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+"""A word of a command line."""
+
 BUILT_IN_SOURCES = {"causal_lm": "python-stdlib", "image_classification": "sklearn-digits"}
 """By task: the data that is no path, but comes with Python or a package; the default."""
 ARCHITECTURES = {"causal_lm": "llama", "image_classification": "resnet"}
@@ -209,8 +219,9 @@ class TrainJobConfig(Section):
     """Optimizer steps."""
     script: str | None = None
     """The script of task `script`, a path from the config file."""
-    arguments: tuple[str, ...] = Field(default=(), strict=False)
-    """Arguments of the script."""
+    arguments: tuple[Argument, ...] = Field(default=(), strict=False)
+    """Arguments of the script; numbers, true and false as they are written. `$SHOAL_CHECKPOINT_DIR`,
+    `$SHOAL_EXPORT_DIR` and `$SHOAL_WORK_DIR` stand for directories of the job."""
     settings: dict[str, Any] = Field(default={})
     """Anything that a task of yours wants to know."""
     seed: int = Field(default=1, ge=0, lt=2**63)

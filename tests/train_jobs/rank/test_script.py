@@ -44,6 +44,7 @@ def start(config: TrainJobConfig, directory: Path, world_size: int = 2) -> list[
             torchrun_environment(RankPlace(rank, world_size, rank, world_size, 0, 1), master, "job", 1, 1)
             | {"SHOAL_CHECKPOINT_DIR": str(directory / "checkpoints")},
             directory / f"rank-{rank}.log",
+            directory,
         )
         for rank in range(world_size)
     ]
@@ -176,3 +177,21 @@ def test_a_script_goes_with_its_worker(tmp_path: Path) -> None:
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the script outlived its worker"
         time.sleep(0.02)
+
+
+def test_a_script_runs_in_the_directory_of_its_job_and_its_arguments_name_others(tmp_path: Path) -> None:
+    work, script = tmp_path / "work", tmp_path / "work" / "sub" / "show.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import json, os, sys\nprint(json.dumps([os.getcwd(), sys.argv[1:], sys.path[0]]))\n")
+    config = TrainJobConfig.model_validate(
+        {
+            "task": "script",
+            "script": "sub/show.py",
+            "arguments": ["--out=$SHOAL_CHECKPOINT_DIR/x", "${SHOAL_WORK_DIR}", "$HOME", 3, 0.5, True, False],
+        }
+    )
+    environment = {"SHOAL_CHECKPOINT_DIR": "/c", "SHOAL_WORK_DIR": str(work)}
+    process = ScriptProcess(config, environment, tmp_path / "log", work)
+    assert process.wait(lambda: False) == "finished"
+    said = ["--out=/c/x", str(work), "$HOME", "3", "0.5", "true", "false"]
+    assert json.loads((tmp_path / "log").read_text()) == [str(work), said, str(script.parent)]
