@@ -42,7 +42,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         # The working directory is a copy on this node; the storage is the cluster's, wherever the file lay.
         settings = [*options.set, f"cluster.storage={storage.location}"]
-        loaded = load_config(find_config(options.file), settings, f"train_jobs.{options.name}")
+        scope = f"train_jobs.{options.name}"
+        loaded = load_config(find_config(options.file), settings, scope, others=False)
         job, config = new_job_id(options.name), loaded.resolved.train_jobs[options.name]
         record_submission(storage, job, options.name, config, _submission_id())
     return Driver(job, config, storage).run()

@@ -80,13 +80,19 @@ def find_config(file: str | None = None) -> Path:
 
 
 def load_config(
-    path: Path, overrides: Sequence[str] = (), scope: str | None = None, *, across: bool = True
+    path: Path,
+    overrides: Sequence[str] = (),
+    scope: str | None = None,
+    *,
+    across: bool = True,
+    others: bool = True,
 ) -> LoadedConfig:
     """Read and check the config file with the `--set` overrides laid over it.
 
     `scope` (`train_jobs.NAME`, `serve_apps.NAME`) is where the keys of overrides start that do not start
     with a section of the file. `across=False` leaves out what is checked across sections and against this
-    machine's files: whether jobs and apps fit the nodes, whether paths and models are there.
+    machine's files: whether jobs and apps fit the nodes, whether paths and models are there. `others=False`
+    leaves out what is wrong with other jobs and apps than that of `scope`, which are nobody's business then.
 
     Raises:
         ConfigError: with every mistake, in the order of the file, those of `overrides` last.
@@ -98,10 +104,18 @@ def load_config(
         scope_path = _scope(document, scope)
     document = apply_overrides(document, overrides, scope_path)
     absolute = Path(os.path.abspath(path))
-    config, mistakes = _validate(document, absolute.parent, across)
-    if mistakes or config is None:
+    config, mistakes, _ = _validate(document, absolute.parent, across)
+    if not others and scope is not None:
+        mistakes = [each for each in mistakes if not _is_of_another(each.path, scope)]
+    if mistakes:
         raise ConfigError(sorted(mistakes, key=_file_order))
     return LoadedConfig(config, absolute)
+
+
+def _is_of_another(path: str, scope: str) -> bool:
+    """Whether a path leads into another job or app than the one that is meant."""
+    is_entry = any(path.startswith(f"{table}.") for table in ("train_jobs", "serve_apps"))
+    return is_entry and path != scope and not path.startswith(f"{scope}.")
 
 
 def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedConfig) -> TrainJobConfig:
@@ -116,11 +130,11 @@ def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedCon
     document = read_yaml(text, Position(RUN_FILE))
     changed = apply_overrides(document, overrides, _scope(document, f"train_jobs.{name}"))
     cluster = around.config.cluster
-    _, before = _validate(document, around.base, True, cluster)
-    config, after = _validate(changed, around.base, True, cluster)
+    _, before, _ = _validate(document, around.base, True, cluster)
+    config, after, sound = _validate(changed, around.base, True, cluster)
     known = {(mistake.path, repr(mistake.given)) for mistake in before}
     new = [mistake for mistake in after if (mistake.path, repr(mistake.given)) not in known]
-    if new or config is None:
+    if new or not sound:
         raise ConfigError(sorted(new or after, key=_file_order))
     return resolve_paths(config, around.base).train_jobs[name]
 
@@ -251,15 +265,18 @@ def _scope(document: YamlDocument, scope: str) -> KeyPath:
 
 def _validate(
     document: YamlDocument, base: Path, across: bool, cluster: ClusterConfig | None = None
-) -> tuple[ShoalConfig | None, list[Mistake]]:
-    """The config if its values are right by themselves, and every mistake; `cluster` instead of its own."""
+) -> tuple[ShoalConfig, list[Mistake], bool]:
+    """The config, with defaults where values are wrong in themselves; every mistake; whether none is.
+
+    Args:
+        cluster: what is checked against instead of the document's own.
+    """
     mistakes = list(document.mistakes)
     noted = {(mistake.file, mistake.line, mistake.column) for mistake in mistakes if mistake.line is not None}
-    config: ShoalConfig | None = None
     broken: set[KeyPath] = set()
     data = document.root.plain()
     try:
-        config = sound = ShoalConfig.model_validate(data, by_alias=True, by_name=False)
+        sound = ShoalConfig.model_validate(data, by_alias=True, by_name=False)
     except ValidationError as error:
         for path, mistake in translate(error, document):
             if (mistake.file, mistake.line, mistake.column) not in noted:
@@ -269,11 +286,10 @@ def _validate(
             if meant is not None:
                 broken.add(meant)
         sound = _sound_part(data)
-    if cluster is not None:
-        sound = sound.model_copy(update={"cluster": cluster})
+    checked = sound if cluster is None else sound.model_copy(update={"cluster": cluster})
     if across:
-        mistakes += find_mistakes(resolve_paths(sound, base), document, base, broken)
-    return config, mistakes
+        mistakes += find_mistakes(resolve_paths(checked, base), document, base, broken)
+    return sound, mistakes, not broken
 
 
 def _sound_part(data: dict[str, Any]) -> ShoalConfig:

@@ -16,6 +16,7 @@ from cluster.config.checks.config_checks import storage_problem
 from cluster.config.checks.ground import Ground
 from cluster.config.checks.parallel_checks import uneven_sizes
 from cluster.config.loader import load_config, resolve_paths
+from cluster.errors import ConfigError
 from tests.cluster.config.config_files import load, mistakes, position, write
 from tests.pace import loops
 
@@ -546,3 +547,24 @@ def test_a_gateways_ports_and_origins_are_taken(tmp_path: Path) -> None:
     one = load(tmp_path, "cluster:\n  gateway: {token_ports: 20000}\n").resolved.cluster.gateway
     assert one.token_ports == "20000"
     assert gateway.cors == ["*", "https://page.example:8443"]
+
+
+def test_who_runs_one_job_need_not_mend_the_others(tmp_path: Path) -> None:
+    text = (
+        "train_jobs:\n  good: {steps: 3}\n  bad: {steps: 0, optimizer: 3}\n  bad.too: {workers: {min: 99}}\n"
+        "serve_apps:\n  app: {model: nobody, tensor: x}\n"
+    )
+    path = tmp_path / "shoal.yaml"
+    path.write_text(text)
+    config = load_config(path, scope="train_jobs.good", others=False).config
+    assert config.train_jobs["good"].steps == 3
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, ["steps=x"], "train_jobs.good", others=False)
+    assert [each.path for each in caught.value.mistakes] == ["train_jobs.good.steps"]
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, scope="train_jobs.bad", others=False)
+    found = {each.path for each in caught.value.mistakes}
+    assert found == {"train_jobs.bad.steps", "train_jobs.bad.optimizer"}
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, scope="train_jobs.good")
+    assert len(caught.value.mistakes) >= 4
