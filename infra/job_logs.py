@@ -9,6 +9,7 @@ from collections.abc import Callable
 from cluster.files.line_reader import LineReader
 from cluster.files.storage import Storage
 from infra.job_view import JobView
+from infra.rank_output import RankOutput
 from train_jobs.records.listing import RAY_ENDED
 from train_jobs.records.run_log import EVENTS, METRICS, RunSummary
 
@@ -25,10 +26,14 @@ class JobLogs:
 
     def __init__(self, storage: Storage, job: str) -> None:
         self.summary = RunSummary(job)
+        self._output = RankOutput(storage)
         self._events, self._metrics = LineReader(storage, EVENTS), LineReader(storage, METRICS)
 
     def show(self, view: JobView | None = None) -> None:
-        """Take in what is new, and show it; without a view it is only taken in."""
+        """Take in what is new, and show it; without a view it is only taken in.
+
+        Of a script that is what its rank 0 prints, too.
+        """
         for event in self._events.new():
             self.summary.apply(event)
             if view is not None:
@@ -37,6 +42,10 @@ class JobLogs:
             self.summary.step, self.summary.metrics = line["step"], line
             if view is not None:
                 view.metric(line, self.summary)
+        if self.summary.task == "script":
+            for printed in self._output.new(last=self.summary.ended):
+                if view is not None:
+                    view.line(printed.text)
 
 
 def follow(logs: JobLogs, driver_status: Callable[[], str | None], view: JobView) -> str | None:

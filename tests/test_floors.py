@@ -50,7 +50,12 @@ ROOMS: dict[str, list[set[str]]] = {
         {"batch"},
         {"__main__"},
     ],
-    "infra": [{"job_view", "job_logs", "app_logs", "log_lines"}, {"lab"}, {"quickstart"}, {"cli"}],
+    "infra": [
+        {"job_view", "job_logs", "rank_output", "app_logs", "log_lines"},
+        {"lab"},
+        {"quickstart"},
+        {"cli"},
+    ],
 }
 """By floor, from below: rooms, and files beside them. `config.checks` is a room in a room. Rooms of one set
 do not import each other."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
     from infra.app_logs import AppLogs, Wanted
     from infra.log_lines import LogLine, Origin
+
+
+_LOOK_S = 1.0
 
 
 def register(app: typer.Typer) -> None:
@@ -45,6 +49,10 @@ def logs(
             "--request", metavar="ID", help="Only what is about this request (x-request-id) to an app."
         ),
     ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option("--rank", metavar="K", help="What this rank of a script printed, or `all` of them."),
+    ] = None,
     of_app: Annotated[bool, typer.Option("--app", help="NAME is an app, where a job has it too.")] = False,
     of_job: Annotated[bool, typer.Option("--job", help="NAME is a job, where an app has it too.")] = False,
     as_json: Annotated[
@@ -64,7 +72,9 @@ def logs(
     apps = None if app_logs is None else app_logs.apps()
     if job is not None and apps is not None and name in apps:
         raise RequestError(f"{name} is an app and the name of a job; say which with --app or --job")
-    if job is not None:
+    if job is not None and rank is not None:
+        _print_ranks(loaded, job, rank, follow, tail, as_json)
+    elif job is not None:
         _print_job(loaded, job, follow, tail, as_json)
     elif app_logs is not None and apps is not None and name in apps:
         _print_app(app_logs, Wanted(name, replica, request, tail), follow, as_json)
@@ -163,6 +173,43 @@ def _print_job(loaded: LoadedConfig, job: str, follow: bool, tail: int | None, a
     runs = not follow and is_running(summary, submissions.statuses())
     if line := goodput_line(account_of(storage, job, runs=runs).as_json()):
         say(line)
+
+
+def _print_ranks(
+    loaded: LoadedConfig, job: str, rank: str, follow: bool, tail: int | None, as_json: bool
+) -> None:
+    """What ranks of a script printed; with several of them each line begins with its rank."""
+    from cluster.errors import RequestError
+    from infra.cli.train import storage_of, submissions_of
+    from infra.rank_output import RankOutput
+    from train_jobs.records.listing import is_running, run_of
+    from train_jobs.records.run_log import summarize
+
+    if rank != "all" and not rank.isdecimal():
+        raise RequestError(f"--rank is a number, or `all`, not {rank!r}")
+    run = run_of(storage_of(loaded), job)
+    if summarize(job, run).task != "script":
+        raise RequestError(f"{job} is no script: its ranks print nothing; `shoal logs {job}` has its log")
+    output = RankOutput(run, None if rank == "all" else int(rank))
+    runs = follow
+    lines = list(output.new(last=not follow))
+    shown = lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
+    try:
+        while True:
+            for line in shown:
+                if as_json:
+                    document = {"attempt": line.attempt, "rank": line.rank, "line": line.text}
+                    _write_json({"source": "rank", **document})
+                else:
+                    _write(f"rank {line.rank}: {line.text}\n" if rank == "all" else f"{line.text}\n")
+            sys.stdout.flush()
+            if not runs:
+                return
+            threading.Event().wait(_LOOK_S)
+            runs = is_running(summarize(job, run), submissions_of(loaded).statuses())
+            shown = list(output.new(last=not runs))
+    except KeyboardInterrupt:
+        return  # how following ends
 
 
 def _write_json(document: dict[str, Any]) -> None:

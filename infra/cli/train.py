@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -232,6 +233,8 @@ def _print_result(result: dict[str, Any]) -> None:
     if line := goodput_line(result):
         typer.echo(line)
     typer.echo(f"files: {result['path']}")
+    if (Path(result["path"]) / "logs").is_dir():
+        typer.echo(f"what its ranks printed: {result['path']}/logs; `shoal logs {result['job']} --rank all`")
 
 
 def goodput_line(account: dict[str, Any]) -> str:

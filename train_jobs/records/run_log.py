@@ -129,6 +129,7 @@ class RunSummary:
     job: str
     name: str = ""
     status: str = "submitted"
+    task: str | None = None
     step: int = 0
     steps: int = 0
     workers: int = 0
@@ -169,7 +170,7 @@ class RunSummary:
         self.status, self.error, self.workers = "submitted", None, 0
 
     def _on_preparing(self, event: Mapping[str, Any]) -> None:
-        self.status = "preparing"
+        self.status, self.task = "preparing", event.get("task")
 
     def _on_waiting(self, event: Mapping[str, Any]) -> None:
         self.status, self.workers = "waiting", 0
