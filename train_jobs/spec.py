@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
 
@@ -79,3 +80,9 @@ def group_spec(
     # Ranks of one node stand together: their collectives meet on the shorter way.
     nodes = tuple(node for node in sorted(units) for _ in range(config.parallel.tensor))
     return GroupSpec(job, config, run, attempt, index, nodes)
+
+
+def runtime_env_of(config: TrainJobConfig) -> dict[str, Any]:
+    """What a job's processes need beside Shoal, in Ray's words. What is passed on is in the driver's own."""
+    given = {name: value for name, value in config.env.items() if value is not None}
+    return ({"env_vars": given} if given else {}) | ({"pip": list(config.pip)} if config.pip else {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import ray
@@ -22,10 +22,14 @@ class NodeAgents:
     Args:
         kind: what they are.
         arguments: what each of them is made of.
+        runtime_env: Ray's, of the agents and of the processes that they start; beside that of the job.
     """
 
-    def __init__(self, kind: type[NodeAgent], *arguments: Any) -> None:
-        self._kind: Any = ray.remote(num_cpus=0, max_restarts=-1)(kind)
+    def __init__(
+        self, kind: type[NodeAgent], *arguments: Any, runtime_env: Mapping[str, Any] | None = None
+    ) -> None:
+        options = {"runtime_env": dict(runtime_env)} if runtime_env else {}
+        self._kind: Any = ray.remote(num_cpus=0, max_restarts=-1, **options)(kind)
         self._arguments = arguments
         self._by_node: dict[str, ActorHandle] = {}
         self._started: dict[str, ray.ObjectRef] = {}

@@ -45,8 +45,9 @@ cpus = int(ray.cluster_resources()["CPU"])
 strangers = [Stranger.remote() for _ in range(cpus)]
 ray.get([each.ready.remote() for each in strangers])
 (node, *_) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("CPU")]
-spec = GroupSpec("job", TrainJobConfig.model_validate_json(config), storage, 1, 0, (node,))
-group = Group(JobAgents())
+job = TrainJobConfig.model_validate_json(config)
+spec = GroupSpec("job", job, storage, 1, 0, (node,))
+group = Group(JobAgents(job))
 group.start(spec, Storage(storage).child("ray_train"))
 
 def alive():

@@ -43,7 +43,11 @@ def prepare_apart(config: TrainJobConfig, directory: Path, stop: Event) -> bool:
     with (
         open(ours, "rb") as answers,
         subprocess.Popen(
-            [*program, json.dumps(sys.path)], stdin=subprocess.PIPE, pass_fds=[theirs], start_new_session=True
+            [*program, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            pass_fds=[theirs],
+            start_new_session=True,
+            env={**os.environ, **{name: value for name, value in config.env.items() if value is not None}},
         ) as process,
     ):
         os.close(theirs)

@@ -62,7 +62,7 @@ class Driver:
                 ray.get_runtime_context().get_node_id(), soft=False
             ),
         ).remote(self.run_storage.location)
-        self.agents = JobAgents()
+        self.agents = JobAgents(config)
         self.single = SingleGroup(
             self,
             self.lease,

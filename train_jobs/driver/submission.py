@@ -6,6 +6,7 @@ The name of a logger of Ray's is private: where it changes, a line for each pack
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import shlex
 import sys
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
-from cluster.errors import ShoalError
+from cluster.config.reading.sentences import listed
+from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.records.run_config import write_run_config
 from train_jobs.records.run_log import RunLog, now
-from train_jobs.spec import CHECKPOINTS
+from train_jobs.spec import CHECKPOINTS, runtime_env_of
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -42,6 +44,21 @@ def record_submission(
     log = RunLog(storage.child("jobs", job))
     log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
     log.close()
+
+
+def passed_on(config: TrainJobConfig) -> dict[str, str]:
+    """The variables that a job takes from where it is submitted, with their values here.
+
+    Raises:
+        RequestError: one of them is not set.
+    """
+    names = [name for name, value in config.env.items() if value is None]
+    missing = [name for name in names if name not in os.environ]
+    if missing:
+        raise RequestError(
+            f"env: {listed(missing)} should be passed on (null in the config), and is not set here"
+        )
+    return {name: os.environ[name] for name in names}
 
 
 def record_end(storage: Storage, job: str, status: str, error: str) -> None:
@@ -105,6 +122,8 @@ class Submissions:
             submission_id: Ray's id; a job that is submitted again needs a new one.
             base: the working directory, which the config file is in.
         """
+        runtime_env = {**runtime_env_of(config), "working_dir": str(base)}
+        runtime_env["env_vars"] = runtime_env.get("env_vars", {}) | passed_on(config)
         record_submission(storage, job, name, config, submission_id)
         local = storage.local_path()
         inside = local is not None and local.is_relative_to(base)
@@ -114,7 +133,7 @@ class Submissions:
                 entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
                 submission_id=submission_id,
                 runtime_env={
-                    "working_dir": str(base),
+                    **runtime_env,
                     "excludes": [str(local.relative_to(base))] if local is not None and inside else [],
                 },
                 metadata={"shoal_job": job, "shoal_name": name},

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ray.actor import ActorHandle
 
+from cluster.config.sections.train import TrainJobConfig
 from cluster.node.agent import NodeAgent, ProcessEnd
 from cluster.node.agents import NodeAgents
 from train_jobs.elastic.heartbeats import Hearts
@@ -16,7 +17,7 @@ from train_jobs.errors import RankError
 from train_jobs.group.reports import Reports
 from train_jobs.group.restarts import Restarts
 from train_jobs.rank.link import LinkAddress, RankLink
-from train_jobs.spec import GroupSpec
+from train_jobs.spec import GroupSpec, runtime_env_of
 
 PRELOADED = ("train_jobs.rank.process", "transformers.models.llama.modeling_llama")
 """What ranks import, whatever they train."""
@@ -83,8 +84,8 @@ class JobAgent(NodeAgent):
 class JobAgents(NodeAgents):
     """Those of one job, as its driver keeps them."""
 
-    def __init__(self) -> None:
-        super().__init__(JobAgent)
+    def __init__(self, config: TrainJobConfig) -> None:
+        super().__init__(JobAgent, runtime_env=runtime_env_of(config))
 
     def reports(self, spec: GroupSpec) -> Reports:
         """What the ranks of a group report from now on."""

@@ -189,6 +189,8 @@ def _as_text(value: Any) -> Any:
 Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
 """A word of a command line."""
 
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+
 BUILT_IN_SOURCES = {"causal_lm": "python-stdlib", "image_classification": "sklearn-digits"}
 """By task: the data that is no path, but comes with Python or a package; the default."""
 ARCHITECTURES = {"causal_lm": "llama", "image_classification": "resnet"}
@@ -222,6 +224,11 @@ class TrainJobConfig(Section):
     arguments: tuple[Argument, ...] = Field(default=(), strict=False)
     """Arguments of the script; numbers, true and false as they are written. `$SHOAL_CHECKPOINT_DIR`,
     `$SHOAL_EXPORT_DIR` and `$SHOAL_WORK_DIR` stand for directories of the job."""
+    env: dict[VariableName, Argument | None] = Field(default={})
+    """Environment variables of the job's processes (NCCL_DEBUG, HF_HOME, …). null passes on the value that a
+    variable has where the job is submitted; it is kept nowhere."""
+    pip: tuple[str, ...] | None = Field(default=None, strict=False)
+    """Packages to install for the job, as Ray's runtime_env has them (`lightning==2.5`)."""
     settings: dict[str, Any] = Field(default={})
     """Anything that a task of yours wants to know."""
     seed: int = Field(default=1, ge=0, lt=2**63)
