@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 import pyarrow as pa
@@ -17,6 +20,9 @@ from cluster.files.retries import patiently, tells_of_the_storage
 
 T = TypeVar("T")
 
+_PATTERN = re.compile(r"[*?\[]")
+_NAMES = (".parquet", ".parq", ".pq")
+
 _BROKEN = (OSError, pa.ArrowException)
 """What pyarrow raises where a file is not as it should be; or where it cannot be read just now."""
 
@@ -27,20 +33,24 @@ class WantedColumn:
 
     Attributes:
         key: the key of the `data` section that names it.
+        name: of the column; a field in it follows after a dot (`translation.en`).
         words: what it should hold.
         fits: whether it does, by its type.
+        read_as: the type that it is read with, whatever a file has it stored as; None takes it as it is.
     """
 
     key: str
     name: str
     words: str
     fits: Callable[[pa.DataType], bool]
+    read_as: pa.DataType | None = None
 
 
 def wanted_columns(task: str, data: DataConfig) -> tuple[WantedColumn, ...]:
     """The columns that a built-in task reads; none for a task that reads its data itself."""
     if task == "causal_lm":
-        return (WantedColumn("text_column", data.text_column, "text", _is_text),)
+        words = "text, or conversations (lists of `role` and `content`)"
+        return (WantedColumn("text_column", data.text_column, words, _is_text_or_chat, pa.large_string()),)
     if task == "image_classification":
         return (
             WantedColumn(
@@ -55,14 +65,17 @@ def wanted_columns(task: str, data: DataConfig) -> tuple[WantedColumn, ...]:
 
 
 class ParquetFiles:
-    """A file, a directory (its partitions `name=value` are columns) or a URI of pyarrow.fs.
+    """A file, a directory (its partitions `name=value` are columns), a pattern (`data/train-*`) or a URI.
+
+    Of a directory those files count whose names end as Parquet's do: the Hub's data sets have README.md and
+    others beside them. Where none does, all count.
 
     Attributes:
         schema: that of the first file, with the partitions.
         fragments: the files, in the order of their paths.
 
     Args:
-        columns: those that will be read.
+        columns: those that will be read; see WantedColumn.
         key: the config's key of the source, for messages; may be empty.
 
     Raises:
@@ -74,22 +87,12 @@ class ParquetFiles:
         self.source = source
         self.columns = list(columns)
         self.key = key
+        self._kinds: dict[str, pa.DataType] = {}
         named = f"{key} {source!r}".strip()
         try:
-            self._filesystem, path = (
-                fs.FileSystem.from_uri(source) if "://" in source else (fs.LocalFileSystem(), source)
-            )
+            self._filesystem, path = _filesystem(source)
             self._local = isinstance(self._filesystem, fs.LocalFileSystem)
-            found = patiently(
-                lambda: ds.dataset(
-                    path,
-                    filesystem=self._filesystem,
-                    format="parquet",
-                    partitioning="hive",
-                    exclude_invalid_files=False,
-                ),
-                local=self._local,
-            )
+            found = patiently(lambda: _dataset(self._filesystem, path), local=self._local)
             self.schema: pa.Schema = found.schema
             self.fragments = sorted(found.get_fragments(), key=lambda item: item.path)
         except (*_BROKEN, ValueError) as error:
@@ -99,7 +102,7 @@ class ParquetFiles:
         if not self.fragments:
             raise RequestError(f"{named} holds no Parquet file")
         for name in self.columns:
-            if name not in self.schema.names:
+            if field_type(self.schema, name) is None:
                 has = ", ".join(self.schema.names)
                 raise RequestError(f"{named} has no column {name!r}; it has {has}")
 
@@ -154,26 +157,46 @@ class ParquetFiles:
         def footer() -> tuple[pa.Schema, list[int]]:
             return fragment.physical_schema, [group.num_rows for group in fragment.row_groups]
 
-        own, sizes = self.read(
-            index, footer, lambda error: f"{self.place(index)} is no whole Parquet file: {error}"
-        )
+        own, sizes = self.read(index, footer, self._torn(index))
         partitions = ds.get_partition_keys(fragment.partition_expression)
         for name in self.columns:
-            expected = self.schema.field(name).type
             if name in partitions:
                 continue
-            if name not in own.names:
+            kind, expected = field_type(own, name), self.kind(name)
+            if kind is None:
                 raise RequestError(f"{self.place(index)} has no column {name!r}, which others have")
-            if own.field(name).type != expected:
+            if not _alike(kind, expected):
                 raise RequestError(
-                    f"{self.place(index)}: column {name!r} holds {own.field(name).type}; "
-                    f"in {self.fragments[0].path} it holds {expected}"
+                    f"{self.place(index)}: column {name!r} holds {kind}; in {self.fragments[0].path} it holds "
+                    f"{expected}"
                 )
         return sizes
 
+    def kind(self, name: str) -> pa.DataType:
+        """The type of a column in the first file where it holds anything."""
+        if name not in self._kinds:
+            kind = field_type(self.schema, name)
+            for index, fragment in enumerate(self.fragments):
+                if kind is not None and not pa.types.is_null(kind):
+                    break
+                look = partial(getattr, fragment, "physical_schema")
+                kind = field_type(self.read(index, look, self._torn(index)), name) or kind
+            assert kind is not None, "it was looked for"
+            self._kinds[name] = kind
+        return self._kinds[name]
+
+    def schema_of(self, index: int) -> pa.Schema:
+        """That of a file, with the partitions: columns as they are stored in it."""
+        own = self.fragments[index].physical_schema
+        missing = [field for field in self.schema if field.name not in own.names]
+        return pa.schema([*own, *missing])
+
+    def _torn(self, index: int) -> Callable[[Exception], str]:
+        return lambda error: f"{self.place(index)} is no whole Parquet file: {error}"
+
     def misfit(self, column: WantedColumn) -> str | None:
         """How a column is not what it should be, as a sentence; None where it is."""
-        kind = self.schema.field(column.name).type
+        kind = self.kind(column.name)
         if column.fits(kind):
             return None
         return (
@@ -181,9 +204,101 @@ class ParquetFiles:
         )
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+def field_type(schema: pa.Schema, name: str) -> pa.DataType | None:
+    """The type of a column, or of a field in it (`translation.en`); None where there is none."""
+    if name in schema.names:
+        return schema.field(name).type
+    first, *fields = name.split(".")
+    if first not in schema.names:
+        return None
+    kind = schema.field(first).type
+    for field in fields:
+        if not pa.types.is_struct(kind) or kind.get_field_index(field) < 0:
+            return None
+        kind = kind.field(field).type
+    return kind
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type holds text, however it is stored."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+
+
+def is_chat(kind: pa.DataType) -> bool:
+    """Whether a type holds conversations: lists of what somebody says, each with `role` and `content`."""
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        return False
+    said = kind.value_type
+    return pa.types.is_struct(said) and min(map(said.get_field_index, ("role", "content"))) >= 0
+
+
+def _is_text_or_chat(kind: pa.DataType) -> bool:
+    return is_text(kind) or is_chat(kind)
 
 
 def _is_images(kind: pa.DataType) -> bool:
     return pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+
+
+def _alike(kind: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether a file holds what others do, if it holds anything."""
+    return kind == expected or pa.types.is_null(kind) or (is_text(kind) and is_text(expected))
+
+
+def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
+    """Where a source is, and its path there; a pattern's letters mean nothing to the file system."""
+    if "://" not in source:
+        return fs.LocalFileSystem(), source
+    before, pattern = _split(source)
+    filesystem, path = fs.FileSystem.from_uri(before)
+    return filesystem, f"{path.rstrip('/')}/{pattern}" if pattern else path
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The directory above the first part that is a pattern, and the pattern."""
+    parts = path.split("/")
+    first = next((index for index, part in enumerate(parts) if _PATTERN.search(part)), None)
+    return (path, "") if first is None else ("/".join(parts[:first]) or "/", "/".join(parts[first:]))
+
+
+def _dataset(filesystem: fs.FileSystem, path: str) -> ds.Dataset:
+    files, base = _files(filesystem, path)
+    return ds.dataset(
+        files,
+        filesystem=filesystem,
+        format="parquet",
+        partitioning="hive",
+        partition_base_dir=base,
+        exclude_invalid_files=False,
+    )
+
+
+def _files(filesystem: fs.FileSystem, path: str) -> tuple[str | list[str], str | None]:
+    """What a data set is made of; and the directory from which on its partitions are named."""
+    info = filesystem.get_file_info(path)
+    if info.type == fs.FileType.Directory:
+        found = _below(filesystem, path)
+        named = [file for file in found if file.lower().endswith(_NAMES)]
+        return (named or found or path), path
+    base, pattern = _split(path)
+    if info.type == fs.FileType.File or not pattern:
+        return path, None
+    whole = f"{base.rstrip('/')}/{pattern}"
+    matching = [file for file in _below(filesystem, base) if fnmatchcase(file, whole)]
+    if not matching:
+        raise FileNotFoundError(f"no file is called {path}")
+    return matching, base
+
+
+def _below(filesystem: fs.FileSystem, directory: str) -> list[str]:
+    """The files below a directory, but hidden ones and those in hidden directories."""
+    selector = fs.FileSelector(directory, recursive=True)
+    start = len(directory.rstrip("/")) + 1
+    return sorted(
+        info.path
+        for info in filesystem.get_file_info(selector)
+        if info.type == fs.FileType.File
+        and not any(part.startswith((".", "_")) for part in info.path[start:].split("/"))
+    )

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.dataset as ds
 
 from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
-from cluster.files.parquet import ParquetFiles, wanted_columns
+from cluster.files.parquet import ParquetFiles, is_chat, wanted_columns
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,23 @@ class ParquetRows:
     Args:
         source, columns, key: as of ParquetFiles.
         kept: row groups that stay in memory.
+        read_as: types that columns are read with, where files may have them stored in several ways.
 
     Raises:
         RequestError: the source is not there or no Parquet, a file lacks one of the columns, or has it with
             another type than the first file.
     """
 
-    def __init__(self, source: str, columns: Sequence[str], key: str = "data.source", kept: int = 16) -> None:
+    def __init__(
+        self,
+        source: str,
+        columns: Sequence[str],
+        key: str = "data.source",
+        kept: int = 16,
+        read_as: Mapping[str, pa.DataType] | None = None,
+    ) -> None:
         self.source = source
+        self.read_as = read_as or {}
         self.columns = list(columns)
         self.key = key
         self.kept = kept
@@ -78,6 +88,13 @@ class ParquetRows:
         group = self._group_of(row)
         return f"{self._place(self.groups[group])}, row {self._offset(row, group)}"
 
+    def _kind(self, name: str, stored: pa.DataType) -> pa.DataType | None:
+        """What a column is cast to; None where it stays as it is stored."""
+        wanted = self.read_as.get(name)
+        if wanted is None or is_chat(self.files.kind(name)):
+            wanted = self.files.kind(name)
+        return None if wanted == stored else wanted
+
     def _place(self, group: RowGroup) -> str:
         return f"{self.files.place(group.file)}, row group {group.index}"
 
@@ -107,11 +124,19 @@ class ParquetRows:
     def _read(self, group: RowGroup, columns: Sequence[str]) -> pa.Table:
         if self._process != os.getpid():
             self._open()
-        schema = self.files.schema
 
         def read() -> pa.Table:
+            schema = self.files.schema_of(group.file)
             part = self.files.fragments[group.file].subset(row_group_ids=[group.index], schema=schema)
-            return part.to_table(schema=schema, columns=list(columns), use_threads=False)
+            fields = {
+                name: ds.field(name) if name in schema.names else ds.field(*name.split("."))
+                for name in columns
+            }
+            table = part.to_table(schema=schema, columns=fields, use_threads=False)
+            for index, name in enumerate(columns):
+                if (kind := self._kind(name, table.column(name).type)) is not None:
+                    table = table.set_column(index, name, table.column(name).cast(kind))
+            return table
 
         def sentence(error: Exception) -> str:
             if len(columns) > 1:
@@ -130,7 +155,8 @@ def open_rows(task: str, data: DataConfig, source: str, key: str, kept: int = 16
         RequestError: as ParquetRows; or a column is of another type.
     """
     wanted = wanted_columns(task, data)
-    rows = ParquetRows(source, [column.name for column in wanted], key, kept)
+    read_as = {column.name: column.read_as for column in wanted if column.read_as is not None}
+    rows = ParquetRows(source, [column.name for column in wanted], key, kept, read_as)
     for column in wanted:
         problem = rows.files.misfit(column)
         if problem is not None:

@@ -190,11 +190,38 @@ def _write_streams(tokenizer: PreTrainedTokenizerBase, documents: Iterator[Docum
             for held_out, name in ((False, "train"), (True, "held_out"))
         }
         while batch := list(islice(documents, _BATCH)):
-            encoded = tokenizer([each.text for each in batch], add_special_tokens=False, verbose=False)
-            ids: Sequence[Sequence[int]] = encoded["input_ids"]
-            for document, tokens in zip(batch, ids, strict=True):
-                writers[document.held_out].add(tokens if end is None else [*tokens, end])
+            for document, tokens in zip(batch, _encoded(tokenizer, batch), strict=True):
+                ends = end is None or (document.chat is not None and tokens[-1:] == [end])
+                writers[document.held_out].add(tokens if ends else [*tokens, end])
     return writers[False].digest.hexdigest()
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) -> list[list[int]]:
+    """The tokens of each document.
+
+    Raises:
+        RequestError: a conversation cannot be put into the words of the tokenizer's template.
+    """
+    # What looks like a special token in a text is text: a page about `<|endoftext|>` does not end there.
+    plain = [document.text for document in documents if document.chat is None]
+    as_text = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    encoded = tokenizer(plain, **as_text) if plain else {}
+    tokens = iter(encoded.get("input_ids", ()))
+    return [
+        next(tokens) if document.chat is None else _of_chat(tokenizer, document) for document in documents
+    ]
+
+
+def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            f"{document.name} holds a conversation, and the tokenizer has no chat template; data.tokenizer, or "
+            "model.directory, should be one that has"
+        )
+    try:
+        return tokenizer.apply_chat_template(document.chat, tokenize=True, return_dict=False)
+    except Exception as error:  # a template raises what it likes
+        raise RequestError(f"{document.name}: the tokenizer's chat template refuses it: {error}") from error
 
 
 class _StreamWriter:

@@ -34,13 +34,15 @@ def check_data(job: TrainJobConfig, report: MistakeReport) -> None:
 
 def _check_source(job: TrainJobConfig, key: str, source: str, report: MistakeReport, hint: str = "") -> None:
     """A path or URI; of files that lie here the footers are read, for their columns and types."""
-    problem = path_problem(source) or (None if job.is_custom else _uri_problem(source))
+    there = None if set(source) & set("*?[") else path_problem(source)
+    problem = there or (None if job.is_custom else _uri_problem(source))
     if problem is not None:
         report(f"data.{key}", source, f"`{source}` {problem}{hint}")
         return
     if "://" in source and not source.startswith("file://"):
         return
-    from cluster.files.parquet import ParquetFiles, wanted_columns  # pyarrow takes a while
+    from cluster.files.backend import StorageError  # pyarrow takes a while
+    from cluster.files.parquet import ParquetFiles, wanted_columns
 
     wanted = wanted_columns(job.task, job.data)
     if not wanted:
@@ -50,13 +52,11 @@ def _check_source(job: TrainJobConfig, key: str, source: str, report: MistakeRep
         files = ParquetFiles(source, [column.name for column in wanted], key="")
         for index in range(min(len(files.fragments), _FOOTERS)):
             files.group_sizes(index)
-    except RequestError as error:
-        report(f"data.{key}", source, str(error), "task", *uses)
-        return
-    for column in wanted:
-        problem = files.misfit(column)
-        if problem is not None:
-            report(f"data.{key}", source, problem, "task", *uses)
+        problems = [problem for column in wanted if (problem := files.misfit(column)) is not None]
+    except (RequestError, StorageError) as error:
+        problems = [str(error)]
+    for problem in problems:
+        report(f"data.{key}", source, problem, "task", *uses)
 
 
 def _uri_problem(source: str) -> str | None:

@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
-from train_jobs.data.parquet import ParquetRows
+from train_jobs.data.parquet import ParquetRows, open_rows
 
 
 def write(path: Path, first: int, rows: int, group: int = 10, **columns: Sequence[object]) -> None:
@@ -108,3 +109,71 @@ def test_a_broken_row_group_is_named_with_its_column(tmp_path: Path) -> None:
     assert rows.row(20)["number"] == 20
     with pytest.raises(RequestError, match="row group 1: column 'text'"):
         rows.row(10)
+
+
+def test_of_a_directory_the_files_of_parquet_are_read_as_the_hub_has_them(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "train-00000-of-00002.parquet", 0, 3)
+    write(tmp_path / "data" / "train-00001-of-00002.parquet", 3, 2)
+    write(tmp_path / ".cache" / "huggingface" / "x.parquet", 100, 1)
+    (tmp_path / "README.md").write_text("# A data set")
+    (tmp_path / "dataset_infos.json").write_text("{}")
+    (tmp_path / "data" / "_SUCCESS").write_text("")
+    rows = ParquetRows(str(tmp_path), ["number"])
+    assert [rows.row(index)["number"] for index in range(len(rows))] == [0, 1, 2, 3, 4]
+    os.rename(tmp_path / "data", tmp_path / "unnamed")
+    for path in (tmp_path / "unnamed").iterdir():
+        path.rename(path.with_suffix(""))
+    assert len(ParquetRows(str(tmp_path / "unnamed"), ["number"])) == 5, "whatever they are called"
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_pattern_names_files(tmp_path: Path, scheme: str) -> None:
+    for name, first in (("train-0", 0), ("train-1", 2), ("test-0", 10)):
+        write(tmp_path / "split=all" / f"{name}.parquet", first, 2)
+    rows = ParquetRows(f"{scheme}{tmp_path}/*/train-*.parquet", ["number", "split"])
+    assert [rows.row(index) for index in range(len(rows))] == [
+        {"number": number, "split": "all"} for number in range(4)
+    ]
+    with pytest.raises(RequestError, match="no file is called"):
+        ParquetRows(f"{scheme}{tmp_path}/*/valid-*.parquet", ["number"])
+    write(tmp_path / "odd[1].parquet", 5, 1)
+    assert len(ParquetRows(str(tmp_path / "odd[1].parquet"), ["number"])) == 1, (
+        "it is no pattern: it is there"
+    )
+
+
+TEXTS = {
+    "string": pa.array(["a", None, "b"], pa.string()),
+    "large": pa.array(["a", None, "b"], pa.large_string()),
+    "view": pa.array(["a", None, "b"], pa.string_view()),
+    "dictionary": pa.array(["a", None, "b"]).dictionary_encode(),
+    "nothing": pa.nulls(3),
+}
+
+
+@pytest.mark.parametrize("first", TEXTS)
+def test_text_is_read_however_each_file_has_it(tmp_path: Path, first: str) -> None:
+    names = [first, *(name for name in TEXTS if name != first)]
+    for number, name in enumerate(names):
+        pq.write_table(pa.table({"text": TEXTS[name]}), tmp_path / f"{number}.parquet")
+    rows = open_rows("causal_lm", DataConfig(text_column="text"), str(tmp_path), "data.source")
+    found = [table.column("text") for _, table in rows.walk()]
+    assert {column.type for column in found} == {pa.large_string()}
+    assert {name: column.to_pylist() for name, column in zip(names, found, strict=True)} == {
+        name: [None] * 3 if name == "nothing" else ["a", None, "b"] for name in names
+    }
+
+
+def test_a_field_of_a_column_is_named_after_a_dot(tmp_path: Path) -> None:
+    translation = pa.array([{"en": "fish", "de": {"text": "Fisch"}}, None])
+    pq.write_table(pa.table({"translation": translation, "a.b": ["x", "y"]}), tmp_path / "x.parquet")
+    rows = ParquetRows(str(tmp_path), ["translation.en", "translation.de.text", "a.b"])
+    assert [list(rows.row(index).values()) for index in (0, 1)] == [["fish", "Fisch", "x"], [None, None, "y"]]
+    with pytest.raises(RequestError, match=r"has no column 'translation\.fr'"):
+        ParquetRows(str(tmp_path), ["translation.fr"])
+
+
+def test_only_nothing_is_no_text(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.nulls(3)}), tmp_path / "x.parquet")
+    with pytest.raises(RequestError, match="holds null, not text"):
+        open_rows("causal_lm", DataConfig(), str(tmp_path), "data.source")

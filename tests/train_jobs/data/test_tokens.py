@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import random
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from cluster.config import TrainJobConfig
 from cluster.errors import RequestError
-from tests.train_jobs.ranks import tiny_job, write_corpus
+from tests.train_jobs.ranks import WORDS, tiny_job, write_corpus
 from train_jobs.data import tokens
 from train_jobs.data.documents import read_documents
-from train_jobs.data.tokens import TokenStreams, load_tokenizer, prepare_tokens
+from train_jobs.data.tokens import TokenStreams, load_tokenizer, prepare_tokens, train_tokenizer
 
 
 def prepared(config: TrainJobConfig, directory: Path) -> TokenStreams:
@@ -149,3 +152,76 @@ def test_a_kill_between_the_old_streams_and_the_new_ones_loses_no_tokenizer(
         assert vocabulary(TokenStreams(directory)) == first
         prepare_tokens(tiny_job(corpus), directory)
         assert vocabulary(TokenStreams(directory)) == first
+
+
+def test_text_that_looks_like_a_special_token_stays_text(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.parquet"
+    texts = [f"page {index} about <|endoftext|> and how it ends" for index in range(24)]
+    pq.write_table(pa.table({"text": texts}), corpus)
+    streams = prepared(tiny_job(corpus), tmp_path / "data")
+    tokenizer = load_tokenizer(str(streams.tokenizer_directory), "")
+    ends = int((streams.train.tokens == tokenizer.eos_token_id).sum())
+    assert ends == len(streams.train.starts) == 18, "one a document"
+    assert tokenizer.decode(streams.train.tokens[: streams.train.starts[1] - 1].tolist()) == texts[0]
+
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.name is defined %} by {{ m.name }}{% endif %}"
+    "<|im_end|>\n{% endfor %}"
+)
+
+
+def chat_tokenizer(directory: Path) -> Path:
+    tokenizer = train_tokenizer(["user assistant hello there fish"] * 20, 300)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def chats(path: Path, role: str = "assistant") -> Path:
+    said = [
+        [
+            {"role": "user", "content": f"hello {index}", "name": "me"},
+            {"role": role, "content": "<|im_end|> fish"},
+        ]
+        for index in range(24)
+    ]
+    pq.write_table(pa.table({"messages": said}), path)
+    return path
+
+
+def test_conversations_are_put_into_the_words_of_the_template(tmp_path: Path) -> None:
+    data = {"text_column": "messages", "tokenizer": str(chat_tokenizer(tmp_path / "tokenizer"))}
+    streams = prepared(tiny_job(chats(tmp_path / "chats.parquet"), data=data), tmp_path / "data")
+    tokenizer = load_tokenizer(data["tokenizer"], "")
+    first = tokenizer.decode(streams.train.tokens[: streams.train.starts[1]].tolist())
+    asked = "<|im_start|>user\nhello 0 by me<|im_end|>\n"
+    assert first == f"{asked}<|im_start|>assistant\n<|im_end|> fish<|im_end|>\n<|endoftext|>"
+    begins = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert int((streams.train.tokens == begins).sum()) == 2 * 18
+
+
+def test_a_conversation_that_has_no_template_or_does_not_fit_it_is_told(tmp_path: Path) -> None:
+    column = {"text_column": "messages"}
+    with pytest.raises(
+        RequestError, match=r"row 0 holds a conversation, and the tokenizer has no chat template"
+    ):
+        prepare_tokens(tiny_job(chats(tmp_path / "a.parquet"), data=column), tmp_path / "data")
+    data = {**column, "tokenizer": str(chat_tokenizer(tmp_path / "tokenizer"))}
+    with pytest.raises(RequestError, match=r"row 0: the tokenizer's chat template refuses it: no tool"):
+        prepare_tokens(tiny_job(chats(tmp_path / "b.parquet", "tool"), data=data), tmp_path / "data")
+
+
+def test_a_long_text_without_a_blank_takes_no_longer_than_any_other() -> None:
+    tokenizer = train_tokenizer([WORDS] * 20, 400)
+    chance = random.Random(1)
+    whole = "".join(chance.choices("abcdefgh", k=1_000_000))
+    parted = " ".join(whole[start : start + 6] for start in range(0, len(whole), 6))
+    times = []
+    for text in (parted, whole):
+        began = time.perf_counter()
+        tokenizer(text, add_special_tokens=False, verbose=False)
+        times.append(time.perf_counter() - began)
+    assert times[1] < 10 * times[0] + 1
