@@ -167,8 +167,8 @@ class ParquetFiles:
                 raise RequestError(f"{self.place(index)} has no column {name!r}, which others have")
             if not _alike(kind, expected):
                 raise RequestError(
-                    f"{self.place(index)}: column {name!r} holds {kind}; in {self.fragments[0].path} it holds "
-                    f"{expected}"
+                    f"{self.place(index)}: column {name!r} holds {kind}; in"
+                    f" {self.fragments[0].path} it holds {expected}"
                 )
         return sizes
 

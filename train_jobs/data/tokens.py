@@ -215,8 +215,8 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) 
 def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
     if tokenizer.chat_template is None:
         raise RequestError(
-            f"{document.name} holds a conversation, and the tokenizer has no chat template; data.tokenizer, or "
-            "model.directory, should be one that has"
+            f"{document.name} holds a conversation, and the tokenizer has no chat template; data.tokenizer, or"
+            " model.directory, should be one that has"
         )
     try:
         return tokenizer.apply_chat_template(document.chat, tokenize=True, return_dict=False)

@@ -167,8 +167,8 @@ def test_text_that_looks_like_a_special_token_stays_text(tmp_path: Path) -> None
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role not in ['user', 'assistant'] %}{{ raise_exception('no ' + m.role) }}"
-    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}{% if m.name is defined %} by {{ m.name }}{% endif %}"
-    "<|im_end|>\n{% endfor %}"
+    "{% endif %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% if m.name is defined %} by {{ m.name }}{% endif %}<|im_end|>\n{% endfor %}"
 )
 
 
