@@ -213,15 +213,18 @@ def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) 
 
 
 def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
+    assert document.chat is not None, "it is a conversation"
     if tokenizer.chat_template is None:
         raise RequestError(
-            f"{document.name} holds a conversation, and the tokenizer has no chat template; data.tokenizer, or"
-            " model.directory, should be one that has"
+            f"{document.name} holds a conversation, and the tokenizer has no chat template; one that has is for"
+            " data.tokenizer, or model.directory, to name"
         )
+    chat: list[dict[str, Any]] = [dict(said) for said in document.chat]
     try:
-        return tokenizer.apply_chat_template(document.chat, tokenize=True, return_dict=False)
+        tokens: Any = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
     except Exception as error:  # a template raises what it likes
         raise RequestError(f"{document.name}: the tokenizer's chat template refuses it: {error}") from error
+    return list(tokens)
 
 
 class _StreamWriter:
