@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from cluster.files.storage import Storage
     from cluster.state.connection import ClusterRecord
     from infra.job_logs import JobLogs
+    from train_jobs.driver.package import Package
     from train_jobs.driver.submission import Submissions
 
 STOP_TIMEOUT_S = 150.0
@@ -49,7 +50,7 @@ def train(
     submissions = Submissions(record)
     job = new_job_id(name)
     config = loaded.resolved.train_jobs[name]
-    submissions.submit(storage, job, name, config, job, loaded.base)
+    _say_what_travels(submissions.submit(storage, job, name, config, job, loaded.base))
     _after_submission(submissions, storage, job, job, detach, as_json)
 
 
@@ -155,8 +156,13 @@ def resume(
     logs = JobLogs(run, found)
     logs.show()  # what it did before is told already
     submission_id = f"{found}-{time.strftime('%H%M%S', time.gmtime())}"
-    submissions.submit(storage, found, name, config, submission_id, loaded.base)
+    _say_what_travels(submissions.submit(storage, found, name, config, submission_id, loaded.base))
     _after_submission(submissions, storage, found, submission_id, detach, as_json, logs)
+
+
+def _say_what_travels(package: Package) -> None:
+    for sentence in package.sentences():
+        say(sentence)
 
 
 def _after_submission(

@@ -216,8 +216,8 @@ def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int
     assert document.chat is not None, "it is a conversation"
     if tokenizer.chat_template is None:
         raise RequestError(
-            f"{document.name} holds a conversation, and the tokenizer has no chat template; one that has is for"
-            " data.tokenizer, or model.directory, to name"
+            f"{document.name} holds a conversation, and the tokenizer has no chat template;"
+            " data.tokenizer, or model.directory, should name one that has"
         )
     chat: list[dict[str, Any]] = [dict(said) for said in document.chat]
     try:

@@ -10,7 +10,9 @@ import os
 import secrets
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,7 @@ from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
 from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.driver.package import Package, package_of
 from train_jobs.records.run_config import write_run_config
 from train_jobs.records.run_log import RunLog, now
 from train_jobs.spec import CHECKPOINTS, runtime_env_of
@@ -44,6 +47,24 @@ def record_submission(
     log = RunLog(storage.child("jobs", job))
     log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
     log.close()
+
+
+@contextmanager
+def _staged(package: Package) -> Iterator[str]:
+    """A directory with what travels, and nothing else: Ray packs it as it is."""
+    as_it_is = {"RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1", "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}
+    before = {name: os.environ.get(name) for name in as_it_is}
+    with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
+        package.copy(Path(directory))
+        os.environ.update(as_it_is)
+        try:
+            yield directory
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
 
 def passed_on(config: TrainJobConfig) -> dict[str, str]:
@@ -114,33 +135,39 @@ class Submissions:
 
     def submit(
         self, storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str, base: Path
-    ) -> None:
+    ) -> Package:
         """Record the job, package the working directory and start the job's driver.
 
         Args:
             storage: the cluster's storage.
             submission_id: Ray's id; a job that is submitted again needs a new one.
             base: the working directory, which the config file is in.
+
+        Returns:
+            what of that has travelled.
+
+        Raises:
+            RequestError: it is too large, or a variable that should be passed on is not set.
         """
-        runtime_env = {**runtime_env_of(config), "working_dir": str(base)}
+        local = storage.local_path()
+        package = package_of(config, base, [] if local is None else [local])
+        package.check()
+        runtime_env = runtime_env_of(config)
         runtime_env["env_vars"] = runtime_env.get("env_vars", {}) | passed_on(config)
         record_submission(storage, job, name, config, submission_id)
-        local = storage.local_path()
-        inside = local is not None and local.is_relative_to(base)
         try:
-            self.client.submit_job(
-                # `exec`: the process that Ray watches is the driver, not a shell around it.
-                entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
-                submission_id=submission_id,
-                runtime_env={
-                    **runtime_env,
-                    "excludes": [str(local.relative_to(base))] if local is not None and inside else [],
-                },
-                metadata={"shoal_job": job, "shoal_name": name},
-            )
+            with _staged(package) as directory:
+                self.client.submit_job(
+                    # `exec`: the process that Ray watches is the driver, not a shell around it.
+                    entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
+                    submission_id=submission_id,
+                    runtime_env={**runtime_env, "working_dir": directory},
+                    metadata={"shoal_job": job, "shoal_name": name},
+                )
         except (RuntimeError, ValueError, OSError) as error:
             record_end(storage, job, "failed", f"it could not be submitted: {error}")
             raise ShoalError(f"{name} could not be submitted: {error}") from error
+        return package
 
     def statuses(self) -> dict[str, str]:
         """Ray's status (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED) by submission id."""

@@ -229,6 +229,9 @@ class TrainJobConfig(Section):
     variable has where the job is submitted; it is kept nowhere."""
     pip: tuple[str, ...] | None = Field(default=None, strict=False)
     """Packages to install for the job, as Ray's runtime_env has them (`lightning==2.5`)."""
+    exclude: tuple[str, ...] = Field(default=(), strict=False)
+    """What of the folder does not travel with the job, as patterns of git's; beside what .gitignore,
+    .rayignore and .shoalignore leave out."""
     settings: dict[str, Any] = Field(default={})
     """Anything that a task of yours wants to know."""
     seed: int = Field(default=1, ge=0, lt=2**63)

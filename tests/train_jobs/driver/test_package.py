@@ -1,0 +1,113 @@
+"""What of a folder travels with a job, and what is said of the rest."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.config import TrainJobConfig
+from cluster.errors import RequestError
+from train_jobs.driver import package as module
+from train_jobs.driver.package import package_of
+
+
+def write(base: Path, *paths: str, size: int = 1) -> None:
+    for path in paths:
+        (base / path).parent.mkdir(parents=True, exist_ok=True)
+        (base / path).write_bytes(b"x" * size)
+
+
+def job(**changes: Any) -> TrainJobConfig:
+    return TrainJobConfig.model_validate(changes)
+
+
+def script(*arguments: Any, **changes: Any) -> TrainJobConfig:
+    return job(task="script", script="train.py", arguments=list(arguments), **changes)
+
+
+def test_all_travels_that_nobody_leaves_out(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "shoal.yaml",
+        "train.py",
+        "lib/model.py",
+        ".git/HEAD",
+        "lib/__pycache__/model.pyc",
+        ".hidden",
+    )
+    os.symlink("nowhere", tmp_path / "dangling")
+    os.symlink("train.py", tmp_path / "link.py")
+    os.mkfifo(tmp_path / "pipe")
+    package = package_of(job(), tmp_path)
+    assert package.files == (".hidden", "lib/model.py", "link.py", "shoal.yaml", "train.py")
+    assert package.left_out == {}
+    assert package.sentences() == ["5 files travel, 0.0 MiB"]
+    package.copy(tmp_path.parent / "copy")
+    assert (tmp_path.parent / "copy" / "link.py").read_bytes() == b"x"
+
+
+def test_files_of_patterns_hold_below_their_own_directory(tmp_path: Path) -> None:
+    write(
+        tmp_path, "a.log", "data/train.bin", "sub/a.log", "sub/keep.log", "sub/deep/x.tmp", "x.tmp", "big.pt"
+    )
+    (tmp_path / ".gitignore").write_text("data/\n*.log\n# a comment\n")
+    (tmp_path / "sub" / ".gitignore").write_text("*.tmp\n")
+    (tmp_path / ".shoalignore").write_text("/big.pt\n")
+    package = package_of(job(), tmp_path)
+    assert set(package.files) == {".gitignore", ".shoalignore", "sub/.gitignore", "x.tmp"}
+    assert package.left_out == {
+        ".gitignore": ["a.log", "data", "sub/a.log", "sub/keep.log"],
+        ".shoalignore": ["big.pt"],
+        "sub/.gitignore": ["sub/deep/x.tmp"],
+    }
+    assert "left out by .gitignore: a.log, data, sub/a.log, sub/keep.log" in package.sentences()
+
+
+def test_a_script_gets_what_it_names_whatever_git_ignores(tmp_path: Path) -> None:
+    write(
+        tmp_path, "train.py", "data/train.bin", "data/more/x.bin", "conf/a.json", "out/old.pt", "weights.pt"
+    )
+    (tmp_path / ".gitignore").write_text("data\nconf\nout\n*.pt\n")
+    arguments = ("--data=data", "--config", "conf/a.json", "--out", "elsewhere", 3, "../outside", "/abs", ".")
+    package = package_of(script(*arguments), tmp_path)
+    assert set(package.files) == {
+        ".gitignore",
+        "train.py",
+        "data/train.bin",
+        "data/more/x.bin",
+        "conf/a.json",
+    }
+    assert package.left_out == {".gitignore": ["out", "weights.pt"]}
+    package = package_of(script(*arguments, exclude=["data/more"]), tmp_path)
+    assert "data/more/x.bin" not in package.files
+    assert package.left_out["exclude"] == ["data/more"]
+
+
+def test_what_the_config_names_by_its_path_is_read_where_it_lies(tmp_path: Path) -> None:
+    write(
+        tmp_path, "shoal.yaml", "corpus/a.parquet", "model/config.json", "shoal-storage/jobs/j/metrics.jsonl"
+    )
+    config = job(data={"source": str(tmp_path / "corpus")}, model={"directory": str(tmp_path / "model")})
+    package = package_of(config, tmp_path, [tmp_path / "shoal-storage"])
+    assert package.files == ("shoal.yaml",)
+    assert package.left_out == {
+        "the config, which names it by its path": ["corpus", "model"],
+        "Shoal: its storage": ["shoal-storage"],
+    }
+
+
+def test_a_folder_that_is_too_large_is_told_with_what_is_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 3 * 2**20)
+    write(tmp_path, "data/a.bin", "data/b.bin", "weights.pt", size=2**21)
+    write(tmp_path, "train.py")
+    with pytest.raises(
+        RequestError, match=r"6 MiB in 4 files, of at most 3\..* data \(4 MiB\), weights.pt \(2 MiB\)"
+    ):
+        package_of(job(), tmp_path).check()
+    (tmp_path / ".shoalignore").write_text("data\n")
+    package_of(job(), tmp_path).check()

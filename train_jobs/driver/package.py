@@ -1,0 +1,172 @@
+"""What travels to the cluster with a job: the files of its folder, but those that are left out."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from pathspec import GitIgnoreSpec
+
+from cluster.config.sections.train import TrainJobConfig
+from cluster.errors import RequestError
+from cluster.wording import counted
+
+MOST_BYTES = 100 * 2**20
+"""Ray's job API takes no larger package."""
+IGNORE_FILES = (".gitignore", ".rayignore", ".shoalignore")
+"""Files of patterns, in git's syntax; each is for its own directory and those below it."""
+NEVER = (".git", ".hg", ".svn", "__pycache__", ".venv", ".ipynb_checkpoints")
+"""Names that no job needs."""
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Package:
+    """A folder, looked through.
+
+    Attributes:
+        base: the folder.
+        files: what travels, paths from it.
+        size_bytes: of all that.
+        left_out: what does not, by the reason; the topmost directories, or files.
+    """
+
+    base: Path
+    files: tuple[str, ...] = ()
+    size_bytes: int = 0
+    left_out: dict[str, list[str]] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """See that it is not too large to travel.
+
+        Raises:
+            RequestError: it is; the message names what is largest.
+        """
+        if self.size_bytes > MOST_BYTES:
+            largest = ", ".join(f"{name} ({size / 2**20:.0f} MiB)" for name, size in self.largest)
+            raise RequestError(
+                f"{self.base} is too large to travel: {self.size_bytes / 2**20:.0f} MiB in"
+                f" {counted(len(self.files), 'file')}, of at most {MOST_BYTES // 2**20}. The largest in it:"
+                f" {largest}. What a job does not need is left out by .shoalignore, or by its `exclude`"
+            )
+
+    @cached_property
+    def largest(self) -> list[tuple[str, int]]:
+        """The largest entries of the folder, with their bytes."""
+        sizes: dict[str, int] = {}
+        for path in self.files:
+            top = PurePosixPath(path).parts[0]
+            sizes[top] = sizes.get(top, 0) + (self.base / path).stat().st_size
+        return sorted(sizes.items(), key=lambda item: -item[1])[:_SHOWN]
+
+    def sentences(self) -> list[str]:
+        """What travels and what does not, for a person."""
+        said = [f"{counted(len(self.files), 'file')} travel, {self.size_bytes / 2**20:.1f} MiB"]
+        for reason, names in self.left_out.items():
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            said.append(f"left out by {reason}: {', '.join(names[:_SHOWN])}{more}")
+        return said
+
+    def copy(self, target: Path) -> None:
+        """Put the files into a new directory; by links where that can be."""
+        for path in self.files:
+            (target / path).parent.mkdir(parents=True, exist_ok=True)
+            try:
+                os.link((self.base / path).resolve(), target / path)
+            except OSError:
+                shutil.copy2(self.base / path, target / path)
+
+
+def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()) -> Package:
+    """What travels of a folder for one job.
+
+    Left out is what the files of patterns say, and the job's `exclude`; the directories that the config
+    names by path (data, a model), which are read where they lie; and the storage. What a script names in its
+    arguments travels whatever git ignores: it would be missed there.
+
+    Args:
+        base: the folder of the config file.
+        others: directories that never travel (the storage).
+    """
+    base = base.resolve()
+    where_they_lie = {path.resolve(): "the config, which names it by its path" for path in _named(config)}
+    where_they_lie |= {path.resolve(): "Shoal: its storage" for path in others}
+    wanted = _wanted(config, base)
+    exclude = GitIgnoreSpec.from_lines(config.exclude)
+    left_out: dict[str, list[str]] = {}
+    files: list[str] = []
+    size = 0
+
+    def reason_for(path: Path, relative: str, specs: Sequence[tuple[str, str, GitIgnoreSpec]]) -> str | None:
+        name = f"{relative}/" if path.is_dir() else relative
+        if path.name in NEVER:
+            return ""
+        if path.resolve() in where_they_lie:
+            return where_they_lie[path.resolve()]
+        if exclude.match_file(name):
+            return "exclude"
+        if any(each == relative or each.startswith(f"{relative}/") for each in wanted):
+            return None
+        for where, file, spec in specs:
+            if spec.match_file(name[len(where) :]):
+                return f"{where}{file}"
+        return None
+
+    def walk(directory: Path, above: Sequence[tuple[str, str, GitIgnoreSpec]], taken: bool) -> Iterator[Path]:
+        where = "" if directory == base else f"{directory.relative_to(base).as_posix()}/"
+        specs = [*above, *_specs(directory, where)]
+        for path in sorted(directory.iterdir()):
+            relative = path.relative_to(base).as_posix()
+            mine = taken or relative in wanted
+            reason = reason_for(path, relative, () if mine else specs)
+            if reason is not None:
+                if reason:
+                    left_out.setdefault(reason, []).append(relative)
+            elif path.is_dir() and not path.is_symlink():
+                yield from walk(path, specs, mine)
+            elif path.is_file():  # not a pipe, nor a link that leads nowhere
+                yield path
+
+    for path in walk(base, (), False):
+        files.append(path.relative_to(base).as_posix())
+        size += path.stat().st_size
+    return Package(base, tuple(files), size, left_out)
+
+
+def _specs(directory: Path, where: str) -> Iterator[tuple[str, str, GitIgnoreSpec]]:
+    for name in IGNORE_FILES:
+        file = directory / name
+        if file.is_file():
+            lines = file.read_text(errors="replace").splitlines()
+            yield where, name, GitIgnoreSpec.from_lines(lines)
+
+
+def _named(config: TrainJobConfig) -> list[Path]:
+    """Local paths that the config names, and that are read where they lie."""
+    if config.task == "script":
+        return []
+    data = config.data
+    names = (data.source, data.held_out_source, data.tokenizer, config.model.directory)
+    return [Path(name) for name in names if name is not None and name.startswith("/")]
+
+
+def _wanted(config: TrainJobConfig, base: Path) -> set[str]:
+    """What a script needs beyond doubt: itself, and what its arguments name."""
+    if config.task != "script":
+        return set()
+    words = [
+        config.script or "",
+        *(part for each in config.arguments for part in (each, each.partition("=")[2])),
+    ]
+    found = set()
+    for word in words:
+        path = PurePosixPath(os.path.normpath(word)) if word else None
+        if path is None or path.is_absolute() or path.parts[:1] in ((), ("..",)) or str(path) == ".":
+            continue
+        if (base / path).exists():
+            found.add(str(path))
+    return found
