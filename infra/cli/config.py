@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.errors import ConfigError
+from cluster.errors import ConfigError, Mistake, RequestError
 from cluster.wording import counted
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 
 if TYPE_CHECKING:
     from cluster.config import ServeAppConfig
     from cluster.config.loader import LoadedConfig
+    from train_jobs.driver.package import Package
 
 _SHOWN_APPS = 8
 """Most apps whose engines `validate` names."""
@@ -51,6 +52,7 @@ def validate(file: FileOption = None, settings: SetOption = None, as_json: JsonO
     """List every mistake of the config file, with its place."""
     try:
         loaded = load(file, settings)
+        packages = _packages(loaded)
     except ConfigError as error:
         if not as_json:
             raise
@@ -60,6 +62,33 @@ def validate(file: FileOption = None, settings: SetOption = None, as_json: JsonO
         print_json({"ok": True, "errors": []})
         return
     typer.echo(_summary(loaded))
+    for name, package in packages.items():
+        for sentence in package.sentences():
+            typer.echo(f"{name}: {sentence}")
+
+
+def _packages(loaded: LoadedConfig) -> dict[str, Package]:
+    """What travels with each job.
+
+    Raises:
+        ConfigError: with every job whose folder is too large.
+    """
+    from cluster.config.checks.ground import local_path
+    from train_jobs.driver.package import package_of
+
+    storage = local_path(loaded.resolved.cluster.storage)
+    others = [] if storage is None else [storage]
+    packages, mistakes = {}, []
+    for name, job in loaded.resolved.train_jobs.items():
+        packages[name] = package_of(job, loaded.base, others)
+        try:
+            packages[name].check()
+        except RequestError as error:
+            place = str(loaded.path), None, None, f"train_jobs.{name}", None
+            mistakes.append(Mistake(*place, str(error)))
+    if mistakes:
+        raise ConfigError(mistakes)
+    return packages
 
 
 def schema() -> None:

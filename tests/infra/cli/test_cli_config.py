@@ -42,7 +42,10 @@ def test_init_writes_a_file_that_validate_accepts(tmp_path: Path, capsys: pytest
     assert call(["init", "project"]) == 0
     assert capsys.readouterr().out == "wrote project/shoal.yaml\nwrote project/shoal.schema.json\n"
     assert call(["validate", "-f", "project/shoal.yaml"]) == 0
-    assert capsys.readouterr().out == "project/shoal.yaml is valid: 3 nodes, 1 job, 1 app (chat: torch)\n"
+    assert capsys.readouterr().out == (
+        "project/shoal.yaml is valid: 3 nodes, 1 job, 1 app (chat: torch)\n"
+        "stdlib-lm: 2 files travel, 0.0 MiB\n"
+    )
     assert {path.name for path in (tmp_path / "project").iterdir()} == {"shoal.yaml", "shoal.schema.json"}
 
 
@@ -219,3 +222,26 @@ def test_a_reader_that_goes_away_gets_no_traceback() -> None:
         check=False,
     )
     assert done.stderr == ""
+
+
+def test_validate_says_what_travels_with_a_job_and_what_is_too_large(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.bin").write_bytes(bytes(3 * 2**20))
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "shoal.yaml").write_text("train_jobs:\n  gpt: {task: script, script: train.py}\n")
+    (tmp_path / ".gitignore").write_text("data\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(["validate"]) == 0
+    printed = capsys.readouterr().out
+    assert "gpt: 3 files travel, 0.0 MiB\n" in printed
+    assert "gpt: left out by .gitignore: data\n" in printed
+    monkeypatch.setattr("train_jobs.driver.package.MOST_BYTES", 2**20)
+    assert call(["validate", "--json"]) == 0
+    (tmp_path / ".gitignore").unlink()
+    capsys.readouterr()
+    assert call(["validate", "--json"]) == 2
+    (error,) = json.loads(capsys.readouterr().out)["errors"]
+    assert error["path"] == "train_jobs.gpt"
+    assert "3 MiB in 3 files, of at most 1. The largest in it: data (3 MiB)" in error["message"]
