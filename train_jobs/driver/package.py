@@ -65,7 +65,7 @@ class Package:
 
     def sentences(self) -> list[str]:
         """What travels and what does not, for a person."""
-        said = [f"{counted(len(self.files), 'file')} travel, {self.size_bytes / 2**20:.1f} MiB"]
+        said = [f"{counted(len(self.files), 'file')} travel, {_show(self.size_bytes)}"]
         for reason, names in self.left_out.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             said.append(f"left out by {reason}: {', '.join(names[:_SHOWN])}{more}")
@@ -135,6 +135,10 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
         files.append(path.relative_to(base).as_posix())
         size += path.stat().st_size
     return Package(base, tuple(files), size, left_out)
+
+
+def _show(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB" if size_bytes >= 10 * 2**20 else f"{size_bytes / 2**10:,.0f} KiB"
 
 
 def _specs(directory: Path, where: str) -> Iterator[tuple[str, str, GitIgnoreSpec]]:

@@ -44,7 +44,7 @@ def test_all_travels_that_nobody_leaves_out(tmp_path: Path) -> None:
     package = package_of(job(), tmp_path)
     assert package.files == (".hidden", "lib/model.py", "link.py", "shoal.yaml", "train.py")
     assert package.left_out == {}
-    assert package.sentences() == ["5 files travel, 0.0 MiB"]
+    assert package.sentences() == ["5 files travel, 0 KiB"]
     package.copy(tmp_path.parent / "copy")
     assert (tmp_path.parent / "copy" / "link.py").read_bytes() == b"x"
 
