@@ -82,7 +82,8 @@ def _packages(loaded: LoadedConfig) -> dict[str, Package]:
     for name, job in loaded.resolved.train_jobs.items():
         packages[name] = package_of(job, loaded.base, others)
         try:
-            packages[name].check()
+            if job.task != "script" or storage is None:  # a script's files go into the storage
+                packages[name].check()
         except RequestError as error:
             place = str(loaded.path), None, None, f"train_jobs.{name}", None
             mistakes.append(Mistake(*place, str(error)))

@@ -24,9 +24,10 @@ from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.driver.package import Package, package_of
+from train_jobs.driver.work_directory import update_work
 from train_jobs.records.run_config import write_run_config
 from train_jobs.records.run_log import RunLog, now
-from train_jobs.spec import CHECKPOINTS, runtime_env_of
+from train_jobs.spec import CHECKPOINTS, WORK, runtime_env_of
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
@@ -50,12 +51,15 @@ def record_submission(
 
 
 @contextmanager
-def _staged(package: Package) -> Iterator[str]:
+def _staged(package: Package | None) -> Iterator[str]:
     """A directory with what travels, and nothing else: Ray packs it as it is."""
     as_it_is = {"RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1", "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}
     before = {name: os.environ.get(name) for name in as_it_is}
     with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
-        package.copy(Path(directory))
+        if package is None:
+            Path(directory, "README").write_text("The files of this job are in its `work` directory.\n")
+        else:
+            package.copy(Path(directory))
         os.environ.update(as_it_is)
         try:
             yield directory
@@ -151,12 +155,17 @@ class Submissions:
         """
         local = storage.local_path()
         package = package_of(config, base, [] if local is None else [local])
-        package.check()
+        work = None if local is None or config.task != "script" else local / "jobs" / job / WORK
+        if work is None:
+            package.check()
         runtime_env = runtime_env_of(config)
         runtime_env["env_vars"] = runtime_env.get("env_vars", {}) | passed_on(config)
         record_submission(storage, job, name, config, submission_id)
+        if work is not None:
+            # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.
+            update_work(base, work, package.files)
         try:
-            with _staged(package) as directory:
+            with _staged(package if work is None else None) as directory:
                 self.client.submit_job(
                     # `exec`: the process that Ray watches is the driver, not a shell around it.
                     entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),

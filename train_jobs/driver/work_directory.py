@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 RECORD = ".shoal-files.json"
@@ -15,7 +15,7 @@ RECORD = ".shoal-files.json"
 _CHUNK = 1 << 20
 
 
-def update_work(source: Path, work: Path) -> list[str]:
+def update_work(source: Path, work: Path, files: Iterable[str] | None = None) -> list[str]:
     """Bring a job's files into the directory where its script runs.
 
     What the script has made or changed there stays: a file is copied when it is not there, or when the one in
@@ -24,13 +24,14 @@ def update_work(source: Path, work: Path) -> list[str]:
     Args:
         source: the directory that was submitted.
         work: made if it is not there.
+        files: those that come along, paths from `source`; None takes all of them.
 
     Returns:
         what was copied, paths from `source`.
     """
     work.mkdir(parents=True, exist_ok=True)
     known = _read(work / RECORD)
-    found = {path: digest_of(source / path) for path in sorted(_files(source))}
+    found = {path: digest_of(source / path) for path in sorted(_files(source) if files is None else files)}
     copied = [
         path for path, digest in found.items() if known.get(path) != digest or not (work / path).exists()
     ]

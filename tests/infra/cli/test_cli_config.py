@@ -230,7 +230,9 @@ def test_validate_says_what_travels_with_a_job_and_what_is_too_large(
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.bin").write_bytes(bytes(3 * 2**20))
     (tmp_path / "train.py").write_text("")
-    (tmp_path / "shoal.yaml").write_text("train_jobs:\n  gpt: {task: script, script: train.py}\n")
+    (tmp_path / "shoal.yaml").write_text(
+        "train_jobs:\n  gpt: {steps: 3}\n  own: {task: script, script: train.py}\n"
+    )
     (tmp_path / ".gitignore").write_text("data\n")
     monkeypatch.chdir(tmp_path)
     assert call(["validate"]) == 0
@@ -243,5 +245,7 @@ def test_validate_says_what_travels_with_a_job_and_what_is_too_large(
     capsys.readouterr()
     assert call(["validate", "--json"]) == 2
     (error,) = json.loads(capsys.readouterr().out)["errors"]
-    assert error["path"] == "train_jobs.gpt"
+    assert error["path"] == "train_jobs.gpt", (
+        "the files of a script go into the storage, however large they are"
+    )
     assert "3 MiB in 3 files, of at most 1. The largest in it: data (3 MiB)" in error["message"]

@@ -95,3 +95,10 @@ def test_a_kill_on_the_way_loses_nothing(
     assert files(work) == ["lib/model.py", "log.txt"], "no half of a file"
     (work / "log.txt").write_text("mine")
     assert update_work(source, work) == ["lib/model.py", "log.txt", "run.sh", "train.py"]
+
+
+def test_some_of_the_files_may_be_named(source: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    assert update_work(source, work, ["train.py"]) == ["train.py"]
+    assert files(work) == ["train.py"]
+    assert update_work(source, work, ["train.py", "run.sh"]) == ["run.sh"]
