@@ -33,6 +33,7 @@ RUN_FILE = "config.yaml"
 """In a run's directory, with the job as it was resolved."""
 FILE_VARIABLE = "SHOAL_CONFIG"
 MAX_BYTES = 1024 * 1024
+_TABLES = ("train_jobs", "serve_apps")
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
@@ -106,16 +107,17 @@ def load_config(
     absolute = Path(os.path.abspath(path))
     config, mistakes, _ = _validate(document, absolute.parent, across)
     if not others and scope is not None:
-        mistakes = [each for each in mistakes if not _is_of_another(each.path, scope)]
+        entries = {f"{table}.{name}" for table in _TABLES for name in getattr(config, table)}
+        mistakes = [each for each in mistakes if _entry_of(each.path, entries) in (None, scope)]
     if mistakes:
         raise ConfigError(sorted(mistakes, key=_file_order))
     return LoadedConfig(config, absolute)
 
 
-def _is_of_another(path: str, scope: str) -> bool:
-    """Whether a path leads into another job or app than the one that is meant."""
-    is_entry = any(path.startswith(f"{table}.") for table in ("train_jobs", "serve_apps"))
-    return is_entry and path != scope and not path.startswith(f"{scope}.")
+def _entry_of(path: str, entries: Iterable[str]) -> str | None:
+    """The job or app that a path leads into; names may hold dots."""
+    there = [each for each in entries if path == each or path.startswith(f"{each}.")]
+    return max(there, key=len, default=None)
 
 
 def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedConfig) -> TrainJobConfig:

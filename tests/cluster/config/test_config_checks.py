@@ -568,3 +568,25 @@ def test_who_runs_one_job_need_not_mend_the_others(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(path, scope="train_jobs.good")
     assert len(caught.value.mistakes) >= 4
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("run.sh", "`run.sh` is no Python: "),
+        ("torn.py", "`torn.py` is no Python: '(' was never closed (line 2)"),
+        ("../outside.py", "is not below the folder of the config file"),
+        ("lib", "`lib` is a directory"),
+        ("nowhere.py", "`nowhere.py` does not exist"),
+    ],
+)
+def test_a_script_that_cannot_run_is_told_before_anything_starts(
+    script: str, words: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "folder"
+    (folder / "lib").mkdir(parents=True)
+    (folder / "run.sh").write_text("#!/bin/sh\nexec python train.py\n")
+    (folder / "torn.py").write_text("import os\nprint(\n")
+    (tmp_path / "outside.py").write_text("")
+    text = f"train_jobs: {{j: {{task: script, script: {script}}}}}\n"
+    check(folder, text, script, "train_jobs.j.script", words)
