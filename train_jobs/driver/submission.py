@@ -24,7 +24,7 @@ from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.driver.package import Package, package_of
-from train_jobs.driver.work_directory import update_work
+from train_jobs.driver.work_directory import RECORD, update_work
 from train_jobs.records.run_config import write_run_config
 from train_jobs.records.run_log import RunLog, now
 from train_jobs.spec import CHECKPOINTS, WORK, runtime_env_of
@@ -57,7 +57,7 @@ def _staged(package: Package | None) -> Iterator[str]:
     before = {name: os.environ.get(name) for name in as_it_is}
     with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
         if package is None:
-            Path(directory, "README").write_text("The files of this job are in its `work` directory.\n")
+            Path(directory, RECORD).write_text("{}")  # an empty folder is no package; this file stays behind
         else:
             package.copy(Path(directory))
         os.environ.update(as_it_is)

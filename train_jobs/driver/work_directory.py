@@ -56,7 +56,7 @@ def _files(directory: Path) -> Iterator[str]:
         directories[:] = [name for name in directories if name != "__pycache__"]
         for name in names:
             file = Path(path, name)
-            if file.is_file():  # not a pipe, nor a link that leads nowhere
+            if file.is_file() and name != RECORD:  # not a pipe, nor a link that leads nowhere
                 yield file.relative_to(directory).as_posix()
 
 

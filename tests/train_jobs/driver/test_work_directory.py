@@ -39,6 +39,7 @@ def test_all_files_come_along_once(source: Path, tmp_path: Path) -> None:
     (source / "__pycache__" / "train.pyc").write_bytes(b"x")
     os.symlink("nowhere", source / "dangling")
     os.mkfifo(source / "pipe")
+    (source / RECORD).write_text("{}")
     expected = ["lib/model.py", "log.txt", "run.sh", "train.py"]
     assert update_work(source, work) == expected
     assert files(work) == expected
