@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,17 @@ def loss_of_export(config: TrainJobConfig, run: Path) -> tuple[float, int]:
     text = "".join(f"{text}{tokenizer.eos_token}" for text in texts)
     stream = np.asarray(tokenizer(text, add_special_tokens=False)["input_ids"])
     return held_out_loss(run / "export", stream, config.data.sequence_length)
+
+
+def some_steps(directory: str, config_json: str, run: str, until: int, attempt: int) -> None:
+    """Train up to a step, save, and be gone; the task's module lies in the directory."""
+    sys.path.insert(0, directory)
+    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
+    assembly.begin()
+    while assembly.state.step < until:
+        assembly.loop.step()
+    assembly.saver.save()
+    assembly.saver.finish()
 
 
 class FileReporter:

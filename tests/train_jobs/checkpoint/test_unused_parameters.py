@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.config import TrainJobConfig
-from tests.train_jobs.ranks import assemble, finish, reports, start_program
+from tests.train_jobs.ranks import assemble, finish, reports, some_steps, start_program
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE
 from tests.train_jobs.tasks.test_custom_task import job as example_job
 
@@ -34,17 +34,6 @@ def job(**changes: Any) -> TrainJobConfig:
     return example_job(
         **{"steps": 8, "evaluate": {"every_steps": None}, "checkpoint": {"every_steps": 100}, **changes}
     )
-
-
-def some_steps(directory: str, config_json: str, run: str, until: int, attempt: int) -> None:
-    """Train up to a step, save, and be gone."""
-    sys.path.insert(0, directory)
-    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
-    assembly.begin()
-    while assembly.state.step < until:
-        assembly.loop.step()
-    assembly.saver.save()
-    assembly.saver.finish()
 
 
 def train(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 from cluster.config import TrainJobConfig
-from tests.train_jobs.ranks import assemble, finish, reports, start_program
+from tests.train_jobs.ranks import finish, reports, some_steps, start_program
 
 TASK = Path(__file__).parents[2] / "integration" / "sampled_task.py"
 SAMPLES = 64
@@ -28,17 +27,6 @@ def job(directory: Path, **changes: Any) -> TrainJobConfig:
             **changes,
         }
     )
-
-
-def some_steps(directory: str, config_json: str, run: str, until: int, attempt: int) -> None:
-    """Train up to a step, save, and be gone."""
-    sys.path.insert(0, directory)
-    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run), attempt)
-    assembly.begin()
-    while assembly.state.step < until:
-        assembly.loop.step()
-    assembly.saver.save()
-    assembly.saver.finish()
 
 
 def taken(directory: Path, run: Path, config: TrainJobConfig, until: int, attempt: int) -> list[int]:
