@@ -72,7 +72,7 @@ class Broker:
         self._journal.add([Event("broker_started", f"the broker starts after {after}")])
         self._nodes_read: float | None = None
         self._suspects: set[str] = set()
-        self._suspects_asked = now
+        self._suspects_asked = time.monotonic()
         self._refresh(now)
 
     def info(self) -> dict[str, Any]:
@@ -93,10 +93,10 @@ class Broker:
         Ray takes many seconds to declare a node dead. Until it has, or the node answers again, nothing is
         granted there.
         """
-        with self._clock.call() as now:
+        with self._clock.call():
             gone = silent_nodes(node_ids)
             self._suspects = (self._suspects - set(node_ids)) | set(gone)
-            self._suspects_asked = now
+            self._suspects_asked = time.monotonic()
             self._nodes_read = None
             return gone
 
@@ -165,10 +165,12 @@ class Broker:
             return self._journal.after(after, most)
 
     def _refresh(self, now: float) -> None:
-        if self._suspects and now - self._suspects_asked >= SUSPECTS_EVERY_S:
+        # What is known of the nodes grows old whether the broker listens or not.
+        read_at = time.monotonic()
+        if self._suspects and read_at - self._suspects_asked >= SUSPECTS_EVERY_S:
             self._suspects = set(silent_nodes(self._suspects))
-            self._suspects_asked = now
-        if self._nodes_read is None or now - self._nodes_read >= NODES_EVERY_S:
+            self._suspects_asked = read_at
+        if self._nodes_read is None or read_at - self._nodes_read >= NODES_EVERY_S:
             nodes = grantable_nodes()
             self._suspects &= {node.node_id for node in nodes}
             # Who runs on a node that is about to go leaves it in good order: nothing is granted there.
@@ -182,7 +184,7 @@ class Broker:
             ]
             self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
             self._ledger.update_nodes(present, self._strangers)
-            self._nodes_read = now
+            self._nodes_read = read_at
         self._ledger.expire(now)
         self._log()
 
