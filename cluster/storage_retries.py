@@ -63,13 +63,10 @@ def patiently(read: Callable[[], T], *, local: bool = False) -> T:
     return read()
 
 
-class PatientFile(io.RawIOBase):
-    """A file of an object store, each read of it tried again where it fails."""
+class _Positioned(io.RawIOBase):
+    """A file that is read from anywhere; where it stands it knows itself, not its handle."""
 
-    def __init__(self, file: pa.NativeFile) -> None:
-        self._file = file
-        self._size: int = file.size()
-        self._position = 0
+    _position = 0
 
     def readable(self) -> bool:
         return True
@@ -79,6 +76,14 @@ class PatientFile(io.RawIOBase):
 
     def tell(self) -> int:
         return self._position
+
+
+class PatientFile(_Positioned):
+    """A file of an object store, each read of it tried again where it fails."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        self._file = file
+        self._size: int = file.size()
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
@@ -96,25 +101,15 @@ class PatientFile(io.RawIOBase):
         return len(data)
 
 
-class PatientLocalFile(io.RawIOBase):
+class PatientLocalFile(_Positioned):
     """A file of a mounted disk, each read of it tried again where it fails, from a handle of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = patiently(self._opened, local=True)
-        self._position = 0
 
     def _opened(self) -> io.FileIO:
         return io.FileIO(self._path)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         if whence != io.SEEK_END:
