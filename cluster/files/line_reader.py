@@ -40,7 +40,7 @@ class LineReader:
         read = self._read + sum(len(line) + 1 for line in lines)
         parts = {} if self._storage.appendable else self._of_parts(lines)
         self._read, self._parts = read, {**self._parts, **parts}
-        return list(_documents(lines))
+        return list(documents(lines))
 
     def _of_file(self) -> list[bytes]:
         try:
@@ -70,7 +70,8 @@ def read_lines(storage: Storage, log: str) -> list[dict[str, Any]]:
     return LineReader(storage, log).new()
 
 
-def _documents(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def documents(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """What the lines say; one that is no JSON object is left out."""
     for line in lines:
         try:
             document = json.loads(line)

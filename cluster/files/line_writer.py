@@ -56,7 +56,8 @@ class LineWriter:
         self._unwritten: dict[str, deque[tuple[int, str]]] = defaultdict(deque)
         """By log, with the numbers in which they came."""
         self._taken = 0
-        self._tries = 0
+        self._begun = 0
+        self._ended = 0
         self._parts: dict[str, _Part] = {}
         self._writer = uuid.uuid4().hex[:8]
         """Part of each part's name: two writers never write one part."""
@@ -97,13 +98,14 @@ class LineWriter:
         with self._changed:
             self._soon = True
             self._changed.notify_all()
-            last, tries = self._taken, self._tries
+            last, begun = self._taken, self._begun
 
             def done() -> bool:
                 return not any(row and row[0][0] <= last for row in self._unwritten.values())
 
             def failed() -> bool:
-                return not patient and self.trouble is not None and self._tries > tries
+                # A try that had begun before tells of the storage as it was then.
+                return not patient and self.trouble is not None and self._ended > begun
 
             self._changed.wait_for(lambda: done() or failed(), timeout_s)
             return done()
@@ -127,8 +129,9 @@ class LineWriter:
                     log: list(islice(row, _MOST_AT_ONCE)) for log, row in self._unwritten.items() if row
                 }
                 self._soon = False
-            if not batches:
-                return
+                if not batches:
+                    return
+                self._begun += 1
             failed = None
             for log, batch in batches.items():
                 failed = self._try(log, [text for _, text in batch])
@@ -137,7 +140,7 @@ class LineWriter:
                 self._done(self._unwritten[log], batch[-1][0])
             with self._changed:
                 self.trouble = failed
-                self._tries += 1
+                self._ended += 1
                 self._changed.notify_all()
                 if failed is not None:
                     if self._closing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.errors import ShoalError
-from cluster.files.line_reader import read_lines
+from cluster.files.line_reader import documents, read_lines
 from cluster.files.line_writer import LineWriter
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
@@ -122,15 +121,7 @@ def _newest(storage: Storage) -> list[dict[str, Any]]:
 
 
 def _events(data: bytes) -> list[dict[str, Any]]:
-    found = []
-    for line in data.splitlines():
-        try:
-            event = json.loads(line)
-        except ValueError:  # a crash or a full disk cut it off
-            continue
-        if isinstance(event, Mapping) and _is_event(event):
-            found.append(dict(event))
-    return found
+    return [line for line in documents(data.splitlines()) if _is_event(line)]
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:

@@ -173,6 +173,28 @@ def test_whoever_is_impatient_hears_of_the_first_failure(
     assert writer.trouble is None
 
 
+def test_a_failure_that_began_before_is_not_what_the_impatient_hear_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
+    began, fails = threading.Event(), threading.Event()
+
+    class Recovering(Storage):
+        def append_lines(self, path: str, lines: Iterable[str]) -> None:
+            if not began.is_set():
+                began.set()
+                fails.wait(60.0)
+                raise StorageError("no room")
+            super().append_lines(path, lines)
+
+    writer = LineWriter(Recovering(tmp_path))
+    writer.add("log", lines(1))
+    assert began.wait(60.0)
+    threading.Timer(0.2, fails.set).start()
+    assert writer.written(60.0, patient=False)
+    assert numbers(Storage(tmp_path)) == [1]
+
+
 def test_a_directory_that_is_away_is_not_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
     place, away = tmp_path / "run", tmp_path / "away"
