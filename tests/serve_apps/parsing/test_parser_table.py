@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.config import app_checks
+from cluster.config.checks import app_checks
 from serve_apps.parsing.parser_table import REASONING_PARSERS, TOOL_PARSERS, reasoning_of, tools_of
 
 # As models have them, cut down to what says how a call is written.
