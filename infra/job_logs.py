@@ -40,6 +40,7 @@ class JobLogs:
                 view.event(event, self.summary)
         for line in self._metrics.new():
             self.summary.step, self.summary.metrics = line["step"], line
+            self.summary.steps = line.get("steps", self.summary.steps)
             if view is not None:
                 view.metric(line, self.summary)
         if self.summary.task == "script":

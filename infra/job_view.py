@@ -115,7 +115,7 @@ class JobView:
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
         if time.monotonic() - self._shown >= _PLAIN_EVERY_S:
             self._shown = time.monotonic()
-            self.line(f"step {line['step']}/{self.steps}  {figures(line)}")
+            self.line(f"step {step_of(line['step'], line.get('steps', self.steps))}  {figures(line)}")
 
     def line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -137,7 +137,7 @@ class JobBar(JobView):
             TimeElapsedColumn(),
             console=Console(stderr=True, highlight=False),
         )
-        self.task: TaskID = self.progress.add_task(title, total=steps, doing="submitted")
+        self.task: TaskID = self.progress.add_task(title, total=steps or None, doing="submitted")
 
     def __enter__(self) -> JobView:
         self.progress.start()
@@ -152,14 +152,23 @@ class JobBar(JobView):
 
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
         doing = f"{figures(line)}  {counted(summary.workers, 'worker')}"
-        self.progress.update(self.task, completed=line["step"], doing=doing)
+        total = line.get("steps", self.steps) or None
+        self.progress.update(self.task, completed=line["step"], total=total, doing=doing)
 
     def line(self, text: str) -> None:
         self.progress.console.print(text, markup=False)
 
 
+def step_of(step: int, steps: int | None) -> str:
+    """`12/200`; `12` where nobody knows how many there are."""
+    return f"{step}/{steps}" if steps else str(step)
+
+
 def figures(line: dict[str, Any]) -> str:
     """Loss and speed of one step."""
+    if "tokens" not in line:  # of a script
+        parts = [] if line["loss"] is None else [f"loss {line['loss']:.4f}"]
+        return "  ".join([*parts, f"{1 / line['step_s']:,.2f} steps/s"] if line["step_s"] else parts)
     unit = "tokens" if line["tokens"] is not None else "samples"
     mfu = f"  MFU {line['mfu']:.1%}" if line.get("mfu") is not None else ""
     loss = "none" if line["loss"] is None else f"{line['loss']:.4f}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cluster.errors import ShoalError
 
 
@@ -23,6 +25,14 @@ class ScriptError(ShoalError):
     def __init__(self, message: str, output: str) -> None:
         super().__init__(message)
         self.output = output
+
+
+class ScriptHangError(ScriptError):
+    """A script hangs: nothing of it was seen for too long. Its output is where its threads stood."""
+
+
+class EndedEarlyError(ShoalError):
+    """A rank of a script had ended, with exit code 0, when another one still needed it."""
 
 
 class RankError(Exception):
@@ -71,3 +81,17 @@ class RankError(Exception):
 def bases_of(error: BaseException) -> tuple[str, ...]:
     """The names of the classes that an exception's class derives from, the nearest first."""
     return tuple(each.__name__ for each in type(error).__mro__[1:] if each not in (BaseException, object))
+
+
+_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.DOTALL)
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)
+"""What torch writes in front of every line of a traceback."""
+
+
+def last_exception(output: str) -> tuple[str, str] | None:
+    """Class name and message of the exception whose traceback is the last in a program's output."""
+    _, traceback, rest = _RANK_PREFIX.sub("", output).rpartition("Traceback (most recent call last):\n")
+    lines = rest.splitlines() if traceback else []
+    # Frames are indented; the exception is the first line that is not.
+    found = next((_EXCEPTION.match(line) for line in lines if line and not line[0].isspace()), None)
+    return None if found is None else (found[1], found[2] or "")

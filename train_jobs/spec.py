@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,12 +60,12 @@ def plan_groups(
     """The groups that a grant pays for: one of as many workers as its mesh can use, or replica groups.
 
     Args:
-        granted: node id of every granted unit, which is the workers of one tensor-parallel group; the units
+        granted: node id of every granted unit, which is the workers that stand together on a node; the units
             of a replica group stand together.
     """
-    tensor, inner = config.parallel.tensor, config.parallel.tensor * config.parallel.context
-    size = config.group_size or len(granted) * tensor // inner * inner
-    units = size // tensor
+    inner = math.lcm(config.unit_size, config.parallel.tensor * config.parallel.context)
+    size = config.group_size or len(granted) * config.unit_size // inner * inner
+    units = size // config.unit_size
     if config.group_size is None:
         granted = sorted(granted)[:units]
     gangs = [granted[first : first + units] for first in range(0, len(granted), max(1, units))]
@@ -78,8 +81,15 @@ def group_spec(
 ) -> GroupSpec:
     """One group on the nodes of these units."""
     # Ranks of one node stand together: their collectives meet on the shorter way.
-    nodes = tuple(node for node in sorted(units) for _ in range(config.parallel.tensor))
+    nodes = tuple(node for node in sorted(units) for _ in range(config.unit_size))
     return GroupSpec(job, config, run, attempt, index, nodes)
+
+
+def command_digest(config: TrainJobConfig) -> str:
+    """Of what a script's ranks run: another one where something of it was changed."""
+    keys = ("script", "module", "cwd", "arguments", "env", "pip")
+    command = {key: getattr(config, key) for key in keys}
+    return hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def runtime_env_of(config: TrainJobConfig) -> dict[str, Any]:

@@ -171,8 +171,9 @@ def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:
         update["parallel"] = job.parallel.model_copy(
             update={"deepspeed": _deepspeed(_absolute(job.parallel.deepspeed, base))}
         )
-    if job.script is not None:
-        update["script"] = os.path.normpath(job.script)  # it travels with the working directory
+    for name in ("script", "cwd"):  # they travel with the working directory
+        if (path := getattr(job, name)) is not None:
+            update[name] = os.path.normpath(path)
     return job.model_copy(update=update)
 
 

@@ -33,7 +33,8 @@ class ForkServer:
     An empty document says first that it is ready. `{"id", "function", "arguments"}` asks for a process that
     calls a function (`module:name`) with named arguments; the answers are `{"id", "pid"}` and, when it has
     ended, `{"id", "code", "memory"}`: its exit code, or minus a signal, and whether the kernel has killed
-    something on this node for want of memory while it ran. Children are killed when this process ends.
+    something on this node for want of memory while it ran. What a process leaves behind is killed with it,
+    and all processes are when this one ends.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -74,6 +75,9 @@ class ForkServer:
     def _report(self, descriptor: int, number: int, pid: int, kills_before: int) -> None:
         self._selector.unregister(descriptor)
         os.close(descriptor)
+        with contextlib.suppress(ProcessLookupError):
+            # Before its number is free again: those that it has started, and left behind, go with it.
+            os.killpg(pid, signal.SIGKILL)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         self._answer(id=number, code=code, memory=out_of_memory_kills() > kills_before)
 
@@ -97,6 +101,7 @@ def _become(server: int, requests: socket.socket, function: str, arguments: dict
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != server:
             os._exit(1)
+        os.setsid()  # a process group of its own: whatever it starts can be ended with it
         requests.close()
         random.seed()  # forks would all draw the same
         module, _, name = function.partition(":")

@@ -42,6 +42,7 @@ class Demand:
         priority: among the holders of one tenant, the greater goes first.
         weight: among holders of one priority, the share of what is contended for: 2 is due twice as much.
         accelerator: the only kind of node that will do; None for any.
+        apart: no two units on one node.
         starting: those of `held` that do not run yet: a holder is not left with such units only.
         rebuilds: all units are one group, which stops and is built anew whenever they change; of others those
             that stay go on meanwhile, and give a newcomer its state.
@@ -60,6 +61,7 @@ class Demand:
     priority: int = 0
     weight: float = 1.0
     accelerator: str | None = None
+    apart: bool = False
     starting: tuple[str, ...] = ()
     rebuilds: bool = False
 

@@ -9,7 +9,9 @@ that is trained must not count, and it can look like that (a crash in native cod
   program's;
 - a job whose ranks failed on two nodes within the window says nothing about either: the failure follows the
   job. That holds afterwards too: a node is trusted again as soon as the job that blamed it fails elsewhere;
-- what one job says is enough only if it had ranks on other nodes, which did not fail.
+- what one job says is enough only if it had ranks on other nodes, which did not fail;
+- a node whose accelerator ended a kernel is avoided at once: the job that says so is tried elsewhere, and
+  where it fails there too, the node is trusted again.
 
 What happens to several jobs in the same moment is one failure, and a node that is lost is lost once.
 """
@@ -35,7 +37,7 @@ SAME_MOMENT_S = 5.0
 """Failures on one node within so many seconds are one failure."""
 _MOST_REPORTS = 2000
 
-Against = Literal["node", "worker", "transient"]
+Against = Literal["node", "device", "worker", "transient"]
 """The classes of failure that can speak against a node."""
 
 
@@ -46,7 +48,8 @@ class Report:
     Attributes:
         node: its name, which outlives a restart of its machine.
         holder: whose failure it was.
-        against: class of the failure; "node": it was lost, or its accelerator is broken.
+        against: class of the failure; "node": it was lost, or its accelerator is broken; "device": its
+            accelerator ended a kernel.
         step: steps that the job had done.
         elsewhere: the job had ranks on other nodes, and they did not fail.
         lost: Ray's id of a node that was lost; each is lost once, whoever reports it.
@@ -99,11 +102,13 @@ class _NodeFailure:
     Attributes:
         holders: whose jobs it hit.
         alone: of a job that had ranks elsewhere, which did not fail.
+        of_kernel: an accelerator ended a kernel.
     """
 
     time: float
     holders: frozenset[str]
     alone: bool
+    of_kernel: bool = False
 
 
 class NodeHealth:
@@ -127,7 +132,11 @@ class NodeHealth:
         """Take in a failure; returns the event that says so."""
         self._reports = [*self._reports, report][-_MOST_REPORTS:]
         self._verdicts = None
-        what = {"node": "lost {} or an accelerator of it", "worker": "lost a worker on {}"}
+        what = {
+            "node": "lost {} or an accelerator of it",
+            "device": "had a kernel ended by an accelerator of {}",
+            "worker": "lost a worker on {}",
+        }
         words = what.get(report.against, "met an error on {} that may pass").format(report.node)
         reason = f"{report.holder} {words}, at step {report.step}"
         return Event("node_blamed", reason, node=report.node, facts=asdict(report))
@@ -194,6 +203,8 @@ class NodeHealth:
         return verdict
 
     def _enough(self, failures: Sequence[_NodeFailure]) -> bool:
+        if self.failures and failures[-1].of_kernel:
+            return True
         if not 0 < self.failures <= len(failures):
             return False
         return len(_holders(failures)) > 1 or all(each.alone for each in failures)
@@ -209,12 +220,13 @@ class NodeHealth:
             if report.against != "node" and self._fails_elsewhere(report):
                 continue
             seen.add(report.incident)
-            alone = report.elsewhere or report.against == "node"
+            alone, of_kernel = report.elsewhere or report.against == "node", report.against == "device"
             if found and report.time - found[-1].time < SAME_MOMENT_S:
                 last = found[-1]
-                found[-1] = _NodeFailure(last.time, last.holders | {report.holder}, last.alone or alone)
+                holders, alone = last.holders | {report.holder}, last.alone or alone
+                found[-1] = _NodeFailure(last.time, holders, alone, last.of_kernel or of_kernel)
             else:
-                found.append(_NodeFailure(report.time, frozenset({report.holder}), alone))
+                found.append(_NodeFailure(report.time, frozenset({report.holder}), alone, of_kernel))
         return found
 
     def _fails_elsewhere(self, report: Report) -> bool:

@@ -28,11 +28,22 @@ class Scale:
         self.names = sorted(named | {"GPU"})
         self._nodes: dict[tuple[object, ...], Vector] = {}
         self.accelerators = sorted({demand.accelerator for demand in demands} - {None})  # type: ignore[type-var]
+        self.apart = sorted(demand.holder for demand in demands if demand.apart)
+
+    @property
+    def uncounted(self) -> int:
+        """How many kinds of a vector are no amounts: they stand behind the others."""
+        return len(self.accelerators) + len(self.apart)
 
     def unit(self, demand: Demand) -> Vector:
-        """What a unit takes, rounded up; the kind of its node is a resource of which it takes one step."""
+        """What a unit takes, rounded up.
+
+        The kind of its node is a resource of which it takes one step; of whoever wants its units apart each
+        node has one step.
+        """
         amounts = tuple(-int(-steps // 1) for steps in self._steps(demand.unit))
-        return amounts + tuple(int(demand.accelerator == kind) for kind in self.accelerators)
+        kinds = tuple(int(demand.accelerator == kind) for kind in self.accelerators)
+        return amounts + kinds + tuple(int(demand.apart and demand.holder == each) for each in self.apart)
 
     def node(self, node: Node) -> Vector:
         """What a node has, rounded down."""
@@ -41,7 +52,7 @@ class Scale:
         if shape not in self._nodes:
             amounts = tuple(int(steps // 1) for steps in self._steps(node.resources))
             kinds = tuple(_PLENTY * (node.accelerator == kind) for kind in self.accelerators)
-            self._nodes[shape] = amounts + kinds
+            self._nodes[shape] = amounts + kinds + (1,) * len(self.apart)
         return self._nodes[shape]
 
     def _steps(self, amounts: Mapping[str, float]) -> Iterable[float]:
@@ -79,10 +90,10 @@ class Room:
         """Of each state another; a rollback brings the former one back."""
         self._versions = itertools.count(1)
         counted = len(scale.names)
-        self.sums = tuple(map(sum, zip(*self.total, strict=True))) if ordered else ()
+        self.sums = tuple(map(sum, zip(*self.total, strict=True)))[:counted] if ordered else ()
         most = [max((total[kind] for total in self.total), default=0) for kind in range(counted)]
-        # Kinds of node are no amounts: they make a node neither full nor empty.
-        self._weights = [1.0 / amount if amount else 0.0 for amount in most] + [0.0] * len(scale.accelerators)
+        # What is no amount makes a node neither full nor empty.
+        self._weights = [1.0 / amount if amount else 0.0 for amount in most] + [0.0] * scale.uncounted
         self.now = list(self.total)
         """What can be granted at once: what is left both in `free` and in `future`."""
         self._nodes_with: dict[Vector, list[int]] = {}

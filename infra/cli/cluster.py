@@ -230,6 +230,8 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
         return
     from rich.console import Console
 
+    from infra.job_view import step_of
+
     console = Console(file=sys.stdout, highlight=False)
     console.print(f"cluster [bold]{record.name}[/bold] at {record.gcs_address}")
     console.print(_nodes_table(document["nodes"]))
@@ -242,7 +244,7 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     ):
         rows = document[title]
         if title == "jobs":
-            rows = [{**row, "step": f"{row['step']}/{row['steps']}"} for row in rows]
+            rows = [{**row, "step": step_of(row["step"], row["steps"])} for row in rows]
         console.print(_table(title, columns, rows) if rows else f"no {title}")
     for app in document["apps"]:
         if rollout := rollout_line(app["rollout"]):

@@ -68,12 +68,14 @@ def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from infra.job_view import step_of
+
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("job", no_wrap=True)  # what people copy; it holds the time of the submission
     for heading in ("status", "step", "workers", "attempts", "goodput"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("status", "step"))
     for row in rows:
-        steps = f"{row['step']}/{row['steps']}"
+        steps = step_of(row["step"], row["steps"])
         workers, attempts = str(row["workers"]), str(row["attempts"])
         goodput = "" if row["goodput"] is None else f"{row['goodput']:.0%}"
         table.add_row(row["job"], row["status"], steps, workers, attempts, goodput)
@@ -131,7 +133,7 @@ def resume(
     from train_jobs.records.listing import find_job, is_running, run_of
     from train_jobs.records.run_config import changes, read_run_config
     from train_jobs.records.run_log import summarize
-    from train_jobs.spec import CHECKPOINTS
+    from train_jobs.spec import CHECKPOINTS, command_digest
 
     storage = storage_of(loaded)
     found = find_job(storage, job)
@@ -145,14 +147,25 @@ def resume(
     if settings:
         config = change_job(run.read_bytes(RUN_FILE).decode(), name, settings, loaded)
     changed = changes(before, config)
-    if summary.status == "succeeded" and config.steps <= summary.step:
+    scripted = config.task == "script"
+    has_trained = scripted and summary.trained == command_digest(config)
+    if summary.status == "succeeded" and has_trained:
+        raise RequestError(
+            f"the script of {found} has succeeded, and is not run again; `shoal train {name}` starts anew"
+        )
+    if summary.status == "succeeded" and not scripted and config.steps <= summary.step:
         raise RequestError(
             f"{found} has done all its {summary.step} steps; --set steps=N with more steps goes on from there"
         )
     for change in changed:
         say(f"changed {change}")
-    newest = CheckpointStore(run.child(CHECKPOINTS)).newest()
-    say("begins at step 0: there is no checkpoint" if newest is None else f"goes on from step {newest}")
+    if has_trained:
+        say("its script has succeeded: what is left is to publish the model")
+    elif scripted:
+        say("its script starts again, and goes on from what it has saved")
+    else:
+        newest = CheckpointStore(run.child(CHECKPOINTS)).newest()
+        say("begins at step 0: there is no checkpoint" if newest is None else f"goes on from step {newest}")
     logs = JobLogs(run, found)
     logs.show()  # what it did before is told already
     submission_id = f"{found}-{time.strftime('%H%M%S', time.gmtime())}"

@@ -25,7 +25,13 @@ from cluster.state.nodes import node_names
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.driver.data_process import StoppedError, prepare_apart
 from train_jobs.driver.failure_budget import FailureBudget
-from train_jobs.driver.failures import Failure, FailureClass, classify
+from train_jobs.driver.failures import (
+    MEMORY_ADVICE,
+    SCRIPT_MEMORY_ADVICE,
+    Failure,
+    FailureClass,
+    classify,
+)
 from train_jobs.driver.job_lease import JobLease
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
@@ -35,7 +41,17 @@ from train_jobs.group.outcome import GroupOutcome
 from train_jobs.records.control import JobControlActor, control_name
 from train_jobs.records.run_log import summarize
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, RAY_TRAIN, WORK, GroupSpec, group_spec, plan_groups
+from train_jobs.spec import (
+    CHECKPOINTS,
+    DATA,
+    EXPORT,
+    RAY_TRAIN,
+    WORK,
+    GroupSpec,
+    command_digest,
+    group_spec,
+    plan_groups,
+)
 
 
 class Driver:
@@ -81,11 +97,12 @@ class Driver:
         try:
             self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
             self._prepare_data()
-            try:
-                self._train()
-            finally:
-                self.single.kill()
-                self.lease.release()  # publishing needs no devices
+            if not self._has_trained():
+                try:
+                    self._train()
+                finally:
+                    self.single.kill()
+                    self.lease.release()  # publishing needs no devices
             model = self._publish()
         except StoppedError:
             return self._finish("stopped", 1)
@@ -95,6 +112,11 @@ class Driver:
             self._finish("failed", 1, error=f"{type(error).__name__}: {error}")
             raise
         return self._finish("succeeded", 0, model=model)
+
+    def _has_trained(self) -> bool:
+        """Whether this script has run to its end before: then it is only published."""
+        scripted = self.config.task == "script"
+        return scripted and summarize(self.job, self.run_storage).trained == command_digest(self.config)
 
     def _prepare_data(self) -> None:
         if self.config.task == "script" and not self.workspace.mounted:
@@ -124,6 +146,8 @@ class Driver:
             else:
                 spec, outcome = self._run_replicas(grant)
             if outcome.status == "finished":
+                if self.config.task == "script":
+                    self._event("trained", command=command_digest(self.config))
                 return
             if outcome.status == "stopped" or self.stop_asked.is_set():
                 raise StoppedError("the job was asked to stop")
@@ -213,8 +237,11 @@ class Driver:
         Raises:
             ShoalError: the job may not go on.
         """
-        failure = classify(outcome.failures, spec.nodes, self.lease.alive_of(spec.nodes), node_names())
-        step = ray.get(self.control.last_step.remote(), timeout=60)
+        advice = SCRIPT_MEMORY_ADVICE if self.config.task == "script" else MEMORY_ADVICE
+        alive = self.lease.alive_of(spec.nodes)
+        failure = classify(outcome.failures, spec.nodes, alive, node_names(), advice)
+        calls = [self.control.last_step.remote(), self.control.script_saves.remote()]
+        step, saves = ray.get(calls, timeout=60)
         self._event(
             "failed",
             attempt=spec.attempt,
@@ -229,7 +256,7 @@ class Driver:
         if failure.failure_class is FailureClass.HANG and failure.trace:
             print(f"where rank {failure.rank} stood:\n{failure.trace}", flush=True)
         self.lease.blame(failure, step, elsewhere=goes_on or len(set(spec.nodes)) > 1)
-        decision = self.budget.decide(failure, step, in_vain)
+        decision = self.budget.decide(failure, step, in_vain, saves)
         if not decision.again and failure.failure_class is FailureClass.REQUEST:
             raise RequestError(failure.reason)
         if not decision.again:
@@ -246,8 +273,8 @@ class Driver:
             return None
         registry = Registry(self.storage)
         summary = summarize(self.job, self.run_storage)
-        exported, last = summary.exported or {"step": self.config.steps}, summary.evaluation or {}
-        step = exported["step"]
+        exported, last = summary.exported or {}, summary.evaluation or {}
+        step = exported.get("step", summary.step if self.config.task == "script" else self.config.steps)
         for version in registry.versions(self.config.publish):
             if version.job == self.job and version.step == step:
                 return f"{version.name}@{version.version}"
@@ -267,7 +294,10 @@ class Driver:
         return f"{version.name}@{version.version}"
 
     def _finish(self, status: str, exit_code: int, model: str | None = None, error: str | None = None) -> int:
-        step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
+        if self.config.task == "script":
+            step = ray.get(self.control.last_step.remote(), timeout=60)
+        else:
+            step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             try:
                 self.workspace.forget(scratch)

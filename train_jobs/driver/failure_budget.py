@@ -30,12 +30,14 @@ _RULES = {
     # A lost process, and most often a lost node, is replaced at once: nothing is gained by waiting.
     FailureClass.WORKER: _Rule("worker_failures", "lost workers"),
     FailureClass.NODE: _Rule("node_failures", "lost nodes"),
+    FailureClass.DEVICE: _Rule("node_failures", "kernels that accelerators ended"),
     FailureClass.HANG: _Rule("hangs", "hangs"),
     FailureClass.MEMORY: _Rule("memory_failures", "failures for lack of memory"),
     # What others have, or do not answer with, takes its time to come back.
     FailureClass.START: _Rule("start_failures", "failures to start", first_s=2.0),
     FailureClass.TRANSIENT: _Rule("transient_errors", "errors that may pass", first_s=2.0),
 }
+_ANY_EXCEPTION = _Rule("worker_failures", "exceptions")
 _AT_ONCE = {
     FailureClass.CODE: "it would be raised again, so the job ends",
     FailureClass.CHECKPOINT: "another attempt finds the same, so the job ends",
@@ -57,8 +59,12 @@ class FailureBudget:
     """Counts the failures of one job and decides about the next attempt.
 
     Each class has a budget of its own: how many failures of it may come in a row. All begin anew whenever
-    the job got further than ever before. An exception of the user's code, a loss that is no number and a
-    request that cannot be met end the job at once.
+    the job got further than ever before: did a step more or, as a script, saved something. (What a script
+    saves may be the same each time. A lack of memory would then come for ever: of that only steps count.)
+
+    An exception of the user's code ends the job at once, unless the job says that any is to be tried again;
+    so do a loss that is no number and a request that cannot be met. A kernel that an accelerator ended is
+    tried once more, elsewhere where that can be: if it comes back at the same step, it is the program's.
 
     A replica group that fails again and again before it takes part, while others step, never ends the job:
     they do not miss it. It only waits longer each time.
@@ -77,21 +83,34 @@ class FailureBudget:
         self.recovery = recovery
         self._random = random.Random(seed)
         self._furthest = -1
+        self._saves = 0
         self._in_a_row: dict[FailureClass, int] = {}
+        self._ended_kernel_at: int | None = None
+        """The step of the last failure of a kernel."""
 
-    def decide(self, failure: Failure, step: int, in_vain: int = 0) -> Decision:
+    def decide(self, failure: Failure, step: int, in_vain: int = 0, saves: int = 0) -> Decision:
         """Judge a failure that came when the job had done `step` steps.
 
         Args:
             in_vain: how often in a row a group has now failed before it took part, while others go on.
+            saves: how often a script has saved something.
         """
         failure_class = failure.failure_class
-        if failure_class in _AT_ONCE:
+        any_exception = failure_class is FailureClass.CODE and self.recovery.retry == "any"
+        if failure_class in _AT_ONCE and not any_exception:
             return Decision(False, reason=_AT_ONCE[failure_class])
         if step > self._furthest:
             self._furthest = step
             self._in_a_row.clear()
-        rule = _RULES[failure_class]
+        elif saves > self._saves:
+            memory = self._in_a_row.get(FailureClass.MEMORY, 0)
+            self._in_a_row = {FailureClass.MEMORY: memory}
+        self._saves = max(saves, self._saves)
+        if failure_class is FailureClass.DEVICE:
+            before, self._ended_kernel_at = self._ended_kernel_at, step
+            if before == step:
+                return Decision(False, reason="it came back at the same step, so it is the program's")
+        rule = _ANY_EXCEPTION if any_exception else _RULES[failure_class]
         allowed = getattr(self.recovery, rule.key)
         if in_vain and allowed:
             return Decision(True, self._backoff_s(rule, in_vain))

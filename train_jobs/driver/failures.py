@@ -10,12 +10,16 @@ from enum import StrEnum
 
 from cluster.errors import RequestError
 from cluster.wording import first_line
-from train_jobs.errors import CheckpointError, LossError, ScriptError
+from train_jobs.errors import CheckpointError, LossError, ScriptError, last_exception
 from train_jobs.group.outcome import RankFailure
 
 MEMORY_ADVICE = (
     "a smaller batch.micro, parallel.activation_checkpointing: full, or a sharding strategy on more workers"
     " takes less"
+)
+SCRIPT_MEMORY_ADVICE = (
+    "smaller batches (more steps of accumulation), checkpointed activations, or weights and optimizer state"
+    " in shards (FSDP, ZeRO) take less; the script decides that"
 )
 
 
@@ -30,6 +34,8 @@ class FailureClass(StrEnum):
     """A rank did not get on, or a collective did not return, within the hang timeout."""
     MEMORY = "memory"
     """A rank ran out of memory."""
+    DEVICE = "device"
+    """An accelerator ended a kernel, which may be its own fault or the program's."""
     TRANSIENT = "transient"
     """An exception that may pass: a file system, a connection or a service did not answer."""
     CODE = "code"
@@ -46,7 +52,12 @@ class FailureClass(StrEnum):
 
 _PLAIN = (FailureClass.REQUEST, FailureClass.LOSS, FailureClass.CHECKPOINT)
 """Told in sentences of ours."""
-_MAY_BE_THE_NODES = (FailureClass.WORKER, FailureClass.NODE, FailureClass.TRANSIENT)
+_MAY_BE_THE_NODES = (
+    FailureClass.WORKER,
+    FailureClass.NODE,
+    FailureClass.DEVICE,
+    FailureClass.TRANSIENT,
+)
 
 
 @dataclass(frozen=True)
@@ -74,6 +85,7 @@ def classify(
     rank_nodes: Sequence[str],
     alive: Collection[str],
     names: Mapping[str, str],
+    memory_advice: str = MEMORY_ADVICE,
 ) -> Failure:
     """Find the cause among what the ranks of one group reported.
 
@@ -83,6 +95,7 @@ def classify(
         rank_nodes: node id of each rank.
         alive: ids of the nodes that are alive now.
         names: names of nodes by id.
+        memory_advice: what takes less memory.
     """
     gone = [rank for rank, node in enumerate(rank_nodes) if node not in alive]
     if gone:
@@ -96,7 +109,7 @@ def classify(
         name = None if node is None else names.get(node, node)
         if failure_class is FailureClass.MEMORY:
             where = "the group" if failure.rank is None else f"rank {failure.rank} on {name}"
-            reason = f"{where} ran out of memory ({first_line(failure.message)}): {MEMORY_ADVICE}"
+            reason = f"{where} ran out of memory ({first_line(failure.message)}): {memory_advice}"
         by_node = node is not None and failure_class in _MAY_BE_THE_NODES and places == {node}
         return Failure(failure_class, reason, failure.rank, name, node, failure.step, failure.trace, by_node)
 
@@ -167,7 +180,23 @@ _DEVICE_WORDS = (
     "GPU has fallen off the bus",
     "GPU is lost",
 )
-"""CUDA's words for a device that is broken; an illegal address or an assertion is mostly the program's."""
+"""CUDA's words for a device that is broken."""
+
+_KERNEL_WORDS = (
+    "unspecified launch failure",
+    "an illegal memory access was encountered",
+    "an illegal instruction was encountered",
+    "misaligned address",
+    "invalid program counter",
+    "launch timed out and was terminated",
+    "CUDA error: unknown error",
+    "CUBLAS_STATUS_EXECUTION_FAILED",
+    "CUBLAS_STATUS_INTERNAL_ERROR",
+    "CUDNN_STATUS_EXECUTION_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR",
+)
+"""CUDA's words for a kernel that ended badly: a mistake in the program, or the first sign of a device that
+breaks. An assertion on the device is the program's."""
 
 _LOST_PEER_KINDS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _LOST_PEER_WORDS = ("Socket Timeout", "Broken pipe", "Timed out waiting", "NCCL communicator was aborted")
@@ -287,7 +316,8 @@ def class_of(kind: str, message: str, bases: Sequence[str] = ()) -> FailureClass
       is not allowed or is in the way is none of these, nor is an OSError that somebody raised with words of
       their own (as transformers does of a model that is not there);
     - memory ran out: a class of its own;
-    - an accelerator is broken, in CUDA's words: the node's.
+    - an accelerator is broken, in CUDA's words: the node's. One that ended a kernel may be, or not: a class
+      of its own.
 
     An exception travels by the names of its class and of those that it derives from; the nearest that is
     known counts.
@@ -317,8 +347,9 @@ def _class_of(name: str, message: str) -> FailureClass | None:
         if any(words in message for words in _MEMORY_WORDS):
             return FailureClass.MEMORY
         if name != "OSError":
-            broken = any(words in message for words in _DEVICE_WORDS)
-            return FailureClass.NODE if broken else None
+            if any(words in message for words in _DEVICE_WORDS):
+                return FailureClass.NODE
+            return FailureClass.DEVICE if any(words in message for words in _KERNEL_WORDS) else None
     if name in _CLEAR_KINDS or _CLIENTS_FAULT.search(message):
         return FailureClass.CODE
     if name == "OSError":
@@ -329,11 +360,6 @@ def _class_of(name: str, message: str) -> FailureClass | None:
             away = int(number[1]) not in _CLEAR_ERRNOS
         return FailureClass.TRANSIENT if away else FailureClass.CODE
     return FailureClass.TRANSIENT if name in _TRANSIENT_KINDS else None
-
-
-_EXCEPTION = re.compile(r"(?:[A-Za-z_]\w*\.)*([A-Za-z_]\w*)(?:: (.*))?$", re.DOTALL)
-_RANK_PREFIX = re.compile(r"^\[rank\d+\]:[ ]?", re.MULTILINE)
-"""What torch writes in front of every line of a traceback."""
 
 
 def _as_it_is(failure: RankFailure) -> RankFailure:
@@ -348,15 +374,6 @@ def _as_it_is(failure: RankFailure) -> RankFailure:
         failure.kind == "RuntimeError" and any(words in failure.message for words in _LOST_PEER_WORDS)
     )
     return replace(failure, collective=True) if lost else failure
-
-
-def last_exception(output: str) -> tuple[str, str] | None:
-    """Class name and message of the exception whose traceback is the last in a program's output."""
-    _, traceback, rest = _RANK_PREFIX.sub("", output).rpartition("Traceback (most recent call last):\n")
-    lines = rest.splitlines() if traceback else []
-    # Frames are indented; the exception is the first line that is not.
-    found = next((_EXCEPTION.match(line) for line in lines if line and not line[0].isspace()), None)
-    return None if found is None else (found[1], found[2] or "")
 
 
 def _advice(message: str) -> str:

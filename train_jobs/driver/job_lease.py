@@ -17,7 +17,7 @@ RENEW_S = 0.5
 
 
 class JobLease:
-    """What one job asks the broker for, by whole tensor-parallel groups.
+    """What one job asks the broker for, by whole units: workers that stand together on one node.
 
     A broker that is away is no reason to stop: it is rebuilt from what holders say.
 
@@ -31,10 +31,10 @@ class JobLease:
         self.holder = f"job/{job}"
         self.config = config
         self.broker = broker
-        self.tensor = config.parallel.tensor
-        self.least = config.workers.min // self.tensor
+        self.unit_size = config.unit_size
+        self.least = config.workers.min // self.unit_size
         self.elastic = config.workers.min < config.workers.most
-        self.units = None if config.group_size is None else config.group_size // self.tensor
+        self.units = None if config.group_size is None else config.group_size // self.unit_size
 
     def wait(self, stop: Callable[[], bool], say: Callable[[str], None]) -> Grant:
         """Wait for a grant between the job's minimum and its most workers, or until it is to stop.
@@ -67,7 +67,7 @@ class JobLease:
             print(f"the lease could not be released: {error}", flush=True)
 
     def workers(self, grant: Grant) -> int:
-        return grant.units * self.tensor
+        return grant.units * self.unit_size
 
     def alive_of(self, nodes: Collection[str]) -> set[str]:
         """Those of a failed group's nodes that are there; a dead worker may be the first sign."""
@@ -95,8 +95,8 @@ class JobLease:
 
     def _demand(self, held: Sequence[str] = (), starting: Sequence[str] = ()) -> Demand:
         workers = self.config.workers
-        unit = {"CPU": float(workers.cpus * self.tensor), "GPU": float(workers.gpus * self.tensor)}
-        least, most = self.least, workers.most // self.tensor
+        unit = {"CPU": float(workers.cpus * self.unit_size), "GPU": float(workers.gpus * self.unit_size)}
+        least, most = self.least, workers.most // self.unit_size
         return Demand(
             holder=self.holder,
             kind="training",
@@ -109,6 +109,7 @@ class JobLease:
             priority=self.config.priority,
             weight=self.config.weight,
             accelerator=self.config.accelerator,
+            apart=workers.per_node is not None,
             starting=tuple(starting),
             rebuilds=self.units is None,
         )

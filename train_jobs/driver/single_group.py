@@ -82,7 +82,7 @@ class SingleGroup:
         self._start(spec)
         self.job.control.begin.remote(spec.attempt, spec.nodes)
         reports = self.agents.reports(spec)
-        units, started = spec.nodes[:: self.lease.tensor], False
+        units, started = spec.nodes[:: self.lease.unit_size], False
         leave_by: float | None = None
         while not self._is_over(reports):
             self.job.control.begin.remote(spec.attempt, spec.nodes)  # again: it may have died meanwhile
@@ -164,7 +164,7 @@ class SingleGroup:
     def _end(self, spec: GroupSpec) -> GroupOutcome:
         """Wait for the end of a group that has ended, or fails."""
         while first_ended([self.group], RENEW_S) is None:
-            self.lease.renew(spec.nodes[:: self.lease.tensor])
+            self.lease.renew(spec.nodes[:: self.lease.unit_size])
             if not alive_nodes() >= set(spec.nodes):
                 self.group.kill()
                 return GroupOutcome("failed")

@@ -46,7 +46,8 @@ def record_submission(
     """Make the job's directory, or open it again: its config, and the event that it was submitted."""
     write_run_config(storage, job, name, config)
     log = RunLog(storage.child("jobs", job))
-    log.event(now(), "submitted", name=name, steps=config.steps, submission_id=submission_id)
+    steps = 0 if config.task == "script" else config.steps  # a script says it, if anybody does
+    log.event(now(), "submitted", name=name, steps=steps, submission_id=submission_id)
     log.close()
 
 

@@ -9,24 +9,24 @@ import time
 import traceback
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from cluster.files.storage import Storage
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
-from train_jobs.errors import RankError, ScriptError, bases_of
+from train_jobs.errors import RankError, ScriptError, ScriptHangError, bases_of
 from train_jobs.parallel.mesh import AFTER_HANG_S
 from train_jobs.parallel.rendezvous import open_store, reach_store, use_interface_of
 from train_jobs.rank.assembly import RankAssembly
 from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
-from train_jobs.rank.loop import Reporter
-from train_jobs.rank.script import ScriptProcess, torchrun_environment
+from train_jobs.rank.reporters import is_collective, reporter_of, say_started
+from train_jobs.rank.script import torchrun_environment
+from train_jobs.rank.script_run import ScriptRun
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, LOGS, WORK
+from train_jobs.spec import DATA
 from train_jobs.watch.progress import Progress
-from train_jobs.watch.rank_stacks import write_stacks_when_asked
+from train_jobs.watch.rank_stacks import waits_for_others, write_stacks_when_asked
 
 _TELL_S = 1.0
 _WORDS_PER_TIMEOUT = 20
@@ -47,19 +47,26 @@ def run_rank_process(address: str, authkey: str) -> None:
     progress = Progress(recovery.start_timeout_s, recovery.save_timeout_s)
     _be_watched(worker, progress, recovery.hang_timeout_s)
     scripted = order.spec.config.task == "script"
-    run = _ScriptRun(order, worker, progress) if scripted else _TaskRun(order, worker, progress)
+    run = ScriptRun(order, worker, progress) if scripted else _TaskRun(order, worker, progress)
     try:
         with progress.starting():
             run.prepare()  # before the ranks meet: then nobody waits for a node that still fetches
             _meet(order, worker)
         status = run.run()
     except Exception as error:  # noqa: BLE001  (whatever it is, the driver judges it)
-        trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
-        kind, collective = type(error).__name__, is_collective(error)
-        rank, bases = order.place.rank, bases_of(error)
-        worker.fail(RankError(rank, run.step, kind, str(error), trace, collective=collective, bases=bases))
+        worker.fail(_as_it_travels(error, order.place.rank, run.step))
     else:
         worker.finish(status)
+
+
+def _as_it_travels(error: Exception, rank: int, step: int) -> RankError:
+    hung = isinstance(error, ScriptHangError)
+    trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
+    kind = "Hang" if hung else type(error).__name__
+    collective = waits_for_others(trace) if hung else is_collective(error)
+    return RankError(
+        rank, step, kind, str(error), trace, collective=collective, hung=hung, bases=bases_of(error)
+    )
 
 
 def _go_with(worker: Worker) -> None:
@@ -87,8 +94,10 @@ def _meet(order: RankOrder, worker: Worker) -> None:
     """Make the group's default process group, and the environment that torchrun would have made."""
     config, place = order.spec.config, order.place
     torch.set_num_threads(max(1, config.workers.cpus))
-    if order.device is not None:
-        torch.cuda.set_device(order.device)
+    # A script has its device for itself: no context of ours may lie beside its own.
+    device = None if config.task == "script" else order.device
+    if device is not None:
+        torch.cuda.set_device(device)
     # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is
     # done the timeout is that of a step (train_jobs.parallel.mesh).
     timeout = timedelta(seconds=config.recovery.start_timeout_s + AFTER_HANG_S)
@@ -101,41 +110,20 @@ def _meet(order: RankOrder, worker: Worker) -> None:
     host, _, port = address.rpartition(":")
     os.environ.update(
         torchrun_environment(
-            place, (host, int(port)), order.spec.job, order.spec.attempt, config.workers.cpus
+            place,
+            (host, int(port)),
+            order.spec.job,
+            order.spec.attempt,
+            config.workers.cpus,
+            config.recovery.worker_failures,
         )
     )
     use_interface_of(order.host)
     # Offloaded gradients lie on the CPU, and their norm is summed there.
-    backend = "gloo" if order.device is None else "cpu:gloo,cuda:nccl"
+    backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
     dist.init_process_group(
         backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
     )
-
-
-class _WorkerReporter:
-    """Rank 0's line to the job's logs."""
-
-    def __init__(self, worker: Worker) -> None:
-        self.worker = worker
-
-    def metric(self, line: dict[str, Any]) -> bool:
-        return self.worker.metric(line)
-
-    def event(self, kind: str, **facts: Any) -> None:
-        self.worker.event(kind, facts)
-
-
-class _Silent:
-    """What the other ranks would say is what rank 0 says."""
-
-    def metric(self, line: dict[str, Any]) -> bool:
-        return False
-
-    def event(self, kind: str, **facts: Any) -> None: ...
-
-
-def _reporter(order: RankOrder, worker: Worker) -> Reporter:
-    return _WorkerReporter(worker) if order.place.rank == 0 else _Silent()
 
 
 class _LinkedLighthouse:
@@ -164,7 +152,7 @@ class _TaskRun:
         self.order = order
         self.worker = worker
         self.progress = progress
-        self.reporter = _reporter(order, worker)
+        self.reporter = reporter_of(order, worker)
         self.assembly: RankAssembly | None = None
         self.workspace = Workspace(Storage(order.spec.run))
 
@@ -208,71 +196,5 @@ class _TaskRun:
         step = assembly.begin()
         mesh, notes = asdict(assembly.mesh.shape), assembly.notes
         workers = assembly.quorum.world_size
-        _say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
+        say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
         return assembly
-
-
-class _ScriptRun:
-    """A rank of a script of the user's, in a process of its own."""
-
-    step = 0
-
-    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
-        self.order = order
-        self.worker = worker
-        self.progress = progress
-        self.reporter = _reporter(order, worker)
-        self._store: dist.TCPStore | None = None
-
-    def prepare(self) -> None:
-        """Its data is its own affair."""
-
-    def run(self) -> str:
-        spec, rank = self.order.spec, self.order.place.rank
-        run = Workspace(Storage(spec.run)).directory
-        # A store of its own, as torchrun's agent opens one: torch uses the same names in every default group.
-        self._store, address = open_store(self.order.host) if rank == 0 else (None, "")
-        meeting = [address]
-        dist.broadcast_object_list(meeting)
-        work, copy = run / WORK, os.getcwd()
-        environment = {
-            "MASTER_PORT": meeting[0].rpartition(":")[2],
-            "SHOAL_CHECKPOINT_DIR": str(run / CHECKPOINTS),
-            "SHOAL_EXPORT_DIR": str(run / EXPORT),
-            "SHOAL_WORK_DIR": str(work),
-        }
-        if paths := os.environ.get("PYTHONPATH"):
-            # Ray's copy of the folder is of this node and this attempt alone: nothing is to be found there.
-            own = [str(work) if path == copy else path for path in paths.split(os.pathsep)]
-            environment["PYTHONPATH"] = os.pathsep.join(own)
-        _say_started(self.order, self.reporter, step=0)
-        log = run / LOGS / f"attempt-{spec.attempt}" / f"rank-{rank}.log"
-        process = ScriptProcess(spec.config, environment, log, work)
-        try:
-            with self.progress.waiting():  # what a script does only itself knows
-                return process.wait(self.worker.is_stopping)
-        finally:
-            process.kill()
-
-
-_LOST_PEER = ("gloo/", "Connection closed by peer", "Connection reset by peer", "DistBackendError")
-"""What a traceback says of a rank whose peer went away."""
-
-
-def is_collective(error: BaseException) -> bool:
-    """Whether an exception came out of torch.distributed: this rank lost a peer and made no mistake."""
-    if isinstance(error, dist.DistError):
-        return True
-    if isinstance(error, ScriptError):
-        return any(words in error.output for words in _LOST_PEER)
-    # Gloo raises plain RuntimeErrors that name its own source files.
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST_PEER)
-
-
-def _say_started(order: RankOrder, reporter: Reporter, **facts: Any) -> None:
-    mine = {"rank": order.place.rank, "node": order.node, "pid": os.getpid()}
-    ranks: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
-    dist.all_gather_object(ranks, mine)
-    if order.spec.config.group_size is not None:
-        facts["group"] = order.spec.name
-    reporter.event("started", attempt=order.spec.attempt, world_size=len(ranks), **facts, ranks=ranks)

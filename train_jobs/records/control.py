@@ -51,6 +51,7 @@ class JobControl:
         """By group, how it was last started."""
         self._turn: tuple[int, Sequence[str]] | None = None
         self._trouble = False
+        self._script_saves = 0
         self._saves: dict[str, float] = {}
         """When a rank of a group has last said that it saves."""
         # Without what was logged before, a straggler may have no node.
@@ -83,6 +84,8 @@ class JobControl:
         if event["kind"] == "started":
             self._started.add(event["attempt"])
             self._starts[event.get("group")] = event
+        elif event["kind"] == "saved":
+            self._script_saves += 1
 
     def _settle(self) -> None:
         """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
@@ -123,6 +126,10 @@ class JobControl:
 
     def last_step(self) -> int:
         return self.step
+
+    def script_saves(self) -> int:
+        """How often the job's script has saved something."""
+        return self._script_saves
 
     def has_started(self, attempt: int) -> bool:
         """Whether all ranks of an attempt have met, and have their state."""

@@ -51,7 +51,7 @@ class Goodput:
 
     @property
     def goodput(self) -> float | None:
-        """Useful time over wall time; None where no step was logged, as of a script."""
+        """Useful time over wall time; None where no step was logged, as of a script without `progress`."""
         return self.useful_s / self.wall_s if self.steps and self.wall_s else None
 
     @property
@@ -154,7 +154,8 @@ class _Account:
         """Take in a step that was logged at this time, which is its end."""
         if self._mark is None:
             return
-        passed_s, took_s = max(0.0, time_s - self._mark), float(line["step_s"])
+        count = line.get("count", 1)  # a script need not print every step
+        passed_s, took_s = max(0.0, time_s - self._mark), float(line["step_s"]) * count
         within_s = min(passed_s, took_s)
         self._book(self._doing, passed_s - within_s)
         self._stalled_s = 0.0  # the rest was waited for within a step, and is part of that
@@ -163,7 +164,7 @@ class _Account:
         self._take_loose(late_s)
         if self._last[line["step"]] == number:
             self._useful_s += within_s + late_s
-            self._steps += 1
+            self._steps += count
         else:
             self._book(REPEATED, within_s + late_s)
         self._mark, self._doing = max(time_s, self._mark), OTHER

@@ -65,7 +65,7 @@ def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None
                 "name": summary.name,
                 "status": status_of(summary, driver_statuses),
                 "step": summary.step,
-                "steps": summary.steps,
+                "steps": summary.steps or None,
                 "workers": summary.workers if runs else 0,
                 "attempts": summary.attempts,
                 "submitted_at": summary.submitted_at,

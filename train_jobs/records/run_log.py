@@ -132,6 +132,7 @@ class RunSummary:
     task: str | None = None
     step: int = 0
     steps: int = 0
+    """All there are; 0 of a script that does not say."""
     workers: int = 0
     attempts: int = 0
     submitted_at: str = ""
@@ -148,6 +149,8 @@ class RunSummary:
     """Times that the job went back to a checkpoint for a loss."""
     stragglers: list[dict[str, Any]] = field(default_factory=list)
     """The ranks that are slower than the others now: `group` (of several), `rank`, `node`, `times_slower`."""
+    trained: str | None = None
+    """What of a script has run to its end, as `train_jobs.spec.command_digest` names it."""
     model: str | None = None
     error: str | None = None
     exit_code: int = 1
@@ -229,6 +232,9 @@ class RunSummary:
         if not event.get("goes_on"):
             self.status, self.workers = "recovering", 0
 
+    def _on_trained(self, event: Mapping[str, Any]) -> None:
+        self.trained = event["command"]
+
     def _on_published(self, event: Mapping[str, Any]) -> None:
         self.model = event["model"]
 
@@ -251,6 +257,7 @@ def summary_of(job: str, events: Iterable[Mapping[str, Any]], metrics: list[dict
     if metrics:
         furthest = max(line["step"] for line in metrics)
         summary.metrics = next(line for line in reversed(metrics) if line["step"] == furthest)
+        summary.steps = summary.metrics.get("steps", summary.steps)
         if not summary.ended:
             summary.step = max(summary.step, furthest)
     return summary

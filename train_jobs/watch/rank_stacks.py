@@ -139,16 +139,22 @@ def _signal_main_thread(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def main_frames(stacks: str) -> list[tuple[str, str]]:
+    """File and function of each frame of the main thread, the innermost first.
+
+    Args:
+        stacks: of all threads, as faulthandler writes them.
+    """
+    return _FRAME.findall(_THREAD.split(stacks)[-1])  # the oldest thread is the last
+
+
 def waits_for_others(stacks: str) -> bool:
     """Whether the main thread stands where a rank waits for its peers: then it is another that hangs.
 
     Args:
         stacks: of all threads, as faulthandler writes them.
     """
-    main = _THREAD.split(stacks)[-1]  # the oldest
-    frames = [
-        (file, function) for file, function in _FRAME.findall(main) if not file.endswith("/threading.py")
-    ]
+    frames = [each for each in main_frames(stacks) if not each[0].endswith("/threading.py")]
     if not frames:
         return False
     file, function = frames[0]

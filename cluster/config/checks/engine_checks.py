@@ -22,10 +22,6 @@ def check_engine(job: TrainJobConfig, report: MistakeReport) -> None:
             message = "has a meaning under parallel.engine deepspeed only, not under torch"
             report("parallel.deepspeed", parallel.deepspeed, message, "parallel.engine")
         return
-    if job.task == "script":
-        message = "should be torch under task script: a script brings its own engine; was deepspeed"
-        report("parallel.engine", "deepspeed", message, "task")
-        return
     if find_spec("deepspeed") is None:  # only looked for, not imported: validation answers at once
         report("parallel.engine", "deepspeed", "needs DeepSpeed: pip install 'shoal[deepspeed]'")
     _check_keys(job, report)

@@ -82,14 +82,18 @@ class Ground:
         report("accelerator", accelerator, message, NODES)
         return self
 
-    def holds(self, cpus: int, gpus: int) -> int | None:
-        """How many units of these resources fit, each wholly on one node; None: as many as one likes."""
+    def holds(self, cpus: int, gpus: int, *, apart: bool = False) -> int | None:
+        """How many units of these resources fit, each wholly on one node; None: as many as one likes.
+
+        Args:
+            apart: no two of them on one node.
+        """
         total = 0
         for kind in self.kinds:
             ways = [have // need for have, need in ((kind.cpus, cpus), (kind.gpus, gpus)) if need]
-            if not ways:
+            if not ways and not apart:
                 return None
-            total += kind.count * min(ways)
+            total += kind.count * min([*ways, 1] if apart else ways)
         return total
 
     def describe(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 from cluster.config.checks.checkpoint_checks import check_checkpoints
@@ -11,6 +10,8 @@ from cluster.config.checks.engine_checks import check_engine
 from cluster.config.checks.ground import Ground, MistakeReport, path_problem
 from cluster.config.checks.parallel_checks import check_parallel
 from cluster.config.checks.recovery_checks import check_recovery
+from cluster.config.checks.script_checks import check_script
+from cluster.config.checks.worker_checks import check_room, check_workers
 from cluster.config.models.model_files import directory_lacks, tokenizer_problem
 from cluster.config.models.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
 from cluster.config.reading.custom_task import task_problem
@@ -22,7 +23,12 @@ _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
 
 
 def check_job(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> None:
-    """Report every mistake of one job; its paths are absolute."""
+    """Report every mistake of one job; its paths are absolute, but those that travel."""
+    check_script(job, ground.base, report)
+    if job.task == "script":
+        check_workers(job, report)
+        check_room(job, ground.with_accelerator(job.accelerator, report), report)
+        return
     _check_task(job, ground.base, report)
     sizes = _check_model(job, report)
     check_data(job, report)
@@ -36,21 +42,12 @@ def check_job(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> Non
 def _check_task(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
     """What belongs to another task."""
     where = f"under task {job.task}"
-    for key, value, task in (("script", job.script, "script"), ("arguments", job.arguments, "script")):
-        if value and job.task != task:
-            report(key, value, f"has a meaning under task {task} only, not {where}", "task")
     if job.settings and not job.is_custom:
         report("settings", job.settings, f"is for tasks of yours (`your.module:Task`), not {where}", "task")
-    if job.task == "script" and job.script is None:
-        report("script", None, "should name the script to run, a path from the config file", "task")
     if job.is_custom:
         problem = task_problem(job.task, base)
         if problem is not None:
             report("task", job.task, problem)
-    if job.script is not None:
-        problem = _script_problem(job.script, base)
-        if problem is not None:
-            report("script", job.script, f"`{job.script}` {problem}")
     wanted = ARCHITECTURES.get(job.task)
     if wanted is not None and job.architecture != wanted:
         message = f"should be {wanted} {where}, was {job.model.architecture}"
@@ -59,25 +56,6 @@ def _check_task(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
         value = getattr(job.model, name)
         if value != ModelConfig.model_fields[name].get_default():
             report(f"model.{name}", value, f"has no effect {where}", "task")
-
-
-def _script_problem(script: str, base: Path) -> str | None:
-    """Why a script cannot run; None where nothing seems wrong."""
-    path = base / script
-    if not path.resolve().is_relative_to(base.resolve()):
-        return "is not below the folder of the config file, which is what travels to the nodes"
-    problem = path_problem(str(path))
-    if problem is not None:
-        return problem
-    if path.is_dir():
-        return "is a directory"
-    try:
-        ast.parse(path.read_bytes(), script)
-    except SyntaxError as error:
-        return f"is no Python: {error.msg} (line {error.lineno})"
-    except ValueError as error:
-        return f"is no Python: {error}"
-    return None
 
 
 def _check_model(job: TrainJobConfig, report: MistakeReport) -> ModelSizes | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cluster.config.checks.ground import NODES, Ground, MistakeReport, resources
+from cluster.config.checks.ground import Ground, MistakeReport
+from cluster.config.checks.worker_checks import check_room, check_workers
 from cluster.config.models.model_sizes import ModelSizes
 from cluster.config.sections.parallel import GROUPED, SHARDING, TENSOR, DDPConfig, FSDPConfig
 from cluster.config.sections.section import Section
@@ -17,9 +18,7 @@ def check_parallel(
     """Report every mistake; `sizes` are the model's, None where they are not known."""
     _check_settings(job, report)
     _check_gpus(job, report)
-    if job.workers.most < job.workers.min:
-        message = f"should be at least workers.min ({job.workers.min}), was {job.workers.most}"
-        report("workers.max", job.workers.max, message, "workers.min")
+    check_workers(job, report)
     if not _check_axes(job, report):
         return  # what the workers would have to be follows from the axes
     if sizes is not None:
@@ -27,7 +26,7 @@ def check_parallel(
     _check_divisors(job, report)
     _check_replica_groups(job, report)
     _check_batch(job, report)
-    _check_room(job, ground, report)
+    check_room(job, ground, report)
 
 
 def _check_axes(job: TrainJobConfig, report: MistakeReport) -> bool:
@@ -35,7 +34,7 @@ def _check_axes(job: TrainJobConfig, report: MistakeReport) -> bool:
     parallel, strategy = job.parallel, job.parallel.strategy
     name = f"parallel.strategy ({strategy})"
     for axis in ("tensor", "context"):
-        if job.task in ("image_classification", "script") and getattr(parallel, axis) > 1:
+        if job.task == "image_classification" and getattr(parallel, axis) > 1:
             message = f"should be 1 under task {job.task}, was {getattr(parallel, axis)}"
             report(f"parallel.{axis}", getattr(parallel, axis), message, "task")
             return False
@@ -145,11 +144,11 @@ def _check_replica_groups(job: TrainJobConfig, report: MistakeReport) -> None:
     parallel, workers, size = job.parallel, job.workers, job.group_size
     if size is None:
         return
-    if job.task == "script" or parallel.engine != "torch" or parallel.strategy not in GROUPED:
-        what = "task script" if job.task == "script" else f"parallel.strategy {parallel.strategy}"
+    if parallel.engine != "torch" or parallel.strategy not in GROUPED:
+        what = f"parallel.strategy {parallel.strategy}"
         what = what if parallel.engine == "torch" else f"parallel.engine {parallel.engine}"
         message = f"has no meaning under {what}; {', '.join(GROUPED)} know replica groups"
-        report("workers.group", workers.group, message, "parallel.strategy", "parallel.engine", "task")
+        report("workers.group", workers.group, message, "parallel.strategy", "parallel.engine")
         return
     inner = parallel.tensor * parallel.context * (parallel.shard or 1)
     if size % inner:
@@ -173,8 +172,8 @@ def _check_replica_groups(job: TrainJobConfig, report: MistakeReport) -> None:
 def _check_batch(job: TrainJobConfig, report: MistakeReport) -> None:
     whole, micro, workers = job.batch.global_size, job.batch.micro, job.workers
     inner = job.parallel.tensor * job.parallel.context
-    if job.task == "script" or workers.min % inner or workers.most % inner:
-        return  # a script has batches of its own; uneven workers were told already
+    if workers.min % inner or workers.most % inner:
+        return  # uneven workers were told already
     if whole % micro:
         message = f"should be a multiple of batch.micro ({micro}) × workers, was {whole}"
         report("batch.global", whole, message, "batch.micro")
@@ -222,18 +221,3 @@ def uneven_sizes(micro_batches: int, least: int, most: int) -> list[int]:
         if len(sizes) > _SHOWN_SIZES:
             break
     return sizes
-
-
-def _check_room(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> None:
-    workers, tensor = job.workers, job.parallel.tensor
-    cpus, gpus = workers.cpus * tensor, workers.gpus * tensor
-    room = ground.holds(cpus, gpus)
-    if room is None or room * tensor >= workers.min or workers.min % tensor:
-        return
-    need = resources(workers.cpus, workers.gpus)
-    wants = f"{workers.min} workers of {need} each" if workers.min > 1 else f"a worker of {need}"
-    has = f"{room * tensor} of them" if room else "none"
-    unit = "one worker" if tensor == 1 else f"the {tensor} tensor-parallel workers of a group"
-    message = f"{wants} cannot be placed: the nodes {ground.describe()} hold {has}, {unit} wholly on one node"
-    uses = ("workers.cpus", "workers.gpus", "parallel.tensor", "accelerator", NODES)
-    report("workers.min", workers.min, message, *uses)

@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from cluster.config.checks.ground import MistakeReport
-from cluster.config.sections.train import RecoveryConfig, TrainJobConfig
-
-_OF_STEPS = ("non_finite_loss", "loss_spike", "skips_in_a_row", "go_backs", "straggler_factor")
-"""Keys of `recovery` that are about single steps."""
+from cluster.config.sections.train import TrainJobConfig
 
 
 def check_recovery(job: TrainJobConfig, report: MistakeReport) -> None:
     """Report every policy that the job's task, engine or strategy cannot carry out."""
     recovery = job.recovery
-    if job.task == "script":
-        for name in _OF_STEPS:
-            value = getattr(recovery, name)
-            if value != RecoveryConfig.model_fields[name].get_default():
-                message = "has no effect under task script, which makes its steps itself"
-                report(f"recovery.{name}", value, message, "task")
-        return
     policies = {
         "recovery.non_finite_loss": recovery.non_finite_loss,
         "recovery.loss_spike.policy": recovery.loss_spike.policy,

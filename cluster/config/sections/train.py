@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from cluster.config.sections.data import DataConfig
 from cluster.config.sections.model import ModelConfig
@@ -23,6 +24,9 @@ class WorkersConfig(Section):
     """Workers of one replica group: groups join, leave and are lost while the others go on. Default: those of
     one copy of the model, for ddp between `min` and `max`; else all workers are one group, which starts
     again when their number changes."""
+    per_node: int | None = Field(default=None, ge=1)
+    """Workers of one node: so many on each node that has any, as torchrun's --nproc-per-node has them.
+    Default: as many as fit."""
     cpus: int = Field(default=1, ge=0)
     """CPUs a worker."""
     gpus: int = Field(default=0, ge=0)
@@ -145,7 +149,10 @@ class RecoveryConfig(Section):
     """Times in a row that the job is started again after a worker ran out of memory."""
     transient_errors: int = Field(default=5, ge=0)
     """Times in a row that the job is started again after an exception that may pass, of the network or of the
-    storage. Any other exception of the code that is trained with ends the job at once."""
+    storage. Any other exception of the code that is trained with ends the job at once, but see `retry`."""
+    retry: Literal["passing", "any"] = "passing"
+    """Which exceptions of the code that is trained with are tried again: those that may pass, or `any`, as
+    often as `worker_failures` says (torchrun's --max-restarts)."""
     checkpoint_failures: int = Field(default=3, ge=0)
     """Times in a row that a checkpoint may fail to be saved before the job ends."""
     begin_anew: bool = False
@@ -189,6 +196,24 @@ def _as_text(value: Any) -> Any:
 Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
 """A word of a command line."""
 
+ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
+
+
+def _progress_pattern(value: str) -> str:
+    try:
+        groups = re.compile(value).groupindex
+    except re.error as error:
+        raise ValueError(f"should be a regular expression: {error}") from error
+    if "step" not in groups:
+        raise ValueError("should have a group `step`, for example `iter (?P<step>\\d+)`")
+    unknown = sorted(set(groups) - {"step", "steps", "loss"})
+    if unknown:
+        raise ValueError(f"has a group `{unknown[0]}`; known are step, steps and loss")
+    return value
+
+
+Pattern = Annotated[str, AfterValidator(_progress_pattern)]
+
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
 
 BUILT_IN_SOURCES = {"causal_lm": "python-stdlib", "image_classification": "sklearn-digits"}
@@ -221,6 +246,15 @@ class TrainJobConfig(Section):
     """Optimizer steps."""
     script: str | None = None
     """The script of task `script`, a path from the config file."""
+    module: ModuleName | None = None
+    """The module that task `script` runs instead, as `python -m` does."""
+    cwd: str | None = None
+    """Where the script runs, a folder below the config file's. Default: that one."""
+    progress: Pattern | None = None
+    """How far a script is, as rank 0 prints it: a regular expression with a group `step`, and `steps` (of how
+    many) and `loss` where they are printed, for example `iter (?P<step>[0-9]+): loss (?P<loss>[0-9.]+)`. With
+    it the script's steps are shown and counted, and a script that hangs is found: one of which rank 0 prints
+    nothing, and writes nothing into $SHOAL_CHECKPOINT_DIR, for `recovery.hang_timeout_s`."""
     arguments: tuple[Argument, ...] = Field(default=(), strict=False)
     """Arguments of the script; numbers, true and false as they are written. `$SHOAL_CHECKPOINT_DIR`,
     `$SHOAL_EXPORT_DIR` and `$SHOAL_WORK_DIR` stand for directories of the job."""
@@ -264,6 +298,11 @@ class TrainJobConfig(Section):
         if copies and self.workers.min < self.workers.most:
             return self.parallel.tensor * self.parallel.context
         return None
+
+    @property
+    def unit_size(self) -> int:
+        """Workers that are placed together, on one node."""
+        return self.workers.per_node or self.parallel.tensor
 
     @property
     def is_custom(self) -> bool:

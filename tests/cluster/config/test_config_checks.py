@@ -573,7 +573,7 @@ def test_who_runs_one_job_need_not_mend_the_others(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        ("run.sh", "`run.sh` is no Python: "),
+        ("run.sh", "`run.sh` is a shell script, and what runs is Python"),
         ("torn.py", "`torn.py` is no Python: '(' was never closed (line 2)"),
         ("../outside.py", "is not below the folder of the config file"),
         ("lib", "`lib` is a directory"),

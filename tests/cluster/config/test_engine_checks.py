@@ -89,9 +89,6 @@ def test_keys_of_torchs_engine_have_no_effect(key: str, tmp_path: Path) -> None:
 def test_deepspeed_has_to_be_asked_for_and_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (found,) = mistakes(tmp_path, "train_jobs: {j: {parallel: {deepspeed: {}}}}\n")
     assert "has a meaning under parallel.engine deepspeed only, not under torch" in found.message
-    (tmp_path / "run.py").write_text("")
-    (found,) = mistakes(tmp_path, text("task: script\n    script: run.py"))
-    assert "should be torch under task script: a script brings its own engine" in found.message
     monkeypatch.setattr("cluster.config.checks.engine_checks.find_spec", lambda name: None)
     (found,) = mistakes(tmp_path, text("steps: 1"))
     assert found.message == "needs DeepSpeed: pip install 'shoal[deepspeed]'"

@@ -70,12 +70,3 @@ def test_policies_that_a_job_cannot_carry_out(
     assert (found.line, found.column) == position(content, marker)
     assert found.path == f"train_jobs.j.recovery.{path}"
     assert words in found.message
-
-
-def test_a_script_makes_its_steps_itself(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("")
-    job = "task: script\n    script: train.py"
-    content = text("{non_finite_loss: skip, worker_failures: 3}", job)
-    (found,) = mistakes(tmp_path, content)
-    assert found.path == "train_jobs.j.recovery.non_finite_loss"
-    assert found.message == "has no effect under task script, which makes its steps itself"

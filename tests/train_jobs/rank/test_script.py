@@ -20,6 +20,7 @@ from cluster.config import TrainJobConfig
 from train_jobs.errors import ScriptError
 from train_jobs.parallel.rendezvous import open_store
 from train_jobs.rank.script import RankPlace, ScriptProcess, torchrun_environment
+from train_jobs.watch.rank_stacks import main_frames
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -85,10 +86,10 @@ def test_the_environment_is_what_torchrun_sets(tmp_path: Path) -> None:
         mine, expected = json.loads(ours), json.loads(line)
         assert mine[1:5] == expected[1:5]
         assert mine[6:] == expected[6:]
-        # What belongs to torchrun's own agent (its store, its error files, its terminal) is not ours.
+        # What belongs to torchrun's own agent (its signals, its terminal) is not ours; the error file comes
+        # from whoever knows where the job's logs are.
         own = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "COLUMNS", "LINES"}
-        missing = {key for key in set(expected[0]) - set(mine[0]) if not key.startswith(("TORCH_", "NCCL_"))}
-        assert missing <= own
+        assert set(expected[0]) - set(mine[0]) <= own
 
 
 def test_a_plain_ddp_script_runs_with_its_logs_by_rank(tmp_path: Path) -> None:
@@ -135,8 +136,77 @@ def test_a_script_that_fails_says_so_with_the_end_of_its_output(tmp_path: Path) 
     assert "KeyError: 'the name'" in caught.value.output
     script.write_text("import os; os.kill(os.getpid(), 11)")
     (process,) = start(job(script), tmp_path, 1)
-    with pytest.raises(ScriptError, match="ended by SIGSEGV"):
+    with pytest.raises(ScriptError, match="ended by SIGSEGV") as caught:
         process.wait(lambda: False)
+    assert 'fails.py", line 1 in <module>' in caught.value.output, "where it stood"
+
+
+AT_THE_END = """
+import ctypes, sys, time
+abort = ctypes.CDLL(None).abort
+{work}
+print("saved", flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        # In the destructor of a library, after Python has gone: what torch's process groups do.
+        "ctypes.CDLL(None).__cxa_atexit(ctypes.cast(abort, ctypes.c_void_p), None, None)",
+        # While Python takes its modules down.
+        "class Last:\n    def __del__(self, abort=abort): abort()\nsys.modules['last'] = Last()",
+    ],
+)
+def test_a_crash_when_the_program_is_over_is_its_end(tmp_path: Path, end: str) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(AT_THE_END.format(work="time.sleep(0.5)", end=end))
+    (output,) = finish(start(job(script), tmp_path, 1))
+    assert output.startswith("saved\n")
+    assert output.endswith(
+        "[shoal] the script was ended by SIGABRT, after its last line of Python: it has finished\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("work", "end"),
+    [
+        ("abort()", ""),  # in the middle of it
+        ("time.sleep(0.5)", "import threading; threading.Thread(target=abort).start(); time.sleep(9)"),
+        # Nothing is known of one that takes the fault handler away, or has its output elsewhere.
+        ("import faulthandler; faulthandler.disable(); time.sleep(0.9)", "abort()"),
+        ("import os; os.dup2(os.open('err', os.O_CREAT | os.O_WRONLY), 2); time.sleep(0.9)", "abort()"),
+        # An exception was on its way out.
+        ("import atexit; atexit.register(abort)", "raise KeyError('x')"),
+    ],
+)
+def test_a_crash_within_the_program_is_none(tmp_path: Path, work: str, end: str) -> None:
+    script = tmp_path / "fails.py"
+    script.write_text(AT_THE_END.format(work=work, end=end))
+    (process,) = start(job(script), tmp_path, 1)
+    with pytest.raises(ScriptError, match="ended by SIGABRT"):
+        process.wait(lambda: False)
+
+
+def test_one_that_hangs_says_where_its_threads_stand(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        "import threading, time\n"
+        "def other():\n    time.sleep(600)\n"
+        "threading.Thread(target=other, daemon=True).start()\n"
+        "print('ready', flush=True)\n"
+        "threading.Event().wait()\n"
+    )
+    (process,) = start(job(script), tmp_path, 1)
+    seen = ""
+    while "ready" not in seen:
+        seen += process.new_output()
+        time.sleep(0.05)
+    stacks = process.abort()
+    assert "in other" in stacks
+    assert main_frames(stacks)[-1] == (str(script), "<module>")
+    process.kill()
 
 
 def test_a_script_that_is_asked_to_stop_gets_sigterm(tmp_path: Path) -> None:
@@ -195,3 +265,33 @@ def test_a_script_runs_in_the_directory_of_its_job_and_its_arguments_name_others
     assert process.wait(lambda: False) == "finished"
     said = ["--out=/c/x", str(work), "$HOME", "3", "0.5", "true", "false"]
     assert json.loads((tmp_path / "log").read_text()) == [str(work), said, str(script.parent)]
+
+
+SHOW = "import json, os, sys\nprint(json.dumps([os.getcwd(), sys.path[0], sys.argv]))\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ({"script": "sub/show.py", "cwd": "sub"}, ["sub", "sub", "show.py"]),
+        ({"script": "show.py", "cwd": "sub"}, ["sub", "", "../show.py"]),
+        ({"module": "sub.show"}, ["", "", "sub/show.py"]),
+        ({"module": "show", "cwd": "sub"}, ["sub", "sub", "sub/show.py"]),
+        ({"module": "sub"}, ["", "", "sub/__main__.py"]),
+    ],
+)
+def test_a_module_or_a_script_runs_as_python_itself_would_run_it_there(
+    tmp_path: Path, command: dict[str, str], expected: list[str]
+) -> None:
+    work = tmp_path / "work"
+    (work / "sub").mkdir(parents=True)
+    for name in ("show.py", "sub/show.py", "sub/__main__.py"):
+        (work / name).write_text(
+            "import json, os, sys\nprint(json.dumps([os.getcwd(), sys.path[0], sys.argv]))\n"
+        )
+    config = TrainJobConfig.model_validate({"task": "script", "arguments": ["a"], **command})
+    process = ScriptProcess(config, {}, tmp_path / "log", work)
+    assert process.wait(lambda: False) == "finished"
+    cwd, path, (name, *rest) = json.loads((tmp_path / "log").read_text())
+    assert (cwd, path, rest) == (str(work / expected[0]), str(work / expected[1]), ["a"])
+    assert name in (expected[2], str(work / expected[2]))

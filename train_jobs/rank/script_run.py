@@ -1,0 +1,186 @@
+"""A rank of a script of the user's: its process, how far it is, and its end beside that of the others."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch.distributed as dist
+
+from cluster.files.storage import Storage
+from cluster.files.time_limit import within
+from train_jobs.errors import EndedEarlyError, ScriptError, ScriptHangError
+from train_jobs.parallel.rendezvous import open_store, reach_store
+from train_jobs.rank.link import RankOrder, Worker
+from train_jobs.rank.reporters import is_collective, reporter_of, say_started
+from train_jobs.rank.script import ScriptProcess
+from train_jobs.rank.script_progress import ScriptProgress, ScriptStep, Stillness, fingerprint
+from train_jobs.records.workspace import Workspace
+from train_jobs.spec import CHECKPOINTS, EXPORT, LOGS, WORK
+from train_jobs.watch.progress import Progress
+
+_LOOK_S = 2.0
+_STACKS_S = 15.0
+_SAVES_LOOK_S, _TROUBLED_LOOK_S = 5.0, 60.0
+_SLOW_READ_S = 1.0
+_NO_FILES = (0, 0, 0)
+_ENDED, _HANGS = "shoal/ended/", "shoal/hangs"
+"""Keys in the store that the ranks share with their scripts."""
+
+
+class ScriptRun:
+    """Runs one rank of a script to the end of all its ranks.
+
+    Args:
+        worker: what it is asked and told through.
+    """
+
+    step = 0
+    """Steps done, as far as the script has said."""
+
+    def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
+        self.order = order
+        self.worker = worker
+        self.progress = progress
+        self.reporter = reporter_of(order, worker)
+        self._run = Workspace(Storage(order.spec.run)).directory
+
+    def prepare(self) -> None:
+        """Its data is its own affair."""
+
+    def run(self) -> str:
+        rank = self.order.place.rank
+        # A store of its own, as torchrun's agent opens one: torch uses the same names in every default group.
+        store, address = open_store(self.order.host) if rank == 0 else (None, "")
+        meeting = [address]
+        dist.broadcast_object_list(meeting)
+        self._store = store or reach_store(meeting[0])
+        say_started(self.order, self.reporter, step=0)
+        log = self._run / LOGS / f"attempt-{self.order.spec.attempt}" / f"rank-{rank}.log"
+        environment = self._environment(meeting[0].rpartition(":")[2], log.with_suffix(".error.json"))
+        self._process = ScriptProcess(self.order.spec.config, environment, log, self._run / WORK)
+        self._watch = _ScriptWatch(self, self._process) if rank == 0 else None
+        self._looked_at = time.monotonic()
+        try:
+            with self.progress.waiting():  # how long a script takes only itself knows
+                outcome = self._process.wait(self.worker.is_stopping, self._look)
+                self._store.set(f"{_ENDED}{rank}", "")
+                if rank == 0:
+                    self._wait_for_others()
+                return outcome
+        except ScriptError as error:
+            early = self._ended_before() if is_collective(error) else []
+            if early:
+                raise EndedEarlyError(
+                    f"rank {early[0]} had ended, with exit code 0, and rank {rank} still needed it"
+                    f" ({error.output.strip().splitlines()[-1]})"
+                ) from error
+            raise
+        finally:
+            self._process.kill()
+
+    def _environment(self, port: str, error_file: Path) -> dict[str, str]:
+        work, copy = self._run / WORK, os.getcwd()
+        environment = {
+            "MASTER_PORT": port,
+            "TORCHELASTIC_ERROR_FILE": str(error_file),
+            "SHOAL_CHECKPOINT_DIR": str(self._run / CHECKPOINTS),
+            "SHOAL_EXPORT_DIR": str(self._run / EXPORT),
+            "SHOAL_WORK_DIR": str(work),
+        }
+        if paths := os.environ.get("PYTHONPATH"):
+            # Ray's copy of the folder is of this node and this attempt alone: nothing is to be found there.
+            own = [str(work) if path == copy else path for path in paths.split(os.pathsep)]
+            environment["PYTHONPATH"] = os.pathsep.join(own)
+        return environment
+
+    def _look(self) -> None:
+        """See how far the script is, and whether it hangs: rank 0 sees that, and all say where they stand."""
+        now = time.monotonic()
+        wrong = None if self._watch is None else self._watch.look(now)
+        if wrong is not None:
+            self._store.set(_HANGS, f"did not get on: rank 0 {wrong}")
+        if wrong is not None or now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            if self._store.check([_HANGS]):
+                self._say_where_it_stands(self._store.get(_HANGS).decode())
+
+    def _say_where_it_stands(self, wrong: str) -> NoReturn:
+        stacks, rank = self._process.abort(), self.order.place.rank
+        self._store.set(f"{_ENDED}{rank}", "")
+        if rank == 0:  # the others read here that they are to say it too
+            self._wait_for_others(_STACKS_S)
+        raise ScriptHangError(wrong, stacks)
+
+    def _wait_for_others(self, timeout_s: float = math.inf) -> None:
+        """Stay until every rank's script has ended: they may still need the store, which is here."""
+        until = time.monotonic() + timeout_s
+        while len(self._ended_before()) < self.order.place.world_size and time.monotonic() < until:
+            time.sleep(_LOOK_S / 10)
+
+    def _ended_before(self) -> list[int]:
+        """The ranks whose scripts have ended well, or were ended because they hang."""
+        return [rank for rank in range(self.order.place.world_size) if self._store.check([f"{_ENDED}{rank}"])]
+
+
+class _ScriptWatch:
+    """What rank 0 sees of its script, for all of them."""
+
+    def __init__(self, run: ScriptRun, process: ScriptProcess) -> None:
+        config, now = run.order.spec.config, time.monotonic()
+        self._owner = run
+        self._process = process
+        self._progress = None if config.progress is None else ScriptProgress(config.progress)
+        recovery = config.recovery
+        self._stillness = Stillness(recovery.start_timeout_s, recovery.hang_timeout_s, now)
+        self._checkpoints = Path(Storage(run.order.spec.run).location, CHECKPOINTS)
+        self._saved: tuple[int, int, int] = _NO_FILES
+        self._saved, self._saves = self._look_at_files(), False
+        self._next_files = now + _SAVES_LOOK_S
+        self._step_at: float | None = None
+
+    def look(self, now: float) -> str | None:
+        """Tell of steps and saves; returns what is wrong where the script hangs."""
+        printed = self._process.new_output()
+        if printed or time.monotonic() - now > _SLOW_READ_S:  # it may have waited for the same storage
+            self._stillness.moved(time.monotonic())
+        step = None if self._progress is None else self._progress.read(printed)
+        if step is not None:
+            self._stillness.moved(now, step=True)
+            self._tell(step, now)
+        if now >= self._next_files:
+            self._see_files(now)
+        return None if self._progress is None else self._stillness.hang(now)
+
+    def _tell(self, step: ScriptStep, now: float) -> None:
+        owner, before_at = self._owner, self._step_at
+        # How long the first took is not known: there is no end of the step before it.
+        count = 0 if before_at is None else step.step - owner.step
+        line: dict[str, Any] = {
+            "attempt": owner.order.spec.attempt,
+            "step": step.step,
+            "loss": step.loss,
+            "count": count,
+            "step_s": 0.0 if before_at is None else (now - before_at) / count,
+        }
+        owner.step, self._step_at = step.step, now
+        owner.reporter.metric(line if step.steps is None else {**line, "steps": step.steps})
+
+    def _see_files(self, now: float) -> None:
+        """A save is told of when it is whole: when nothing of it changes any more."""
+        files = self._look_at_files()
+        asked_s = time.monotonic() - now
+        self._next_files = time.monotonic() + (_SAVES_LOOK_S if asked_s < _LOOK_S else _TROUBLED_LOOK_S)
+        if files != self._saved:
+            self._saved, self._saves = files, True
+            self._stillness.moved(now)
+        elif self._saves:
+            self._saves = False
+            self._owner.reporter.event("saved", attempt=self._owner.order.spec.attempt)
+
+    def _look_at_files(self) -> tuple[int, int, int]:
+        """As they were, where the storage does not answer."""
+        return within(_LOOK_S, lambda: fingerprint(self._checkpoints), otherwise=self._saved)
