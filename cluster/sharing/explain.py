@@ -119,7 +119,7 @@ def node_facts(snapshot: Snapshot, demand: Demand) -> tuple[NodeFacts, ...]:
             NodeFacts(
                 node=node.name,
                 free={name: float(free.get(name, 0)) for name in asked},
-                units=_fitting(demand.unit, free),
+                units=_units(demand, free, there),
                 taken={
                     name: count
                     for name, count in sorted(there.items())
@@ -143,6 +143,12 @@ def _free(node: Node, taken: Mapping[str, int], demands: Mapping[str, Demand]) -
         for name, amount in demands[holder].unit.items():
             free[name] = free.get(name, Fraction(0)) - count * _exact(amount)
     return {name: max(Fraction(0), amount) for name, amount in free.items()}
+
+
+def _units(demand: Demand, free: Mapping[str, Fraction], there: Mapping[str, int]) -> int:
+    """How many more units of a holder fit on a node."""
+    fitting = _fitting(demand.unit, free)
+    return min(fitting, 1 - min(1, there.get(demand.holder, 0))) if demand.apart else fitting
 
 
 def _fitting(unit: Mapping[str, float], room: Mapping[str, Fraction]) -> int:
@@ -217,9 +223,10 @@ class _Case:
         more = "more " if self.told else ""
         noun = UNITS[demand.kind] if missing == 1 else f"{UNITS[demand.kind]}s"
         verb, each = ("needs", "") if missing == 1 else ("need", " each")
-        need = f"{missing} {more}{noun} of {self._unit()}{each} {verb} a place, each wholly on one node"
-        if missing == 1:
-            need = need.removesuffix(", each wholly on one node") + " on one node"
+        where = ", each wholly on one node" if missing > 1 else " on one node"
+        if demand.apart:
+            where = " on a node of its own"
+        need = f"{missing} {more}{noun} of {self._unit()}{each} {verb} a place{where}"
         sentences = [f"waits: {need}", *self._why_no_more(missing)]
         if self.queue:
             position = len(self.queue) + 1

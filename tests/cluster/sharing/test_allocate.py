@@ -260,3 +260,20 @@ def test_a_rise_of_load_on_a_full_cluster_costs_little_more_than_a_decision_that
     ]
     # 2.4 times as long; 13 times where every replica looks at every node.
     assert cost(nodes, more) < 7 * cost(nodes, held)
+
+
+def test_units_that_stand_apart_each_have_a_node_of_their_own():
+    job = Demand("job", "training", {"CPU": 2}, 2, 3, gang=1, apart=True, rebuilds=True)
+    assert allocate(cpu_nodes(8, 2), [job], "training")["job"].nodes == ("n1", "n0")
+    assert allocate(cpu_nodes(8), [job], "training")["job"].nodes == (), "two do not fit on one"
+    assert allocate(cpu_nodes(8, 2, 8), [job], "training")["job"].units == 3
+    other = training("other", 2, 2, cpus=2)
+    grants = allocate(cpu_nodes(8, 2), [job, other], "training")
+    assert units(grants) == {"job": 2, "other": 2}, "others may stand beside them"
+
+
+def test_others_give_way_for_a_unit_that_stands_apart_where_it_has_none_yet():
+    job = Demand("job", "training", {"CPU": 2}, 2, 2, ("n0",), apart=True)
+    grants = allocate(cpu_nodes(4, 2), [job, serving("app", 0, 2, ["n1", "n1"])], "serving")
+    assert (grants["job"].nodes, grants["job"].coming) == (("n0",), ("n1",))
+    assert "n1" not in grants["app"].nodes

@@ -420,3 +420,23 @@ def test_elastic_jobs_leave_no_room_that_moves_would_open(situation, data):
                 more = {**got, demand.holder: got[demand.holder] + demand.gang}
                 sizes = [int(d.unit["CPU"]) for d in demands for _ in range(more[d.holder])]
                 assert not packs(tuple(sorted(sizes, reverse=True)), tuple(room))
+
+
+@given(clusters(), st.data())
+@settings(max_examples=150, deadline=None)
+def test_units_that_stand_apart_never_meet(nodes, data):
+    demands = []
+    for index in range(data.draw(st.integers(1, 4))):
+        apart = data.draw(st.booleans())
+        names = [node.node_id for node in nodes]
+        held = tuple(data.draw(st.lists(st.sampled_from(names), max_size=4, unique=apart)))
+        kind = data.draw(st.sampled_from(["training", "serving"]))
+        least = data.draw(st.integers(0, 3))
+        unit = {"CPU": data.draw(AMOUNTS)}
+        demands.append(Demand(f"h{index}", kind, unit, least, least + 2, held, apart=apart))
+    grants = allocate(nodes, demands, "serving")
+    left = leftover(nodes, demands, {holder: Counter(grant.nodes) for holder, grant in grants.items()})
+    assert all(amount >= 0 for room in left.values() for amount in room.values())
+    for demand in demands:
+        told = Counter((*grants[demand.holder].nodes, *grants[demand.holder].coming))
+        assert not demand.apart or max(told.values(), default=0) <= 1

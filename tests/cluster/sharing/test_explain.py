@@ -191,3 +191,12 @@ def test_nothing_is_said_that_is_not_so(history):
             assert all(amount < demand.unit["CPU"] for amount in cpus.values())
         if match := re.search(r"has (\d+) of at most (\d+)", found.text):
             assert (int(match[1]), int(match[2])) == (row["granted"], demand.most)
+
+
+def test_units_that_stand_apart_find_no_second_place_on_a_node():
+    ledger = ledger_of(4, 4)
+    ledger.request(app("chat", 1, 1, cpus=4), now=0)
+    ledger.request(job("lm", 2, 2, cpus=2, apart=True), now=1)
+    words = said(ledger, "job/lm", 2)
+    assert words.startswith("lm waits: 2 workers of 2 CPU each need a place on a node of its own; ")
+    assert "worker-2 has 4 CPU free" in words

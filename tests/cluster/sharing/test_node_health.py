@@ -207,3 +207,14 @@ def test_what_is_said_of_one_node_does_not_depend_on_nodes_that_were_lost(report
     one, other = told(*reports), told(*reports, *lost)
     for minute in range(0, 400, 20):
         assert avoided(one, minute) == avoided(other, minute) - {"worker-9"}
+
+
+def test_a_node_whose_accelerator_ended_a_kernel_is_avoided_at_once_until_the_program_fails_elsewhere() -> (
+    None
+):
+    first = fault(0, against="device", elsewhere=False)
+    assert avoided(told(first), 0) == {"worker-1"}
+    assert avoided(told(first), FIRST_S / A_MINUTE) == set()
+    again = fault(1, node="worker-2", against="device", step=0, elsewhere=False)
+    assert avoided(told(first, again), 1) == set(), "it is the program's"
+    assert avoided(told(first, failures=0), 0) == set()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ KEYS = {
 AT_ONCE = (FailureClass.CODE, FailureClass.LOSS)
 
 
-def budget(seed: str = "job", **recovery: int) -> FailureBudget:
+def budget(seed: str = "job", **recovery: Any) -> FailureBudget:
     return FailureBudget(RecoveryConfig(**recovery), seed)
 
 
@@ -124,3 +126,32 @@ def test_two_jobs_that_fail_together_do_not_come_back_together() -> None:
         counted = budget(f"job-{job}")
         waits.add(counted.decide(failure(FailureClass.START), step=0).backoff_s)
     assert len(waits) == 20
+
+
+def test_any_exception_is_tried_again_where_the_job_says_so() -> None:
+    counted = budget(retry="any", worker_failures=2)
+    decisions = [counted.decide(failure(FailureClass.CODE), step=0) for _ in range(3)]
+    assert [decision.again for decision in decisions] == [True, True, False]
+    assert (
+        "3 exceptions in a row without a step beyond 0; recovery.worker_failures allows 2"
+        in decisions[2].reason
+    )
+    assert not counted.decide(failure(FailureClass.LOSS), step=0).again
+
+
+def test_what_a_script_saves_is_progress_for_all_but_its_memory() -> None:
+    counted = budget(worker_failures=1, memory_failures=1)
+    assert all(counted.decide(failure(FailureClass.WORKER), 0, saves=saves).again for saves in range(1, 9))
+    assert not counted.decide(failure(FailureClass.WORKER), 0, saves=8).again
+    assert counted.decide(failure(FailureClass.MEMORY), 0, saves=9).again
+    assert not counted.decide(failure(FailureClass.MEMORY), 0, saves=10).again, "it may save the same"
+    assert counted.decide(failure(FailureClass.MEMORY), 1, saves=10).again
+
+
+def test_a_kernel_that_ends_badly_is_tried_again_unless_it_comes_back_at_the_same_step() -> None:
+    counted = budget()
+    assert counted.decide(failure(FailureClass.DEVICE), step=5).again
+    assert counted.decide(failure(FailureClass.DEVICE), step=9).again
+    decision = counted.decide(failure(FailureClass.DEVICE), step=9)
+    assert not decision.again
+    assert decision.reason == "it came back at the same step, so it is the program's"

@@ -11,8 +11,8 @@ import torch
 
 from cluster.errors import RequestError
 from cluster.files.backend import StorageError
-from train_jobs.driver.failures import FailureClass, class_of, classify, last_exception
-from train_jobs.errors import CheckpointError, LossError, ScriptError, bases_of
+from train_jobs.driver.failures import SCRIPT_MEMORY_ADVICE, FailureClass, class_of, classify
+from train_jobs.errors import CheckpointError, LossError, ScriptError, bases_of, last_exception
 from train_jobs.group.outcome import RankFailure
 from train_jobs.rank.process import is_collective
 
@@ -166,7 +166,9 @@ def wants_all_memory() -> object:
         (StorageError("s3://b/k does not answer"), "transient"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "node"),
         (RuntimeError("CUDA error: device-side assert triggered"), "code"),
-        (RuntimeError("CUDA error: an illegal memory access was encountered"), "code"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "device"),
+        (RuntimeError("CUDA error: unspecified launch failure\nCompile with `TORCH_USE_CUDA_DSA`"), "device"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), "device"),
         (LossError("the loss is nan in step 2"), "loss"),
         (CheckpointError("all 2 checkpoints of lm are damaged"), "checkpoint"),
         (RequestError("no"), "request"),
@@ -286,3 +288,10 @@ def test_of_ranks_that_hang_the_one_that_waits_for_no_other_is_named() -> None:
     assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 1)
     alone = classify([waits], NODES, NAMES.keys(), NAMES)
     assert (alone.failure_class, alone.rank) == (FailureClass.HANG, 0)
+
+
+def test_a_script_that_lacks_memory_is_advised_what_a_script_can_do() -> None:
+    failures = [script(1, printed(raised(wants_all_memory)))]
+    said = classify(failures, NODES, NAMES.keys(), NAMES, SCRIPT_MEMORY_ADVICE).reason
+    assert "smaller batches" in said
+    assert "batch.micro" not in said

@@ -9,6 +9,7 @@ import pytest
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
 from cluster.sharing.client import BrokerClient
+from cluster.sharing.demand import Demand, Grant
 from train_jobs.driver.failures import classify
 from train_jobs.driver.job_lease import JobLease
 from train_jobs.group.outcome import RankFailure
@@ -49,3 +50,21 @@ def test_a_broker_that_is_away_stops_no_job(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out == (
         "the failure of n2 could not be reported: the broker did not answer within 20 s\n"
     )
+
+
+def test_workers_of_a_node_are_one_unit_and_no_two_units_share_a_node() -> None:
+    asked: list[Demand] = []
+
+    class Asked(Broker):
+        def request(self, demand: Demand) -> Grant:
+            asked.append(demand)
+            return Grant(demand.holder, ("n1", "n2"))
+
+    workers = {"min": 4, "max": 12, "per_node": 4, "cpus": 2, "gpus": 1}
+    config = TrainJobConfig.model_validate({"task": "script", "script": "a.py", "workers": workers})
+    lease = JobLease("lm-1", config, cast(BrokerClient, Asked()))
+    grant = lease.renew(["n1"])
+    assert grant is not None
+    assert lease.workers(grant) == 8
+    (demand,) = asked
+    assert (demand.unit, demand.min, demand.max, demand.apart) == ({"CPU": 8.0, "GPU": 4.0}, 1, 3, True)

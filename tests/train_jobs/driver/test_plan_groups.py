@@ -30,3 +30,14 @@ def test_units_of_a_group_stand_together_with_their_tensor_parallel_workers() ->
     )
     groups = plan_groups("lm-1", config, "/run", 1, ["b", "a", "c", "c"])
     assert [group.nodes for group in groups] == [("a", "a", "b", "b"), ("c", "c", "c", "c")]
+
+
+def test_workers_of_a_node_stand_together_and_the_mesh_takes_whole_nodes() -> None:
+    workers = {"min": 4, "max": 12, "per_node": 4}
+    script = TrainJobConfig.model_validate({"task": "script", "script": "a.py", "workers": workers})
+    (group,) = plan_groups("lm-1", script, "/run", 1, ["b", "a"])
+    assert group.nodes == ("a",) * 4 + ("b",) * 4
+    parallel = {"strategy": "fsdp", "tensor": 2, "context": 4}
+    mesh = TrainJobConfig.model_validate({"parallel": parallel, "workers": workers})
+    (group,) = plan_groups("lm-1", mesh, "/run", 1, ["c", "b", "a"])
+    assert group.nodes == ("a",) * 4 + ("b",) * 4

@@ -297,3 +297,17 @@ def test_in_whatever_order_things_are_said_all_time_is_accounted_for_once(
     if ends is not None and [event["kind"] for event in events].count("submitted") == 1:
         assert total == pytest.approx(spans + ends * runs, abs=1e-3)
     assert found.goodput is None or 0 <= found.goodput <= 1
+
+
+def test_a_line_may_stand_for_several_steps_of_a_script() -> None:
+    story = Story()
+    first = story.now_s
+    for step in (10, 20, 30):
+        story.now_s += 5.0
+        count = 10 if step > 10 else 0  # how long the first ten took is not known
+        line = {"attempt": 1, "step": step, "step_s": 0.5 if count else 0.0, "count": count, "loss": None}
+        story.metrics.append({"time": story._time(), **line})
+    found = goodput_of(story.events, story.metrics)
+    assert (found.useful_s, found.steps) == (pytest.approx(10.0), 20)
+    assert found.losses_s["starting"] >= 5.0
+    assert first > 0
