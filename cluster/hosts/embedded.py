@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -157,7 +157,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
         ]
         tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
-        gcs_address = _start_nodes(nodes, identity, hosts, directory)
+        gcs_address = _start_nodes(nodes, identity, hosts, directory, cluster.env)
         record = ClusterRecord(
             name=cluster.name,
             cluster_id=identity.cluster_id,
@@ -220,7 +220,13 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
     return identity
 
 
-def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, directory: Path) -> str:
+def _start_nodes(
+    nodes: Sequence[NodeStart],
+    identity: Identity,
+    hosts: Hosts,
+    directory: Path,
+    own: Mapping[str, str | None],
+) -> str:
     """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
     head_ip = nodes[0].ip
     reserved = [
@@ -238,7 +244,7 @@ def _start_nodes(nodes: Sequence[NodeStart], identity: Identity, hosts: Hosts, d
     def launch(node: NodeStart, head: HeadPorts | None) -> None:
         prefix = hosts.prefix(len(launched))
         command = [*prefix, *node_command(sys.executable, node, identity, gcs_address, store, head)]
-        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, directory)
+        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, directory, own)
         log = directory / "logs" / f"{node.name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(

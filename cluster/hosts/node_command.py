@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.config.sections.cluster import NodeConfig
+from cluster.environment import passed_on
 from cluster.errors import RequestError
 from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
@@ -39,6 +40,22 @@ ANOTHER_CLUSTERS = (
     "RAY_JOB_ID",
 )
 """Variables that would tie new nodes to whatever cluster the caller's shell points at."""
+
+TAKEN = frozenset(
+    (
+        *("HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TERM", "PATH", "LD_LIBRARY_PATH"),
+        *("VIRTUAL_ENV", "PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "JAVA_HOME", "CLASSPATH"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "KRB5CCNAME"),
+        *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy"),
+        *("all_proxy", "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "LIBHDFS_OPTS"),
+    )
+)
+TAKEN_PREFIXES = (
+    *("LC_", "XDG_", "CONDA_", "NVIDIA_", "RAY_", "SHOAL_", "VLLM_"),
+    *("AWS_", "GOOGLE_", "CLOUDSDK_", "AZURE_", "ARROW_", "HADOOP_"),
+)
+"""What of the caller's shell a node takes along. Anything else would reach every job of the cluster, though
+only one person's shell has it: RANK and SLURM_* of another launcher, somebody's WANDB_API_KEY, HF_HOME."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,7 @@ def node_environment(
     identity: Identity,
     gcs_address: str,
     directory: Path,
+    own: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
     """The environment of everything that runs on the node.
 
@@ -134,8 +152,17 @@ def node_environment(
         python: the interpreter that runs `up`.
         gcs_address: HOST:PORT of the head's GCS.
         directory: the cluster's state directory.
+        own: the cluster's `env`; None passes the caller's value on.
+
+    Raises:
+        RequestError: the caller has no such value.
     """
-    variables = {key: value for key, value in caller.items() if key not in ANOTHER_CLUSTERS}
+    variables = {
+        key: value
+        for key, value in caller.items()
+        if (key in TAKEN or key.startswith(TAKEN_PREFIXES)) and key not in ANOTHER_CLUSTERS
+    }
+    variables |= passed_on(own or {}, caller, "cluster.env")
     if "PYTHONPATH" in variables:
         # The nodes run elsewhere, where a relative entry would name something else.
         entries = variables["PYTHONPATH"].split(os.pathsep)

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
-from cluster.config.reading.sentences import listed
-from cluster.errors import RequestError, ShoalError
+from cluster.environment import passed_on
+from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
 from train_jobs.checkpoint.store import CheckpointStore
@@ -70,21 +70,6 @@ def _staged(package: Package | None) -> Iterator[str]:
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-
-
-def passed_on(config: TrainJobConfig) -> dict[str, str]:
-    """The variables that a job takes from where it is submitted, with their values here.
-
-    Raises:
-        RequestError: one of them is not set.
-    """
-    names = [name for name, value in config.env.items() if value is None]
-    missing = [name for name in names if name not in os.environ]
-    if missing:
-        raise RequestError(
-            f"env: {listed(missing)} should be passed on (null in the config), and is not set here"
-        )
-    return {name: os.environ[name] for name in names}
 
 
 def record_end(storage: Storage, job: str, status: str, error: str) -> None:
@@ -160,7 +145,7 @@ class Submissions:
         if work is None:
             package.check()
         runtime_env = runtime_env_of(config)
-        runtime_env["env_vars"] = runtime_env.get("env_vars", {}) | passed_on(config)
+        runtime_env["env_vars"] = passed_on(config.env, os.environ, "env")
         record_submission(storage, job, name, config, submission_id)
         if work is not None:
             # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.

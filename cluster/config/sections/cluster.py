@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
-from cluster.config.sections.section import Name, Section
+from cluster.config.sections.section import Argument, Name, Section, VariableName
 
 MAX_NODE_ENTRIES = 1000
 LEAST_KEEPALIVE_S = 0.1
@@ -159,6 +159,10 @@ class ClusterConfig(Section):
     """The nodes; the first is the head."""
     storage: str = Field(default="./shoal-storage", min_length=1)
     """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
+    env: dict[VariableName, Argument | None] = Field(default={})
+    """Environment variables of everything that runs on the nodes (NCCL_SOCKET_IFNAME, HF_HOME). null passes
+    on the value that a variable has where `up` is called. Of that shell only what finds programs, homes,
+    proxies and credentials of object stores comes along by itself, and what begins with RAY_ or VLLM_."""
     sharing: SharingConfig = SharingConfig()
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, get_origin
 
-from pydantic import BaseModel, ConfigDict, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, StringConstraints, model_validator
 
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """Lower-case letters, digits, `-`, `_` and `.`; at most 63; it becomes part of paths and URLs."""
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, int | float) else value
+
+
+Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
+"""A word of a command line."""
+
+VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+"""Of an environment variable."""
 
 
 class Section(BaseModel):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
 
 from cluster.config.sections.data import DataConfig
 from cluster.config.sections.model import ModelConfig
 from cluster.config.sections.parallel import Dtype, ParallelConfig
-from cluster.config.sections.section import Name, Section
+from cluster.config.sections.section import Argument, Name, Section, VariableName
 
 
 class WorkersConfig(Section):
@@ -187,15 +187,6 @@ TASK_PATTERN = rf"^({'|'.join(TASKS)}|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*
 TaskName = Annotated[str, StringConstraints(pattern=TASK_PATTERN), Field(examples=list(TASKS))]
 
 
-def _as_text(value: Any) -> Any:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value) if isinstance(value, int | float) else value
-
-
-Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
-"""A word of a command line."""
-
 ModuleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$")]
 
 
@@ -213,8 +204,6 @@ def _progress_pattern(value: str) -> str:
 
 
 Pattern = Annotated[str, AfterValidator(_progress_pattern)]
-
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
 
 BUILT_IN_SOURCES = {"causal_lm": "python-stdlib", "image_classification": "sklearn-digits"}
 """By task: the data that is no path, but comes with Python or a package; the default."""

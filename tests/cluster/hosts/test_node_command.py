@@ -110,3 +110,36 @@ def test_object_stores_together_stay_within_their_share(memory_gib: int, num_nod
 def test_whoever_starts_serve_on_the_node_has_its_proxy_listen_at_the_clusters_own_address() -> None:
     variables = node_environment({}, PYTHON, node(), IDENTITY, GCS, STATE)
     assert variables["RAY_SERVE_DEFAULT_HTTP_HOST"] == "127.7.8.2"
+
+
+def test_of_the_callers_shell_only_what_every_job_needs_comes_along() -> None:
+    taken = {
+        "HOME": "/home/me",
+        "LC_ALL": "C.UTF-8",
+        "LD_LIBRARY_PATH": "/opt/lib",
+        "https_proxy": "http://proxy:3128",
+        "AWS_PROFILE": "team",
+        "GOOGLE_APPLICATION_CREDENTIALS": "/key.json",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "RAY_memory_usage_threshold": "0.9",
+    }
+    left = {
+        "RANK": "3",
+        "MASTER_ADDR": "elsewhere",
+        "SLURM_JOB_ID": "7",
+        "SLURM_PROCID": "0",
+        "OMP_NUM_THREADS": "1",
+        "NCCL_DEBUG": "INFO",
+        "HF_HOME": "/home/me/hf",
+        "WANDB_API_KEY": "mine",
+        "PS1": "$ ",
+        "BASH_FUNC_module%%": "() { :; }",
+    }
+    variables = node_environment({**taken, **left}, PYTHON, node(), IDENTITY, GCS, STATE)
+    assert taken.items() <= variables.items()
+    assert not left.keys() & variables.keys()
+    own = {"NCCL_SOCKET_IFNAME": "ib0", "HF_HOME": None, "AWS_PROFILE": "ours", "NODE": "1"}
+    variables = node_environment({**taken, **left}, PYTHON, node(), IDENTITY, GCS, STATE, own)
+    assert {**own, "HF_HOME": "/home/me/hf"}.items() <= variables.items()
+    with pytest.raises(RequestError, match=r"cluster\.env: HF_TOKEN should be passed on"):
+        node_environment(left, PYTHON, node(), IDENTITY, GCS, STATE, {"HF_TOKEN": None})
