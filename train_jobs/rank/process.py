@@ -59,7 +59,7 @@ def run_rank_process(address: str, authkey: str) -> None:
         worker.finish(status)
 
 
-def _as_it_travels(error: Exception, rank: int, step: int) -> RankError:
+def _as_it_travels(error: Exception, rank: int, step: int | None) -> RankError:
     hung = isinstance(error, ScriptHangError)
     trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
     kind = "Hang" if hung else type(error).__name__

@@ -24,7 +24,8 @@ from train_jobs.watch.progress import Progress
 
 _LOOK_S = 2.0
 _STACKS_S = 15.0
-_SAVES_LOOK_S, _TROUBLED_LOOK_S = 5.0, 60.0
+_SAVES_LOOK_S, _OF_LOOK = 2.0, 30.0
+"""How often it is looked at what a script has saved: less often where a look takes its time."""
 _SLOW_READ_S = 1.0
 _NO_FILES = (0, 0, 0)
 _ENDED, _HANGS = "shoal/ended/", "shoal/hangs"
@@ -38,8 +39,8 @@ class ScriptRun:
         worker: what it is asked and told through.
     """
 
-    step = 0
-    """Steps done, as far as the script has said."""
+    step: int | None = None
+    """Steps done, as far as the script has said; only rank 0 hears it."""
 
     def __init__(self, order: RankOrder, worker: Worker, progress: Progress) -> None:
         self.order = order
@@ -158,7 +159,7 @@ class _ScriptWatch:
     def _tell(self, step: ScriptStep, now: float) -> None:
         owner, before_at = self._owner, self._step_at
         # How long the first took is not known: there is no end of the step before it.
-        count = 0 if before_at is None else step.step - owner.step
+        count = 0 if before_at is None else step.step - (owner.step or 0)
         line: dict[str, Any] = {
             "attempt": owner.order.spec.attempt,
             "step": step.step,
@@ -172,8 +173,8 @@ class _ScriptWatch:
     def _see_files(self, now: float) -> None:
         """A save is told of when it is whole: when nothing of it changes any more."""
         files = self._look_at_files()
-        asked_s = time.monotonic() - now
-        self._next_files = time.monotonic() + (_SAVES_LOOK_S if asked_s < _LOOK_S else _TROUBLED_LOOK_S)
+        took_s = time.monotonic() - now
+        self._next_files = time.monotonic() + max(_SAVES_LOOK_S, _OF_LOOK * took_s)
         if files != self._saved:
             self._saved, self._saves = files, True
             self._stillness.moved(now)

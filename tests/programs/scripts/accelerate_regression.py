@@ -17,7 +17,7 @@ def training_function(args):
     )
     accelerator = Accelerator(cpu=args.cpu, project_config=project)
     set_seed(42)
-    inputs = torch.randn(960, 8)
+    inputs = torch.randn(1280, 8)
     train_dataloader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8)
     model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -51,7 +51,7 @@ def training_function(args):
 def main():
     parser = argparse.ArgumentParser(description="Simple example of training script.")
     parser.add_argument("--cpu", action="store_true")
-    parser.add_argument("--checkpointing_steps", type=int, default=5)
+    parser.add_argument("--checkpointing_steps", type=int, default=20)
     parser.add_argument("--output_dir", type=str, default=".")
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--delay", type=float, default=0.0)

@@ -76,8 +76,8 @@ class Trainer:
 
 def main():
     parser = argparse.ArgumentParser(description="simple distributed training job")
-    parser.add_argument("--total_epochs", type=int, default=60)
-    parser.add_argument("--save_every", type=int, default=5)
+    parser.add_argument("--total_epochs", type=int, default=80)
+    parser.add_argument("--save_every", type=int, default=20)
     parser.add_argument("--batch_size", default=32, type=int)
     parser.add_argument("--snapshot", default="snapshot.pt")
     parser.add_argument("--delay", type=float, default=0.0)

@@ -9,8 +9,8 @@ import deepspeed
 import torch
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--save_interval", type=int, default=5)
+parser.add_argument("--steps", type=int, default=80)
+parser.add_argument("--save_interval", type=int, default=20)
 parser.add_argument("--save_dir", default="checkpoints")
 parser.add_argument("--delay", type=float, default=0.0)
 parser.add_argument("--exit_at", type=int)
@@ -22,7 +22,7 @@ deepspeed.init_distributed("gloo")
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
 model_engine, optimizer, _, _ = deepspeed.initialize(
-    args=args, model=model, model_parameters=model.parameters()
+    args=args, model=model, optimizer=torch.optim.AdamW(model.parameters(), lr=1e-2)
 )
 first = 0
 if os.path.exists(os.path.join(args.save_dir, "latest")):

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--steps", type=int, default=60)
-parser.add_argument("--save-every", type=int, default=5)
+parser.add_argument("--steps", type=int, default=80)
+parser.add_argument("--save-every", type=int, default=20)
 parser.add_argument("--checkpoints", type=Path, default=Path("checkpoints"))
 parser.add_argument("--delay", type=float, default=0.0)
 parser.add_argument("--exit-at", type=int)

@@ -39,9 +39,9 @@ def main():
     parser.add_argument("--exit_at", type=int)
     args = parser.parse_args()
     L.seed_everything(1)
-    inputs = torch.randn(960, 8)
+    inputs = torch.randn(1280, 8)
     loader = DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=8, shuffle=True)
-    saves = ModelCheckpoint(dirpath=os.path.join(args.output), every_n_train_steps=5, save_last=True)
+    saves = ModelCheckpoint(dirpath=os.path.join(args.output), every_n_train_steps=20, save_last=True)
     trainer = L.Trainer(
         accelerator="cpu",
         strategy="ddp",

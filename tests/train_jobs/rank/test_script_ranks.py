@@ -66,7 +66,7 @@ def test_steps_that_a_script_prints_are_steps_of_the_job(server: Server, tmp_pat
         "        checkpoints.mkdir(exist_ok=True)\n"
         "        (checkpoints / 'model.pt').write_text('x')\n"
         "    if step == 4:\n"
-        "        time.sleep(11)\n",  # two looks
+        "        time.sleep(7)\n",  # two looks
     )
     run(server, ranks)
     lines = ranks[0].lines
