@@ -1,4 +1,4 @@
-"""Programs for Ray itself on a cluster of Shoal's: through `ray job submit`, and `serve`, as their guides say."""
+"""Programs for Ray itself on a cluster of Shoal's, as their guides have them: Train, Tune and Serve."""
 
 from __future__ import annotations
 
