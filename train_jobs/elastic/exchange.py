@@ -52,7 +52,7 @@ class Exchange:
         group = kind(timeout=self._timeout)
         self._meeting = True
         # A peer may be lost before the view has begun; whoever waits for it could not be interrupted.
-        met = _in_thread(lambda: group.configure(store, name, index, size))
+        met = _in_thread(lambda: self._meet(group, store, name, index, size))
         self._wait_for_end(met.add_done_callback)
         self._meeting = False
         if not met.done():
@@ -61,6 +61,22 @@ class Exchange:
             self.failure = error
         else:
             self._group = group
+
+    def _meet(self, group: ProcessGroup, store: str, name: str, index: int, size: int) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)  # it is a thread's own, and NCCL meets on it
+        group.configure(store, name, index, size)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether waiting for an operation ends before the operation, as on a GPU."""
+        return self._device.type == "cuda"
+
+    def came_through(self) -> bool:
+        """Whether all that was summed in this view is right, as the device says once it has done it."""
+        if self._group is not None and self.failure is None:
+            self.failure = self._group.errored()  # waits for the device
+        return self.failure is None
 
     @property
     def alone(self) -> bool:

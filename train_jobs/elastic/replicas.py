@@ -185,6 +185,9 @@ class ReplicaQuorum:
         if dist.get_world_size() > 1:
             vector = self._with_own_group(vector)
         *_, noticed, lost = vector.tolist()
+        if self._exchange.is_late and not lost:
+            # What was read may be what an operation left behind that was aborted: the device knows it now.
+            lost = not self._came_through()
         if noticed:
             self._changes = True
         if lost:
@@ -238,6 +241,17 @@ class ReplicaQuorum:
             return torch.cat((vector[:-1], lost))
         dist.all_reduce(vector)
         return vector
+
+    def _came_through(self) -> bool:
+        """Whether the device has confirmed the step on all ranks of this group."""
+        came = self._exchange.came_through()
+        if dist.get_world_size() > 1:
+            lost = torch.tensor(
+                [float(not came)]
+            )  # on the CPU: no other operation of the device is waited for
+            dist.all_reduce(lost, op=dist.ReduceOp.MAX)
+            came = not lost.item()
+        return came
 
     @torch.no_grad()
     def _share_statistics(self) -> None:

@@ -133,7 +133,10 @@ class RankAssembly:
         """What a person should know of how the job is done."""
         warmup_steps, steps = self.config.optimizer.warmup_steps, self.config.steps
         cut = f"optimizer.warmup_steps: {steps} instead of {warmup_steps}, since the job has no more steps"
-        return [*self.parallel.notes, *([cut] if warmup_steps > steps else [])]
+        notes = [*self.parallel.notes, *([cut] if warmup_steps > steps else [])]
+        if isinstance(self.quorum, ReplicaQuorum) and self.mesh.device.type == "cuda":
+            notes.append("replica groups were not run on GPUs yet; workers.group = workers.max makes one")
+        return notes
 
     def _pace(self, model: nn.Module, blocks: Sequence[nn.Module], *, alone: bool) -> Pace | None:
         """What finds stragglers; None where nobody looks for them."""
