@@ -20,6 +20,8 @@ def sentence(event: dict[str, Any]) -> str | None:
     kind = event["kind"]
     if kind == "preparing":
         return f"reading {event['source']}" if event.get("source") else None
+    if kind == "prepares":
+        return str(event["said"])
     if kind == "waiting":
         least = f"{event['min']} to " if event["min"] < event["max"] else ""
         why = f": {event['reason']}" if event.get("reason") else ""

@@ -6,20 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
-from train_jobs.data.tokens import prepare_tokens, tokens_are_there
+from train_jobs.data.tokens import Tell, prepare_tokens, tokens_are_there
 
 
-def _images(config: TrainJobConfig, directory: Path) -> bool:
+def _images(config: TrainJobConfig, directory: Path, tell: Tell) -> bool:
     from train_jobs.data.images import prepare_images
 
     return prepare_images(config, directory)
 
 
-PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path], bool]] = {
+PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path, Tell], bool]] = {
     "causal_lm": prepare_tokens,
     "image_classification": _images,
 }
 """From the config's `task`; a task without preparation is not in it."""
+
+
+FIRST_WORD_S, WORD_S = 5.0, 10.0
+"""How soon, and how often, a person is told how far it is."""
 
 
 def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
@@ -29,8 +33,11 @@ def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
     )
 
 
-def prepare_data(config: TrainJobConfig, directory: Path) -> bool:
+def prepare_data(config: TrainJobConfig, directory: Path, tell: Tell = lambda _: None) -> bool:
     """Fill the run's data directory; what was made of the same data in the same way is not made again.
+
+    Args:
+        tell: told again and again how far that is.
 
     Returns:
         whether anything in the directory is another than before.
@@ -39,4 +46,4 @@ def prepare_data(config: TrainJobConfig, directory: Path) -> bool:
         RequestError: the data cannot be read, or is too small.
     """
     prepare = PREPARATIONS.get(config.task)
-    return prepare is not None and prepare(config, directory)
+    return prepare is not None and prepare(config, directory, tell)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,7 @@ import numpy as np
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.wording import counted
 from train_jobs.data.documents import Document, read_documents
 
 if TYPE_CHECKING:
@@ -25,6 +26,13 @@ FACTS = "streams.json"
 TOKENIZER = "tokenizer"
 """Names in the directory of the prepared data."""
 _BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
+
+
+Tell = Callable[[str], None]
+"""Takes a sentence about how far something is."""
+
+
+def _nobody(_: str) -> None: ...
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
@@ -114,8 +122,11 @@ class TokenStreams:
         return self.directory / TOKENIZER
 
 
-def prepare_tokens(config: TrainJobConfig, directory: Path) -> bool:
+def prepare_tokens(config: TrainJobConfig, directory: Path, tell: Tell = _nobody) -> bool:
     """Tokenize a job's corpus into `directory`; what was made of the same is not made again.
+
+    Args:
+        tell: told again and again how far that is.
 
     Returns:
         whether it was made, or made anew: the config names another source, or another way to read it.
@@ -134,8 +145,9 @@ def prepare_tokens(config: TrainJobConfig, directory: Path) -> bool:
     shutil.rmtree(staged, ignore_errors=True)
     staged.mkdir(parents=True)
     trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
+    tell("reading the documents, and the tokenizer")
     tokenizer = tokenizer_for(config, directory / TOKENIZER if trained else None)
-    content = _write_streams(tokenizer, read_documents(config.data), staged)
+    content = _write_streams(tokenizer, read_documents(config.data), staged, tell)
     tokenizer.save_pretrained(staged / TOKENIZER)
     facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
     (staged / FACTS).write_text(json.dumps(facts))
@@ -176,7 +188,9 @@ def _facts(directory: Path) -> dict[str, Any] | None:
     return facts
 
 
-def _write_streams(tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path) -> str:
+def _write_streams(
+    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path, tell: Tell
+) -> str:
     """Both streams: every document's tokens, each followed by the end-of-text token.
 
     Returns:
@@ -193,6 +207,9 @@ def _write_streams(tokenizer: PreTrainedTokenizerBase, documents: Iterator[Docum
             for document, tokens in zip(batch, _encoded(tokenizer, batch), strict=True):
                 ends = end is None or (document.chat is not None and tokens[-1:] == [end])
                 writers[document.held_out].add(tokens if ends else [*tokens, end])
+            count = sum(len(writer.starts) for writer in writers.values())
+            size = sum(writer.length for writer in writers.values())
+            tell(f"tokenized {counted(count, 'document')}, {size:,} tokens so far")
     return writers[False].digest.hexdigest()
 
 

@@ -127,7 +127,11 @@ class Driver:
         if self.config.task == "script":
             update_work(Path.cwd(), self.workspace.directory / WORK)
         self.workspace.fetch(DATA)
-        changed = prepare_apart(self.config, self.workspace.directory / DATA, self.stop_asked)
+
+        def tell(words: str) -> None:
+            self._event("prepares", said=words)
+
+        changed = prepare_apart(self.config, self.workspace.directory / DATA, self.stop_asked, tell)
         if changed or not self.workspace.has(DATA):
             self.workspace.put(DATA)
 

@@ -80,3 +80,26 @@ def test_an_exception_of_the_library_is_told(tmp_path: Path, monkeypatch: pytest
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
     with pytest.raises(ShoalError, match="cannot be prepared: IndexError: list index out of range"):
         prepare_apart(config, tmp_path / "data", threading.Event())
+
+
+def test_it_is_told_how_far_it_is_and_who_tells_and_dies_has_told_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "import train_jobs.data.preparation as data\n"
+        "data.FIRST_WORD_S = data.WORD_S = 0.0\n"
+        "if os.environ.get('DIES'):\n"
+        "    data.PREPARATIONS['causal_lm'] = lambda _, to, tell: (tell('half'), os._exit(7))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    config, said = tiny_job(write_corpus(tmp_path / "corpus.parquet")), list[str]()
+    assert prepare_apart(config, tmp_path / "data", threading.Event(), said.append)
+    streams = TokenStreams(tmp_path / "data")
+    tokens = len(streams.train.tokens) + len(streams.held_out.tokens)
+    assert said[0] == "reading the documents, and the tokenizer"
+    assert said[-1] == f"tokenized 24 documents, {tokens:,} tokens so far"
+    monkeypatch.setenv("DIES", "1")
+    with pytest.raises(ShoalError, match=r"ended without a word \(exit code 7\)"):
+        prepare_apart(config, tmp_path / "other", threading.Event(), said.append)
+    assert said[-1] == "half"
