@@ -15,8 +15,6 @@ import torch.distributed as dist
 
 from train_jobs.metering.communication import CommunicationProfile
 
-WINDOW_EVERY_STEPS = 200
-"""One step in so many is profiled."""
 FIRST_WINDOW = 5
 """The first profiled step of an attempt: the ones before are slower than the rest."""
 _MEDIANS = ("step_s", "samples_per_s", "tokens_per_s", "mfu", "data_wait")
@@ -31,6 +29,7 @@ class Meter:
         peak: FLOP/s of one device, and where the figure is from.
         world_size: ranks that take part in a step, of all groups.
         waited_s: seconds that steps have waited for data so far, as the loader counts them.
+        profile_every_steps: one step in so many is profiled; None: none is.
     """
 
     def __init__(
@@ -40,12 +39,14 @@ class Meter:
         peak: tuple[float, str],
         world_size: Callable[[], int],
         waited_s: Callable[[], float],
+        profile_every_steps: int | None = None,
     ) -> None:
         self.device = device
         self.flops_per_sample = flops_per_sample
         self.device_flops, self.peak_from = peak
         self.world_size = world_size
         self.waited_s = waited_s
+        self.profile_every_steps = profile_every_steps
         self.communication = CommunicationProfile(device)
         self.steps = 0
         self._began = self._waited = 0.0
@@ -76,7 +77,8 @@ class Meter:
     @property
     def profiled(self) -> bool:
         """Whether this step is in a window: it is slower than others, and its rates do not count."""
-        return self._may_profile and self.steps % WINDOW_EVERY_STEPS == FIRST_WINDOW
+        every = self.profile_every_steps
+        return self._may_profile and every is not None and self.steps % every == FIRST_WINDOW
 
     def line(self, samples: int, tokens: int | None) -> dict[str, Any]:
         """The figures of the step that was just done; all ranks call this at the same place."""

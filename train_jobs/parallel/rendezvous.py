@@ -10,7 +10,7 @@ import psutil
 import torch.distributed as dist
 
 _TIMEOUT_S = 60.0
-_GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
+_INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def open_store(host: str) -> tuple[dist.TCPStore, str]:
@@ -35,17 +35,35 @@ def reach_store(address: str) -> dist.TCPStore:
 
 
 def use_interface_of(host: str) -> None:
-    """Let gloo of this process listen where this node is reached, unless the user has said where.
+    """Let gloo and NCCL of this process listen where this node is reached, unless the user has said where.
 
     Gloo asks by itself what the machine's name resolves to, which on many machines is a loopback address, at
-    which no other node reaches it (the environment variables of torch.distributed).
+    which no other node reaches it (the environment variables of torch.distributed). NCCL takes the first
+    interface that it finds, which may be a container's; its data goes over InfiniBand all the same.
 
     Args:
         host: this node's address.
     """
     interface = interface_of(host)
     if interface is not None:
-        os.environ.setdefault(_GLOO_INTERFACE, interface)
+        for variable in _INTERFACES:
+            os.environ.setdefault(variable, interface)
+
+
+def record_flights(prefix: str) -> None:
+    """Have NCCL remember its last operations, and write them down where one runs into its timeout.
+
+    torch's flight recorder; `torchfrtrace` reads the files. What the user has set stays.
+
+    Args:
+        prefix: of the files' path; the rank is put behind it.
+    """
+    for variable, value in (
+        ("TORCH_FR_BUFFER_SIZE", "2000"),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
+        ("TORCH_FR_DUMP_TEMP_FILE", prefix),
+    ):
+        os.environ.setdefault(variable, value)
 
 
 def interface_of(host: str) -> str | None:

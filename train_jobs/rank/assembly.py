@@ -120,7 +120,12 @@ class RankAssembly:
             state=self.state,
             saver=self.saver,
             meter=Meter(
-                device, flops, (rate, source), lambda: quorum.world_size, waited_s=lambda: loader.waited_s
+                device,
+                flops,
+                (rate, source),
+                lambda: quorum.world_size,
+                lambda: loader.waited_s,
+                config.profile_every_steps,
             ),
             pace=self._pace(model, blocks, alone=replica is None and dist.get_world_size() == 1),
             quorum=quorum,

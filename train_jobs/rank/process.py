@@ -17,14 +17,14 @@ from cluster.files.storage import Storage
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError, ScriptError, ScriptHangError, bases_of
 from train_jobs.parallel.mesh import AFTER_HANG_S
-from train_jobs.parallel.rendezvous import open_store, reach_store, use_interface_of
+from train_jobs.parallel.rendezvous import open_store, reach_store, record_flights, use_interface_of
 from train_jobs.rank.assembly import RankAssembly
 from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
 from train_jobs.rank.reporters import is_collective, reporter_of, say_started
 from train_jobs.rank.script import torchrun_environment
 from train_jobs.rank.script_run import ScriptRun
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import DATA
+from train_jobs.spec import DATA, LOGS
 from train_jobs.watch.progress import Progress
 from train_jobs.watch.rank_stacks import waits_for_others, write_stacks_when_asked
 
@@ -119,6 +119,10 @@ def _meet(order: RankOrder, worker: Worker) -> None:
         )
     )
     use_interface_of(order.host)
+    if device is not None and (run := Storage(order.spec.run).local_path()) is not None:
+        logs = run / LOGS / f"attempt-{order.spec.attempt}"
+        logs.mkdir(parents=True, exist_ok=True)
+        record_flights(str(logs / f"nccl-of-{order.spec.name}-rank-"))
     # Offloaded gradients lie on the CPU, and their norm is summed there.
     backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
     dist.init_process_group(

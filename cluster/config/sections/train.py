@@ -259,6 +259,9 @@ class TrainJobConfig(Section):
     """Anything that a task of yours wants to know."""
     seed: int = Field(default=1, ge=0, lt=2**63)
     """Initial weights and the order of the data follow from it."""
+    profile_every_steps: int | None = Field(default=200, ge=10)
+    """One step in so many is profiled, for the share of a step that waits for communication; such a step is
+    slower. null profiles none."""
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     recovery: RecoveryConfig = RecoveryConfig()

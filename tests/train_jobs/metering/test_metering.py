@@ -147,3 +147,22 @@ def test_a_million_steps_take_no_memory_to_speak_of() -> None:
     assert totals is not None
     assert (totals["steps"], totals["tokens_per_s"], totals["mfu"]) == (20_000, None, None)
     assert totals["step_s"] == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize(("every", "profiled"), [(None, []), (10, [5, 15]), (200, [5])])
+def test_one_step_in_so_many_is_profiled_or_none(every: int | None, profiled: list[int]) -> None:
+    meter = Meter(torch.device("cpu"), None, (1e12, "nobody"), lambda: 1, lambda: 0.0, every)
+    found = []
+    for step in range(1, 20):
+        meter.steps = step
+        if meter.profiled:
+            found.append(step)
+    assert found == profiled
+
+
+def test_a_job_that_profiles_nothing_knows_no_share_of_communication(tmp_path: Path) -> None:
+    config = tiny_job(write_corpus(tmp_path / "corpus.parquet"), steps=7, profile_every_steps=None)
+    metrics = run_ranks(config, tmp_path, 1)
+    assert len(metrics) == 7
+    assert not any(line.get("profiled") for line in metrics)
+    assert {line["communication"] for line in metrics} == {None}

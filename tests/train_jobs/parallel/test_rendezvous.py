@@ -11,7 +11,13 @@ import pytest
 
 from infra.lab.faults import network
 from infra.lab.faults.network import Network
-from train_jobs.parallel.rendezvous import interface_of, open_store, reach_store, use_interface_of
+from train_jobs.parallel.rendezvous import (
+    interface_of,
+    open_store,
+    reach_store,
+    record_flights,
+    use_interface_of,
+)
 
 SETTING = "GLOO_SOCKET_IFNAME"
 RANK = """
@@ -40,15 +46,26 @@ def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("203.0.113.7") is None
 
 
-def test_what_the_user_has_said_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SETTING, "bond0")
+@pytest.mark.parametrize("setting", [SETTING, "NCCL_SOCKET_IFNAME"])
+def test_what_the_user_has_said_stays(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+    monkeypatch.setenv(setting, "bond0")
     use_interface_of("127.0.0.1")
-    assert os.environ[SETTING] == "bond0"
-    monkeypatch.delenv(SETTING)
+    assert os.environ[setting] == "bond0"
+    monkeypatch.delenv(setting)
     use_interface_of("203.0.113.7")
-    assert SETTING not in os.environ
+    assert setting not in os.environ
     use_interface_of("127.0.0.1")
-    assert os.environ[SETTING] == "lo"
+    assert os.environ[setting] == "lo"
+
+
+def test_nccl_remembers_what_it_did_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    variables = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
+    for variable in variables:
+        monkeypatch.setenv(variable, "")  # so that it is put back
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+    record_flights("/run/logs/nccl-rank-")
+    assert [os.environ[variable] for variable in variables] == ["0", "1", "/run/logs/nccl-rank-"]
 
 
 def test_a_store_listens_on_its_own_address_only() -> None:
