@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
+from torch.nn.attention.bias import causal_lower_right
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -109,12 +110,11 @@ class GatherAttention:
     ) -> tuple[Tensor, None]:
         """Queries [batch, heads, length, head size] with keys and values of this rank's tokens."""
         both = _Gather.apply(torch.stack((key, value)), self.group)
-        first = dist.get_rank(self.group) * query.shape[2]
-        places = torch.arange(both.shape[3], device=query.device)
-        seen = places[None, :] <= first + places[: query.shape[2], None]
-        return sdpa_attention_forward(
-            module, query, both[0], both[1], seen[None, None], **{**options, "is_causal": False}
-        )
+        length, rank = query.shape[2], dist.get_rank(self.group)
+        key, value = both[:, :, :, : (rank + 1) * length].unbind()  # nothing after its own tokens is seen
+        # A mask that flash kernels know by its kind; one of booleans would keep them away.
+        mask = causal_lower_right(length, key.shape[2])
+        return sdpa_attention_forward(module, query, key, value, mask, **{**options, "is_causal": False})
 
 
 class UlyssesAttention:
