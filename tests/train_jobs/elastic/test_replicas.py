@@ -202,6 +202,7 @@ def test_a_job_that_lost_all_its_groups_goes_on_from_the_newest_checkpoint(
     groups = Groups(config, tmp_path / "run", ["a", "b"], pace_s=0.05)
     groups.start("a", "b")
     groups.at_step(25)
+    groups.stop("b")  # so that it has no time to take over from the other
     groups.kill("a")
     groups.kill("b")
     groups.start("c")
