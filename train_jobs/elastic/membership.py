@@ -25,15 +25,18 @@ class Standing(NamedTuple):
     """How far the state of a group has come; the others take the greatest.
 
     Attributes:
-        went_back: how often the job went back to a checkpoint: what it did before counts for nothing then.
+        began: the number of the view in which it was last read from a checkpoint, or made: by all groups,
+            when none had a state. What was done before counts for nothing then.
+        went_back: how often the job went back to a checkpoint by itself: the same.
         step: steps done.
     """
 
+    began: int
     went_back: int
     step: int
 
 
-NO_STATE = Standing(-1, -1)
+NO_STATE = Standing(-1, -1, -1)
 """That of a group that has neither restored a checkpoint nor taken a peer's state."""
 
 

@@ -45,6 +45,10 @@ class Quorum(Protocol):
         """This rank's place in that order."""
 
     @property
+    def began(self) -> int:
+        """The view in which the state was last read from a checkpoint, of several groups; 0 of one."""
+
+    @property
     def place(self) -> Place | None:
         """This rank's place in the step; None while its group takes its state from another one."""
 
@@ -85,6 +89,7 @@ class WholeGroup:
     """
 
     leads = True
+    began = 0
 
     def __init__(self, place: Place, restore: Callable[[], None]) -> None:
         self.place = place

@@ -123,6 +123,7 @@ class ReplicaQuorum:
         self._alike = not state.parallel.reduces
         self._view: View | None = None
         self._has_state = False
+        self.began = 0
         self._changes = False
         """All ranks have agreed that the next step needs a new view."""
         self._noticed = 0
@@ -285,7 +286,7 @@ class ReplicaQuorum:
         if view.standing == NO_STATE:
             with self._progress.starting():
                 self._restore(self.leads)
-            self._has_state, self._changes = True, True
+            self._has_state, self._changes, self.began = True, True, view.number
         else:
             self._meet(view, store)
         joined = [] if before is None else [each for each in view.groups if each not in before.groups]
@@ -303,7 +304,9 @@ class ReplicaQuorum:
             )
 
     def _arrive(self) -> tuple[View, str] | Goodbye:
-        mine = Standing(self.state.guard.went_back, self.state.step) if self._has_state else NO_STATE
+        mine = NO_STATE
+        if self._has_state:
+            mine = Standing(self.began, self.state.guard.went_back, self.state.step)
         group, ranks = self.settings.group, dist.get_world_size()
         return from_rank_0(lambda: self._lighthouse.arrive(group, mine, ranks), self.mesh.patient)
 
@@ -319,7 +322,7 @@ class ReplicaQuorum:
         source, receivers = view.source(group), view.receivers(group)
         if source is not None:
             self.place = None
-            self.state.step = view.standing.step
+            self.state.step, self.began = view.standing.step, view.standing.began
             peers = view.receivers(source)
             self._receiving = self._transfer.receive(
                 f"{at}/state/{source}/{rank}", name, peers.index(group), len(peers), view.standing.step

@@ -226,6 +226,8 @@ class StepLoop:
             "samples": int(count) if self.task.unit == "samples" else self.config.batch.global_size,
             "tokens": int(count) if self.task.unit == "tokens" else None,
         }
+        if self.quorum.began > 1:  # several groups, of which none had a state any more
+            line["began"] = self.quorum.began
         if self.guard.went_back:
             line["went_back"] = self.guard.went_back
         if scale.enabled:

@@ -44,7 +44,7 @@ class JobControl:
         self.log = RunLog(storage)
         self.stopping = False
         self.step = 0
-        self._last: MetricKey = (0, 0, 0)
+        self._last: MetricKey = (0, 0, 0, 0)
         """Of the line that was logged last."""
         self._started: set[int] = set()
         self._starts: dict[str | None, Mapping[str, Any]] = {}

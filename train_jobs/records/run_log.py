@@ -77,17 +77,18 @@ def read_events(storage: Storage) -> list[dict[str, Any]]:
     return read_lines(storage, EVENTS)
 
 
-MetricKey = tuple[int, int, int]
+MetricKey = tuple[int, int, int, int]
 
 
 def metric_key(line: Mapping[str, Any]) -> MetricKey:
     """What a line of metrics is known by, and its place among the others.
 
-    The attempt; how often the job went back to a checkpoint by itself, what it did before counting for
-    nothing then; and the step. Two lines of one key tell of the same step: two groups did it together, or
-    somebody could not know whether another had said it already.
+    The attempt; when within it all groups last began from a checkpoint, since none had a state any more; how
+    often the job went back to one by itself, what it did before counting for nothing then; and the step. Two
+    lines of one key tell of the same step: two groups did it together, or somebody could not know whether
+    another had said it already.
     """
-    return line["attempt"], line.get("went_back", 0), line["step"]
+    return line["attempt"], line.get("began", 0), line.get("went_back", 0), line["step"]
 
 
 def read_all_metrics(storage: Storage) -> list[dict[str, Any]]:

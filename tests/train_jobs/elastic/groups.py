@@ -199,7 +199,7 @@ class PacedReporter(FileReporter):
             for text in path.read_text().splitlines()
             if '"loss"' in text and '"kind"' not in text
         ]
-        if metric_key(line) <= max(said, default=(0, 0, 0)):
+        if metric_key(line) <= max(said, default=(0, 0, 0, 0)):
             return False
         stop = super().metric({**line, "time": time.time()})
         time.sleep(self.pace_s)

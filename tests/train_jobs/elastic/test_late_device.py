@@ -117,7 +117,7 @@ def quorum_over(group: LateGroup) -> ReplicaQuorum:
     quorum.settings = ReplicaSettings("a", 2.0, 5.0, 1e6)
     quorum._exchange = late_exchange(group)
     quorum._buckets = cast(Any, _Nothing())
-    quorum._view = View(1, ("a", "b"), (Standing(0, 5), Standing(0, 5)))
+    quorum._view = View(1, ("a", "b"), (Standing(1, 0, 5), Standing(1, 0, 5)))
     quorum._receiving = None
     quorum._statistics = []
     quorum._alike = True

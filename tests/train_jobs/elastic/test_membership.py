@@ -13,7 +13,7 @@ TIMEOUT_S = 2.0
 
 def at(step: int) -> Standing:
     """Of a job that never went back."""
-    return Standing(0, step)
+    return Standing(1, 0, step)
 
 
 def agreed(*groups: str, step: int = 7, now: float = 0.0) -> Membership:
@@ -89,9 +89,14 @@ def test_whoever_lags_by_a_step_takes_the_state_of_one_that_does_not() -> None:
 
 
 def test_what_was_done_before_the_job_went_back_counts_for_nothing() -> None:
-    view = View(3, ("a", "b", "c"), (at(9), Standing(1, 4), Standing(1, 3)))
+    view = View(3, ("a", "b", "c"), (at(9), Standing(1, 1, 4), Standing(1, 1, 3)))
     assert view.current == ("b",)
     assert [view.source(group) for group in view.groups] == ["b", None, "b"]
+
+
+def test_what_was_done_before_all_began_from_a_checkpoint_again_counts_for_nothing() -> None:
+    view = View(7, ("a", "b"), (at(30), Standing(5, 0, 22)))
+    assert view.current == ("b",)
 
 
 def test_a_silent_group_is_lost_and_the_others_give_up_what_they_wait_for() -> None:

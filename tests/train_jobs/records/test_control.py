@@ -102,3 +102,11 @@ def test_a_group_saves_for_as_long_as_it_says_so(
     assert control.is_saving("1-0")
     now[0] += 0.2 * SAVES_FOR_S
     assert not control.is_saving("1-0")
+
+
+def test_steps_are_logged_again_that_groups_did_which_all_were_lost_within_an_attempt(
+    control: JobControl, tmp_path: Path
+) -> None:
+    for each in (line(20), line(25), line(21, began=5), line(25, began=5), line(25), line(26, began=5)):
+        control.metric(each)
+    assert [step for _, step, _ in logged(tmp_path)] == [20, 25, 21, 25, 26]
