@@ -113,6 +113,7 @@ def test_a_script_that_hangs_is_found_and_it_is_told_which_rank_does(server: Ser
     assert failure.reason == "rank 1 did not get on: rank 0 has printed and saved nothing for 3 s"
 
 
+@pytest.mark.slow
 def test_one_that_prints_or_saves_does_not_hang(server: Server, tmp_path: Path) -> None:
     ranks = ranks_of(
         tmp_path,
@@ -133,6 +134,7 @@ def test_one_that_prints_or_saves_does_not_hang(server: Server, tmp_path: Path) 
     assert ranks[0].status == "finished", ranks[0].error
 
 
+@pytest.mark.slow
 def test_without_progress_nobody_knows_how_long_a_script_may_be_silent(
     server: Server, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_a_rank_that_ends_before_the_others_is_named(server: Server, tmp_path: P
     assert "rank 1 had ended, with exit code 0, and rank 0 still needed it (" in failure.reason
 
 
+@pytest.mark.slow
 def test_a_script_may_use_its_store_until_the_last_rank_has_ended(server: Server, tmp_path: Path) -> None:
     ranks = ranks_of(
         tmp_path,
