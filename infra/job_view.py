@@ -117,7 +117,7 @@ class JobView:
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
         if time.monotonic() - self._shown >= _PLAIN_EVERY_S:
             self._shown = time.monotonic()
-            self.line(f"step {step_of(line['step'], line.get('steps', self.steps))}  {figures(line)}")
+            self.line(f"step {step_of(line['step'], summary.steps)}  {figures(line)}")
 
     def line(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -154,7 +154,7 @@ class JobBar(JobView):
 
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
         doing = f"{figures(line)}  {counted(summary.workers, 'worker')}"
-        total = line.get("steps", self.steps) or None
+        total = summary.steps or None
         self.progress.update(self.task, completed=line["step"], total=total, doing=doing)
 
     def line(self, text: str) -> None:

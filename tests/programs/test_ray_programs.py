@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -65,7 +66,8 @@ def test_ray_train_is_killed_and_goes_on_from_its_own_checkpoint(
         return ray_job(running_cluster, folder, "logs", job).stdout
 
     wait_until(lambda: "epoch 4, pid" in said(), "its fifth epoch")
-    (pid,) = re.findall(r"epoch 4, pid (\d+)", said())
+    pids = set(re.findall(r"epoch 4, pid (\d+)", said()))  # Ray may show a line twice
+    (pid,) = pids
     os.kill(int(pid), signal.SIGKILL)
     wait_until(lambda: "done: epoch 19" in said(), "its end")
     restored = re.findall(r"restored, from epoch (\d+) on", said())
@@ -109,7 +111,9 @@ def test_another_serve_app_beside_ours(running_cluster: LiveCluster, folder: Pat
 
     def answers() -> bool:
         body = {"model": "one", "prompt": "def", "max_tokens": 2}
-        return httpx.post(f"{base_url}/completions", json=body, timeout=60).status_code == 200
+        with suppress(httpx.TransportError):
+            return httpx.post(f"{base_url}/completions", json=body, timeout=60).status_code == 200
+        return False
 
     assert answers()
     options = ("--name", "doubler", "--route-prefix", "/double")
@@ -117,6 +121,7 @@ def test_another_serve_app_beside_ours(running_cluster: LiveCluster, folder: Pat
     with serve_run(running_cluster, folder, "serve_beside:app", *options, url=f"{url}?n=1"):
         assert httpx.get(url, params={"n": 21}).json() == {"twice": 42}
         assert answers()
-    assert answers()
+    # Who ends `serve run` ends Serve, and with it ours; that comes back by itself.
+    wait_until(answers, "an answer", 60.0)
     done = shoal("unserve", "one", "--json", "-f", str(path))
     assert done.returncode == 0, done.stderr

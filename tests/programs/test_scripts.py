@@ -25,7 +25,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 STEPS, SAVE_EVERY, DELAY_S = 80, 20, 0.25
 PRINTED = r"step (?P<step>\d+)/(?P<steps>\d+) loss (?P<loss>\S+)"
 BAR = r"^\s*\d+%\|.*?\| (?P<step>\d+)/(?P<steps>\d+) \[|'loss': '?(?P<loss>[\d.]+)"
-EPOCH = r"Epoch \d+: .*?\| (?P<step>\d+)/(?P<steps>\d+) \[.*?(?:train_loss=(?P<loss>[\d.]+))?"
+EPOCH = (
+    r"(?:Epoch \d+|Training): .*?\| (?P<step>\d+)/(?:(?P<steps>\d+)|\?) \["
+    r"(?:.*train_loss=(?P<loss>[\d.]+))?"
+)
 
 
 @dataclass(frozen=True)
@@ -133,8 +136,8 @@ def end_of(run: Path) -> dict[str, Any]:
 
 
 def began_at(run: Path, attempt: int) -> int:
-    """The first step that an attempt told of."""
-    return min(line["step"] for line in metrics(run) if line["attempt"] == attempt)
+    """The first step that an attempt told of; a bar may begin by drawing its 0."""
+    return min(line["step"] for line in metrics(run) if line["attempt"] == attempt and line["step"])
 
 
 def test_it_is_killed_in_the_middle_and_goes_on_from_its_own_checkpoint(jobs: JobFile, name: str) -> None:
@@ -150,7 +153,7 @@ def test_it_is_killed_in_the_middle_and_goes_on_from_its_own_checkpoint(jobs: Jo
     assert (failure["failure_class"], failure["rank"]) == ("worker", 1)
     assert failure["step"] >= SAVE_EVERY
     assert began_at(run, 2) > SAVE_EVERY, "it began anew"
-    assert (step_of(run), metrics(run)[-1]["steps"]) == (STEPS, STEPS)
+    assert step_of(run) == STEPS
     assert all(line["loss"] is None or line["loss"] >= 0 for line in metrics(run))
     assert any(line["loss"] is not None for line in metrics(run))
     assert (run / "checkpoints" / PROGRAMS[name].saved).exists()

@@ -258,7 +258,8 @@ def summary_of(job: str, events: Iterable[Mapping[str, Any]], metrics: list[dict
     if metrics:
         furthest = max(line["step"] for line in metrics)
         summary.metrics = next(line for line in reversed(metrics) if line["step"] == furthest)
-        summary.steps = summary.metrics.get("steps", summary.steps)
+        # A script need not say with every step how many there are.
+        summary.steps = next((line["steps"] for line in reversed(metrics) if "steps" in line), summary.steps)
         if not summary.ended:
             summary.step = max(summary.step, furthest)
     return summary
