@@ -39,7 +39,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config.sections.model import ModelConfig
+from tests.benchmarks.training_throughput import architecture
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
 
@@ -138,7 +138,7 @@ class RayRun:
             "batch": GLOBAL // workers,
             "length": LENGTH,
             "tokens": str(tokens),
-            "model": architecture(),
+            "model": architecture(MODEL),
             "out": str(self._out),
             "storage": str(directory / "ray"),
         }
@@ -274,19 +274,6 @@ def went_back(steps: list[Step]) -> Iterator[tuple[Step, Step]]:
             yield furthest, each
         if furthest is None or each.step > furthest.step:
             furthest, behind = each, False
-
-
-def architecture() -> dict[str, Any]:
-    """The model in LlamaConfig's words."""
-    return {
-        "hidden_size": MODEL["hidden_size"],
-        "intermediate_size": ModelConfig.model_validate(MODEL).mlp_size,
-        "num_hidden_layers": MODEL["num_layers"],
-        "num_attention_heads": MODEL["num_heads"],
-        "num_key_value_heads": MODEL["num_kv_heads"],
-        "vocab_size": MODEL["vocab_size"],
-        "tie_word_embeddings": False,
-    }
 
 
 def lines_changed(program: str) -> int:

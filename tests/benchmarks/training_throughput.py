@@ -164,17 +164,17 @@ def row(
     }
 
 
-def architecture() -> dict[str, Any]:
-    """The same model in LlamaConfig's words."""
+def architecture(model: dict[str, Any] = MODEL) -> dict[str, Any]:
+    """A model of these sizes in LlamaConfig's words."""
     from cluster.config.sections.model import ModelConfig
 
     return {
-        "hidden_size": MODEL["hidden_size"],
-        "intermediate_size": ModelConfig.model_validate(MODEL).mlp_size,
-        "num_hidden_layers": MODEL["num_layers"],
-        "num_attention_heads": MODEL["num_heads"],
-        "num_key_value_heads": MODEL["num_kv_heads"],
-        "vocab_size": MODEL["vocab_size"],
+        "hidden_size": model["hidden_size"],
+        "intermediate_size": ModelConfig.model_validate(model).mlp_size,
+        "num_hidden_layers": model["num_layers"],
+        "num_attention_heads": model["num_heads"],
+        "num_key_value_heads": model["num_kv_heads"],
+        "vocab_size": model["vocab_size"],
         "max_position_embeddings": ModelConfig().max_position_embeddings,
         "tie_word_embeddings": False,
     }
