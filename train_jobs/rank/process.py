@@ -63,7 +63,7 @@ def _as_it_travels(error: Exception, rank: int, step: int | None) -> RankError:
     hung = isinstance(error, ScriptHangError)
     trace = error.output if isinstance(error, ScriptError) else traceback.format_exc()
     kind = "Hang" if hung else type(error).__name__
-    collective = waits_for_others(trace) if hung else is_collective(error)
+    collective = is_collective(error) or (hung and waits_for_others(trace))
     return RankError(
         rank, step, kind, str(error), trace, collective=collective, hung=hung, bases=bases_of(error)
     )

@@ -168,8 +168,11 @@ class ScriptProcess:
 
     def tail(self) -> str:
         """The end of what it has printed."""
+        return self._last(_TAIL_BYTES)
+
+    def _last(self, count: int) -> str:
         with self.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(0, file.seek(0, os.SEEK_END) - count))
             return file.read().decode(errors="replace")
 
     def _poll(self, timeout_s: float) -> int | None:
@@ -184,12 +187,14 @@ class ScriptProcess:
 
         The fault handler then finds nothing of the program in the main thread, or is off already.
         """
-        output = self.tail()
+        output = self._last(_MOST_STACKS)  # all of a dump, however many threads and modules there are
         if last_exception(output) is not None:
             return False
         _, dump, stacks = output.rpartition(_DUMP)
         if not dump:
             return any(self._armed)
+        if "\n...\n" in stacks:  # more threads than it writes down: the main one is not there
+            return False
         return [function for _, function in main_frames(stacks)][-1:] in ([], ["__del__"])
 
 

@@ -60,15 +60,16 @@ class ScriptProgress:
         said = match.groupdict()
         if said.get("loss") is not None:
             self._loss = _number(said["loss"])
-        step, steps = _number(said["step"]), _number(said.get("steps"))
+        number, steps = _number(said["step"]), _number(said.get("steps"))
+        step = None if number is None else int(number)
         if step is None or (self._last is not None and step <= self._last):
             return None
         if steps is not None:
             self._steps = self._steps or int(steps)
             if self._steps != int(steps):
                 return None
-        self._last, loss, self._loss = int(step), self._loss, None
-        return ScriptStep(int(step), self._steps, loss)
+        self._last, loss, self._loss = step, self._loss, None
+        return ScriptStep(step, self._steps, loss)
 
 
 def _number(text: str | None) -> float | None:

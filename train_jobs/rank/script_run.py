@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,8 +29,9 @@ _SAVES_LOOK_S, _OF_LOOK = 2.0, 30.0
 """How often it is looked at what a script has saved: less often where a look takes its time."""
 _SLOW_READ_S = 1.0
 _NO_FILES = (0, 0, 0)
-_ENDED, _HANGS = "shoal/ended/", "shoal/hangs"
-"""Keys in the store that the ranks share with their scripts."""
+_ENDED, _STANDS, _HANGS = "shoal/ended/", "shoal/stands/", "shoal/hangs"
+"""Keys in the store that the ranks share with their scripts: of a rank whose script has ended well, of one
+that has said where it stood, and why all should say it."""
 
 
 class ScriptRun:
@@ -70,10 +72,16 @@ class ScriptRun:
                 outcome = self._process.wait(self.worker.is_stopping, self._look)
                 self._store.set(f"{_ENDED}{rank}", "")
                 if rank == 0:
-                    self._wait_for_others()
+                    self._wait_for_all(_ENDED)
                 return outcome
+        except ScriptHangError:
+            raise
         except ScriptError as error:
-            early = self._ended_before() if is_collective(error) else []
+            if not is_collective(error):
+                raise
+            if self._store.check([_HANGS]):  # its peers were ended, since they do not get on
+                self._stand(self._store.get(_HANGS).decode(), error.output)
+            early = self._that_have(_ENDED)
             if early:
                 raise EndedEarlyError(
                     f"rank {early[0]} had ended, with exit code 0, and rank {rank} still needed it"
@@ -110,21 +118,23 @@ class ScriptRun:
                 self._say_where_it_stands(self._store.get(_HANGS).decode())
 
     def _say_where_it_stands(self, wrong: str) -> NoReturn:
-        stacks, rank = self._process.abort(), self.order.place.rank
-        self._store.set(f"{_ENDED}{rank}", "")
-        if rank == 0:  # the others read here that they are to say it too
-            self._wait_for_others(_STACKS_S)
-        raise ScriptHangError(wrong, stacks)
+        self._stand(wrong, self._process.abort())
 
-    def _wait_for_others(self, timeout_s: float = math.inf) -> None:
-        """Stay until every rank's script has ended: they may still need the store, which is here."""
+    def _stand(self, wrong: str, output: str) -> NoReturn:
+        """Fail beside all the others: which of them hangs is seen where all have said where they stand."""
+        self._store.set(f"{_STANDS}{self.order.place.rank}", "")
+        with suppress(dist.DistError):  # the store has gone with rank 0, which has waited for all
+            self._wait_for_all(_STANDS, _STACKS_S)
+        raise ScriptHangError(wrong, output)
+
+    def _wait_for_all(self, key: str, timeout_s: float = math.inf) -> None:
+        """Stay until every rank has said this; the store, which they may still need, is rank 0's."""
         until = time.monotonic() + timeout_s
-        while len(self._ended_before()) < self.order.place.world_size and time.monotonic() < until:
+        while len(self._that_have(key)) < self.order.place.world_size and time.monotonic() < until:
             time.sleep(_LOOK_S / 10)
 
-    def _ended_before(self) -> list[int]:
-        """The ranks whose scripts have ended well, or were ended because they hang."""
-        return [rank for rank in range(self.order.place.world_size) if self._store.check([f"{_ENDED}{rank}"])]
+    def _that_have(self, key: str) -> list[int]:
+        return [rank for rank in range(self.order.place.world_size) if self._store.check([f"{key}{rank}"])]
 
 
 class _ScriptWatch:

@@ -177,6 +177,18 @@ def test_a_crash_when_the_program_is_over_is_its_end(tmp_path: Path, end: str) -
         # Nothing is known of one that takes the fault handler away, or has its output elsewhere.
         ("import faulthandler; faulthandler.disable(); time.sleep(0.9)", "abort()"),
         ("import os; os.dup2(os.open('err', os.O_CREAT | os.O_WRONLY), 2); time.sleep(0.9)", "abort()"),
+        # Its stacks are longer than the end of an output that people are shown.
+        (
+            "import threading; [threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+            " for _ in range(60)]; time.sleep(0.5)",
+            "abort()",
+        ),
+        # There are more threads than are written down.
+        (
+            "import threading; [threading.Thread(target=time.sleep, args=(99,), daemon=True).start()"
+            " for _ in range(130)]; time.sleep(0.5)",
+            "abort()",
+        ),
         # An exception was on its way out.
         ("import atexit; atexit.register(abort)", "raise KeyError('x')"),
     ],

@@ -49,6 +49,13 @@ def test_it_does_not_matter_how_the_output_is_cut(text: str, cuts: list[int]) ->
     assert whole.read(text + "\n") == next((step for step in reversed(found) if step is not None), None)
 
 
+def test_parts_of_a_step_are_none() -> None:
+    progress = ScriptProgress("epoch (?P<step>[0-9.]+)")
+    assert progress.read("epoch 0.5\nepoch 0.75\n") == ScriptStep(0)
+    assert progress.read("epoch 0.9\n") is None
+    assert progress.read("epoch 1.25\n") == ScriptStep(1)
+
+
 def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
     progress = ScriptProgress(NANO)
     for _ in range(100):

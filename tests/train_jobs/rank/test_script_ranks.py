@@ -144,6 +144,21 @@ def test_without_progress_nobody_knows_how_long_a_script_may_be_silent(
     assert (ranks[0].status, ranks[0].lines) == ("finished", [])
 
 
+THREE = HANGS.replace("get_rank() == 1", "get_rank() == 2")
+
+
+def test_who_waits_beside_rank_0_for_one_that_hangs_is_not_taken_for_a_cause(
+    server: Server, tmp_path: Path
+) -> None:
+    ranks = ranks_of(tmp_path, THREE, 3, recovery={"hang_timeout_s": 3.0})
+    run(server, ranks)
+    errors = [rank.error for rank in ranks if rank.error is not None]
+    assert [(error.kind, error.hung) for error in errors] == [("Hang", True)] * 3
+    assert [error.collective for error in errors] == [True, True, False]
+    failure = classify([rank_failure(each.rank, each) for each in errors], ["n1"] * 3, {"n1"}, {})
+    assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 2)
+
+
 ENDS_EARLY = """
 import os, sys, time
 import torch, torch.distributed as dist
