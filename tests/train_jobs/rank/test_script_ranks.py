@@ -159,6 +159,29 @@ def test_who_waits_beside_rank_0_for_one_that_hangs_is_not_taken_for_a_cause(
     assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 2)
 
 
+SEES_IT_GO = """
+import os, time
+from pathlib import Path
+pid = Path(os.environ["SHOAL_WORK_DIR"], "pid")
+if os.environ["RANK"] == "0":
+    pid.write_text(str(os.getpid()))
+    print("step 1/9, loss 1", flush=True)
+    time.sleep(600)
+while not pid.exists() or not pid.read_text():
+    time.sleep(0.01)
+while Path("/proc", pid.read_text(), "exe").exists():
+    time.sleep(0.01)
+raise RuntimeError("Connection closed by peer")
+"""
+
+
+def test_who_loses_its_peer_to_the_end_of_a_hang_blames_nobody(server: Server, tmp_path: Path) -> None:
+    ranks = ranks_of(tmp_path, SEES_IT_GO, recovery={"hang_timeout_s": 3.0})
+    run(server, ranks)
+    errors = [rank.error for rank in ranks if rank.error is not None]
+    assert [(error.kind, error.collective) for error in errors] == [("Hang", False), ("Hang", True)]
+
+
 ENDS_EARLY = """
 import os, sys, time
 import torch, torch.distributed as dist
