@@ -1,6 +1,7 @@
 """What SIGKILLs of workers cost under Shoal, under Ray Train's TorchftConfig and under Ray Train alone.
 
     python tests/benchmarks/fault_tolerance.py [--json] [--workers 2 3] [--kills 10] [--only SYSTEM...]
+        [--torchft DIRECTORY]
 
 All three train the same Llama on the same tokens with the same global batch, one thread a worker, on one
 cluster, one after another; run by hand on an idle machine. Shoal has replica groups of one worker, as has
@@ -44,7 +45,8 @@ from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JobFile, events, finished, job_file, metrics, wait_until
 
 NODES = (
-    "nodes: [{name: head, cpus: 0}, {name: worker, count: 2, cpus: 2}]",
+    # TorchftConfig wants a CPU where its controller is.
+    "nodes: [{name: head, cpus: 2}, {name: worker, count: 2, cpus: 2}]",
     "storage: ./storage",
     "sharing: {avoid_after: 0}",  # a node whose ranks are killed again and again would get none any more
 )
@@ -52,7 +54,7 @@ PROGRAMS = Path(__file__).parent / "fault_tolerance_programs"
 MODEL = {"hidden_size": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1024}
 LENGTH, GLOBAL = 64, 24
 STEADY = 40
-TIMEOUT_S = 300.0
+TIMEOUT_S = 120.0
 SYSTEMS = ("shoal", "torchft", "ray_train")
 
 
@@ -100,7 +102,7 @@ class ShoalRun:
         settings = (
             f"workers.min={workers}",
             f"workers.max={workers}",
-            f"batch.micro={GLOBAL // workers // 2}",
+            f"batch.micro={GLOBAL // workers}",
         )
         self.workers = workers
         self._jobs = jobs
@@ -121,6 +123,9 @@ class ShoalRun:
         full = [line for line in lines if line["world_size"] == self.workers]
         return len(self.alive()) == self.workers and bool(full)
 
+    def said(self) -> str:
+        return str(events(self.run))[-4000:]
+
     def stop(self) -> None:
         assert self._jobs.shoal("stop", self.run.name).returncode == 0
         finished(self.run)
@@ -129,7 +134,9 @@ class ShoalRun:
 class RayRun:
     """A program for Ray Train, whose workers write what they do."""
 
-    def __init__(self, live: LiveCluster, program: str, workers: int, tokens: Path, directory: Path) -> None:
+    def __init__(
+        self, live: LiveCluster, program: str, workers: int, tokens: Path, directory: Path, path: str
+    ) -> None:
         self.workers = workers
         self._out = directory / "out"
         self._out.mkdir()
@@ -141,10 +148,12 @@ class RayRun:
             "model": architecture(MODEL),
             "out": str(self._out),
             "storage": str(directory / "ray"),
+            "python_path": path,
         }
         file = directory / "settings.json"
         file.write_text(json.dumps(settings))
-        with (directory / "log").open("w") as log:
+        self._log = directory / "log"
+        with self._log.open("w") as log:
             self._program = subprocess.Popen(
                 [sys.executable, str(PROGRAMS / program), str(file)],
                 env=live.environment,
@@ -172,9 +181,15 @@ class RayRun:
         return [pid for pid in self.by_worker() if psutil.pid_exists(pid)]
 
     def all_step(self, since: float) -> bool:
-        of = self.by_worker()
-        stepping = [pid for pid in self.alive() if any(step.time > since and step.counts for step in of[pid])]
+        stepping = [
+            pid
+            for pid, steps in self.by_worker().items()
+            if psutil.pid_exists(pid) and any(step.time > since and step.counts for step in steps)
+        ]
         return len(stepping) == self.workers
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")[-4000:]
 
     def stop(self) -> None:
         self._program.send_signal(signal.SIGTERM)
@@ -314,8 +329,12 @@ def measure(options: argparse.Namespace) -> list[Outcome]:
                 if system == "shoal":
                     run: ShoalRun | RayRun = ShoalRun(jobs, workers)
                 else:
-                    run = RayRun(live, f"{system}_loop.py", workers, tokens, directory)
-                found.append(watch(system, run, options.kills))
+                    run = RayRun(live, f"{system}_loop.py", workers, tokens, directory, options.torchft)
+                try:
+                    found.append(watch(system, run, options.kills))
+                except AssertionError as error:
+                    run.stop()
+                    raise SystemExit(f"{error}\n{run.said()}") from error
     return found
 
 
@@ -327,6 +346,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--only", nargs="+", choices=SYSTEMS, default=list(SYSTEMS))
+    parser.add_argument(
+        "--torchft", default="", help="where `pip install --target` put another torchft for TorchftConfig"
+    )
     options = parser.parse_args()
     rows = measure(options)
     changed = {"shoal": 0} | {name: lines_changed(f"{name}_loop.py") for name in SYSTEMS[1:]}

@@ -17,10 +17,10 @@ class Windows(torch.utils.data.Dataset):
         self.length = settings["length"]
 
     def __len__(self):
-        return (len(self.tokens) - 1) // self.length
+        return 1_000_000  # more than are drawn: the tokens come again and again
 
     def __getitem__(self, index):
-        first = index * self.length
+        first = index % ((len(self.tokens) - 1) // self.length) * self.length
         return index, torch.from_numpy(self.tokens[first : first + self.length + 1].astype(np.int64))
 
 

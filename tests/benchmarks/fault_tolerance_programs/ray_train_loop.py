@@ -21,10 +21,10 @@ class Windows(torch.utils.data.Dataset):
         self.length = settings["length"]
 
     def __len__(self):
-        return (len(self.tokens) - 1) // self.length
+        return 1_000_000  # more than are drawn: the tokens come again and again
 
     def __getitem__(self, index):
-        first = index * self.length
+        first = index % ((len(self.tokens) - 1) // self.length) * self.length
         return index, torch.from_numpy(self.tokens[first : first + self.length + 1].astype(np.int64))
 
 
@@ -33,8 +33,6 @@ def main(settings):
     torch.manual_seed(1)
     model = prepare_model(LlamaForCausalLM(LlamaConfig(**settings["model"])))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    dataset = Windows(settings)
-    loader = prepare_data_loader(torch.utils.data.DataLoader(dataset, batch_size=settings["batch"]))
     log = open(os.path.join(settings["out"], f"{os.getpid()}.jsonl"), "a", buffering=1)
     step = 0
     checkpoint = ray.train.get_checkpoint()
@@ -44,9 +42,12 @@ def main(settings):
         model.module.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
-    for number, (indices, windows) in enumerate(loader):
-        if number < step:
-            continue
+    dataset = Windows(settings)
+    rest = torch.utils.data.Subset(
+        dataset, range(step * settings["batch"] * settings["workers"], len(dataset))
+    )
+    loader = prepare_data_loader(torch.utils.data.DataLoader(rest, batch_size=settings["batch"]))
+    for indices, windows in loader:
         optimizer.zero_grad()
         logits = model(windows[:, :-1], use_cache=False).logits
         loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())

@@ -7,6 +7,7 @@ import time
 from datetime import timedelta
 
 import numpy as np
+import ray
 import ray.train
 import torch
 import torch.nn.functional as F
@@ -24,10 +25,10 @@ class Windows(torch.utils.data.Dataset):
         self.length = settings["length"]
 
     def __len__(self):
-        return (len(self.tokens) - 1) // self.length
+        return 1_000_000  # more than are drawn: the tokens come again and again
 
     def __getitem__(self, index):
-        first = index * self.length
+        first = index % ((len(self.tokens) - 1) // self.length) * self.length
         return index, torch.from_numpy(self.tokens[first : first + self.length + 1].astype(np.int64))
 
 
@@ -86,6 +87,8 @@ def main(settings):
 
 if __name__ == "__main__":
     settings = json.loads(open(sys.argv[1]).read())
+    if settings["python_path"]:
+        ray.init(runtime_env={"env_vars": {"PYTHONPATH": settings["python_path"]}})
     trainer = TorchTrainer(
         main,
         train_loop_config=settings,
