@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import random
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,6 +18,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from train_jobs.checkpoint.files import CheckpointReader, CheckpointWriter
+from train_jobs.checkpoint.host_copies import HostCopies
 from train_jobs.data.loader import BatchLoader, StreamLoader
 from train_jobs.errors import CheckpointError
 from train_jobs.optimization.gradients import local_part
@@ -97,7 +96,7 @@ class TrainingState:
         buffers = {name for name, _ in self.parallel.stepped.named_buffers()}
         model = state["model"]
         state["model"] = {name: model[name].clone() if name in buffers else model[name] for name in model}
-        copying = self._copier.submit(_copy, state, self.parallel.mesh.device)
+        copying = self._copier.submit(self._copies.begin(state))
         group = self.group  # made here, where all ranks are
         return BackgroundSave(copying, self._background.submit(self._write_copy, copying, writer, group))
 
@@ -118,6 +117,10 @@ class TrainingState:
             if each is not None:
                 raise CheckpointError(f"the state could not be copied: {each}")
         dcp.save(state, storage_writer=writer, process_group=group)
+
+    @cached_property
+    def _copies(self) -> HostCopies:
+        return HostCopies.of(self.parallel.mesh.device)
 
     @cached_property
     def _copier(self) -> ThreadPoolExecutor:
@@ -253,24 +256,6 @@ class TrainingState:
         state = torch.load(io.BytesIO(saved), map_location=self.parallel.mesh.device, weights_only=False)
         self.restore_randomness(state)
         self.parallel.load_own_state(state["strategy"])
-
-
-def _copy(state: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    """The state on the CPU; its kernels follow those of the optimizer, on the device's default stream."""
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        return {name: _copy_of(value) for name, value in state.items()}
-
-
-def _copy_of(value: object) -> object:
-    """A copy with its tensors on the CPU.
-
-    torch's own stagers cannot copy a rank's empty share of a tensor, and copy a sharded one twice.
-    """
-    if isinstance(value, Tensor):
-        return value.detach().to("cpu", copy=True)
-    if isinstance(value, dict):
-        return {name: _copy_of(each) for name, each in value.items()}
-    return copy.deepcopy(value)
 
 
 def _begun_anew(names: Iterable[str], saved: Iterable[str]) -> set[str]:

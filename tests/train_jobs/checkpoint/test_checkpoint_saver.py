@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
 from train_jobs.checkpoint.files import CheckpointReader
+from train_jobs.checkpoint.host_copies import HostCopies
 from train_jobs.checkpoint.store import checkpoint_name
 from train_jobs.data.preparation import prepare_data
 from train_jobs.errors import CheckpointError
@@ -104,22 +108,47 @@ def test_a_checkpoint_that_cannot_be_begun_is_counted_too(tmp_path: Path) -> Non
     assert "step-00000001" in failed["reason"]
 
 
-def save_while_stepping(config_json: str, run: str) -> None:
+class LateTransfer:
+    """As that of a GPU, at its worst: every copy returns at once, and reads only when it is waited for."""
+
+    def __init__(self) -> None:
+        self.marked = False
+        self.copies: list[tuple[Tensor, Tensor]] = []
+
+    def mark(self) -> None:
+        self.marked = True
+
+    def takes(self, tensor: Tensor) -> bool:
+        return True
+
+    def room(self, like: Tensor) -> Tensor:
+        return like.clone().fill_(-7)
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        assert self.marked, "what was begun before must come first"
+        self.copies.append((source, target))
+
+    def finish(self) -> None:
+        time.sleep(0.5)
+        for source, target in self.copies:
+            target.copy_(source)
+        self.marked, self.copies = False, []
+
+
+def save_while_stepping(config_json: str, run: str, device: str) -> None:
     """Saves in the background whose copy is made late, while the next forward and backward already ran."""
-    import torch
     import torch.distributed as dist
 
-    from train_jobs.checkpoint import state as state_module
-
     assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
-    copy = state_module._copy
-    held: list[float] = []
+    copies = assembly.state._copies = HostCopies(LateTransfer() if device == "gpu" else None)
+    begin, held = copies.begin, list[float]()
 
-    def late(*arguments: Any) -> Any:
-        time.sleep(0.5)
-        return copy(*arguments)
+    def late(state: dict[str, Any]) -> Callable[[], dict[str, Any]]:
+        make = begin(state)
+        return lambda: (time.sleep(0.5), make())[1]
 
-    state_module._copy = late
+    if device == "cpu":
+        copies.begin = late  # type: ignore[method-assign]
     saved: dict[int, dict[str, torch.Tensor]] = {}
     for _ in range(3):
         assembly.loop.step()
@@ -146,8 +175,18 @@ def save_while_stepping(config_json: str, run: str) -> None:
     dist.barrier()
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "zero1"])
-def test_a_background_save_holds_what_was_there_when_it_was_asked_for(strategy: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "device"),
+    [
+        ("ddp", "cpu"),
+        pytest.param("ddp", "gpu", marks=pytest.mark.slow),
+        pytest.param("zero1", "cpu", marks=pytest.mark.slow),
+        ("zero1", "gpu"),
+    ],
+)
+def test_a_background_save_holds_what_was_there_when_it_was_asked_for(
+    strategy: str, device: str, tmp_path: Path
+) -> None:
     # Four rows on three ranks are 2, 2 and none: a rank may have an empty share of a tensor.
     config = TrainJobConfig.model_validate(
         {
@@ -161,4 +200,4 @@ def test_a_background_save_holds_what_was_there_when_it_was_asked_for(strategy: 
     )
     run = tmp_path / "run"
     prepare_data(config, run / "data")
-    run_program(save_while_stepping, run, 3, config.model_dump_json(by_alias=True), str(run))
+    run_program(save_while_stepping, run, 3, config.model_dump_json(by_alias=True), str(run), device)
