@@ -49,6 +49,7 @@ class RankError(Exception):
         died: its process ended without a word; `message` says how.
         hung: it did not get on, and was killed; `message` says for how long, `trace` where it was. With
             `collective` it waited for its peers, one of which did not come.
+        collectives: how many it had begun when it hung, where they were counted.
     """
 
     def __init__(
@@ -62,8 +63,9 @@ class RankError(Exception):
         died: bool = False,
         hung: bool = False,
         bases: tuple[str, ...] = (),
+        collectives: int | None = None,
     ) -> None:
-        super().__init__(rank, step, kind, message, trace, collective, died, hung, bases)
+        super().__init__(rank, step, kind, message, trace, collective, died, hung, bases, collectives)
         self.rank = rank
         self.step = step
         self.kind = kind
@@ -73,6 +75,7 @@ class RankError(Exception):
         self.died = died
         self.hung = hung
         self.bases = bases
+        self.collectives = collectives
 
     def __str__(self) -> str:
         return f"rank {self.rank}, step {self.step}: {self.kind}: {self.message}"

@@ -120,9 +120,9 @@ def classify(
         for failure in failures
         if not failure.collective
     }
-    hung = sorted((each for each in failures if each.hung), key=lambda each: each.collective)
-    if hung:  # those that wait for the one that hangs do not get on either
-        return found(hung[0], FailureClass.HANG, f"rank {hung[0].rank} {hung[0].message}")
+    hung = _which_hangs([each for each in failures if each.hung])
+    if hung is not None:  # those that wait for the one that hangs do not get on either
+        return found(hung, FailureClass.HANG, f"rank {hung.rank} {hung.message}")
     for failure in failures:
         if not failure.died and not failure.collective and failure.rank is not None:
             failure_class = class_of(failure.kind, failure.message, failure.bases)
@@ -155,6 +155,19 @@ def classify(
     preempted = first.kind == "PreemptionError"  # Ray Train's word for a node that is taken back
     failure_class = FailureClass.NODE if preempted else FailureClass.START
     return Failure(failure_class, f"{first.kind}: {first.message}", trace=first.trace)
+
+
+def _which_hangs(failures: Sequence[RankFailure]) -> RankFailure | None:
+    """The rank that the others wait for, of those that do not get on.
+
+    All ranks of a group begin the same collectives: it has begun fewer than they. Where that does not tell
+    (all have begun the same, or somebody did not count), where they stand does: in a collective, or not. In
+    the backward pass, and where a GPU's result is waited for, all stand alike.
+    """
+    begun = {each.collectives for each in failures}
+    if None not in begun and len(begun) > 1:
+        return min(failures, key=lambda each: (each.collectives, each.collective))
+    return min(failures, key=lambda each: each.collective, default=None)
 
 
 # -- exceptions ---------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from train_jobs.errors import RankError
 class RankFailure:
     """How one rank ended; `kind`, `message` and `trace` as in train_jobs.errors.RankError.
 
-    `died` means that the process went away without a word, `hung` that it did not get on and was killed.
+    `died` means that the process went away without a word, `hung` that it did not get on and was killed,
+    having begun so many `collectives`.
     """
 
     rank: int | None
@@ -25,6 +26,7 @@ class RankFailure:
     collective: bool = False
     hung: bool = False
     bases: tuple[str, ...] = ()
+    collectives: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def rank_failure(rank: int, error: BaseException) -> RankFailure:
             collective=error.collective,
             hung=error.hung,
             bases=error.bases,
+            collectives=error.collectives,
         )
     if type(error).__module__.partition(".")[0] == "ray":
         # Ray's own word for a worker that ended or does not answer; what happens in a rank is a RankError.

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from cluster.planning.topology import AXES, MeshShape
-from train_jobs.parallel.torch_private import set_timeout
+from train_jobs.parallel.torch_private import collectives_begun, set_timeout
 
 AFTER_HANG_S = 30.0
 """By so much later than whoever watches a rank does torch find that it hangs."""
@@ -77,9 +77,24 @@ class Mesh:
 
     def limit_steps(self, hang_timeout_s: float) -> None:
         """From now on collectives have the time of a step; until now they had that of the slowest start."""
-        made = [mesh for mesh in (vars(self).get("axes"), vars(self).get("parameters")) if mesh is not None]
-        for group in [None, *(group for mesh in made for group in mesh.get_all_groups())]:
+        for group in self._of_steps():
             set_timeout(group, timedelta(seconds=hang_timeout_s + AFTER_HANG_S))
+
+    def collectives_begun(self) -> int | None:
+        """How many collectives of steps this rank has begun; all ranks begin the same, one after another.
+
+        None where torch does not say: it is asked all the time, and must end nothing.
+        """
+        try:
+            return sum(collectives_begun(group, self.device) for group in self._of_steps())
+        except RuntimeError:
+            return None
+
+    def _of_steps(self) -> set[dist.ProcessGroup]:
+        """The groups of steps: not those in which other threads meet, or other groups."""
+        assert dist.group.WORLD is not None, "the ranks have met"
+        made = [mesh for mesh in (vars(self).get("axes"), vars(self).get("parameters")) if mesh is not None]
+        return {dist.group.WORLD, *(group for mesh in made for group in mesh.get_all_groups())}
 
     @property
     def tp(self) -> DeviceMesh:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -15,3 +16,9 @@ from torch.distributed import distributed_c10d
 def set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
     """How long collectives of a group may take from now on; None is the default group."""
     distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def collectives_begun(group: dist.ProcessGroup, device: torch.device) -> int:
+    """How many collectives on tensors of a device this process has begun in a group: told to, on a GPU."""
+    backend = group._get_backend(device)
+    return int(backend._get_sequence_number_for_group())  # type: ignore[attr-defined]

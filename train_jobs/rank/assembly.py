@@ -109,6 +109,7 @@ class RankAssembly:
         self.saver = CheckpointSaver(
             self.store, self.state, config.checkpoint, config.recovery.checkpoint_failures, self.event
         )
+        self.progress.collectives = self.mesh.collectives_begun
         place = Place(self.mesh.data_index, self.mesh.shape.num_data_ranks)
         self.quorum: Quorum = WholeGroup(place, self._restore) if replica is None else self._replica(*replica)
         quorum = self.quorum

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,13 @@ class Activity:
         count: of what it has done; a micro-batch or a step is one.
         phase: what it does that may take longer than a micro-batch ("starting"); None while it steps.
         limit_s: how long that may take; infinite where only the user can tell.
+        collectives: how many collectives it has begun; None where nobody counts. No progress by themselves.
     """
 
     count: int
     phase: str | None = None
     limit_s: float = 0.0
+    collectives: int | None = field(default=None, compare=False)
 
 
 class Progress:
@@ -29,11 +31,15 @@ class Progress:
     Args:
         start_s: longest that its start may take, and a wait for other groups, which may have to start.
         save_s: longest that a checkpoint or the model may take to be written.
+
+    Attributes:
+        collectives: counts those that it has begun.
     """
 
     def __init__(self, start_s: float = math.inf, save_s: float = math.inf) -> None:
         self.start_s = start_s
         self.save_s = save_s
+        self.collectives: Callable[[], int | None] = lambda: None
         self._count = 0
         self._phases: list[tuple[str, float]] = []
 
@@ -69,8 +75,8 @@ class Progress:
     @property
     def activity(self) -> Activity:
         # Of phases within one another the one that may take longest counts.
-        phase = max(self._phases.copy(), key=lambda each: each[1], default=None)
-        return Activity(self._count) if phase is None else Activity(self._count, *phase)
+        phase, limit_s = max(self._phases.copy(), key=lambda each: each[1], default=(None, 0.0))
+        return Activity(self._count, phase, limit_s, self.collectives())
 
 
 SAVING = "saving"
@@ -99,6 +105,11 @@ class HangWatch:
         if activity != self._last:
             self._progress_at = now
         self._last = activity
+
+    @property
+    def collectives(self) -> int | None:
+        """How many collectives the rank had begun, as it has said last."""
+        return None if self._last is None else self._last.collectives
 
     @property
     def phase(self) -> str | None:

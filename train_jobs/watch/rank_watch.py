@@ -76,6 +76,7 @@ class RankWatch:
         wrong = self._hangs.hang(now)
         if wrong is None:
             return
+        begun = self._hangs.collectives
         if self._process is None:
             raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
         if self._process.is_dead():
@@ -95,7 +96,10 @@ class RankWatch:
         self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
         if not self._await_death(self._process):
             state += f"; {_DEATH_S:.0f} s after it was killed it had not ended"
-        raise RankError(self.rank, None, "Hang", f"{wrong} ({state})", trace, hung=True, collective=waits)
+        message = f"{wrong} ({state})"
+        raise RankError(
+            self.rank, None, "Hang", message, trace, hung=True, collective=waits, collectives=begun
+        )
 
     def _await_death(self, process: RankStacks) -> bool:
         for _ in range(round(_DEATH_S / _LOOK_S)):

@@ -290,6 +290,29 @@ def test_of_ranks_that_hang_the_one_that_waits_for_no_other_is_named() -> None:
     assert (alone.failure_class, alone.rank) == (FailureClass.HANG, 0)
 
 
+@pytest.mark.parametrize(
+    ("begun", "stands_elsewhere", "named"),
+    [
+        ((7, 6, 7), (), 1),  # they all stand alike: on a GPU, or in the backward pass
+        ((7, 6, 7), (2,), 1),  # one was seen on its way from one collective to the next
+        ((7, 7, 7), (2,), 2),
+        ((7, None, 6), (1,), 1),
+        ((7, None, 6), (), 0),
+    ],
+)
+def test_of_ranks_that_hang_the_one_that_has_begun_fewer_collectives_is_named(
+    begun: tuple[int | None, ...], stands_elsewhere: tuple[int, ...], named: int
+) -> None:
+    hung = [
+        RankFailure(
+            rank, None, "Hang", "", "", hung=True, collective=rank not in stands_elsewhere, collectives=count
+        )
+        for rank, count in enumerate(begun)
+    ]
+    nodes = ["n1"] * len(hung)
+    assert classify(hung, nodes, {"n1"}, {}).rank == named
+
+
 def test_a_script_that_lacks_memory_is_advised_what_a_script_can_do() -> None:
     failures = [script(1, printed(raised(wants_all_memory)))]
     said = classify(failures, NODES, NAMES.keys(), NAMES, SCRIPT_MEMORY_ADVICE).reason

@@ -227,6 +227,31 @@ def test_a_rank_that_is_stopped_is_silent_and_the_one_that_waits_for_it_gets_not
     assert {server.answer()["code"], server.answer()["code"]} <= {-signal.SIGKILL, -signal.SIGSEGV}
 
 
+def test_of_ranks_that_stand_alike_the_one_is_named_that_has_begun_fewer_collectives(
+    server: Server, tmp_path: Path
+) -> None:
+    hanging = {"task": "tests.train_jobs.rank.hanging_task:Task", "evaluate": {"every_steps": None}}
+    once = {"parallel": {"strategy": "ddp"}, "recovery": {"hang_timeout_s": 1.0}}
+    ranks = workers(tmp_path, steps=100, **once, **hanging)
+    start(server, ranks)
+    until = time.monotonic() + 60
+    while any(rank.hangs.phase is not None or rank.hangs.hang(time.monotonic()) is None for rank in ranks):
+        assert time.monotonic() < until, [rank.error for rank in ranks]
+        time.sleep(0.02)
+    stacks = [rank.stacks.dump() or "" for rank in ranks]
+    assert all(waits_for_others(each) for each in stacks), "where they stand does not tell"
+    begun = [rank.hangs.collectives for rank in ranks]
+    told = [
+        RankFailure(rank, None, "Hang", "", stacks[rank], hung=True, collective=True, collectives=begun[rank])
+        for rank in range(2)
+    ]
+    failure = classify(told, ["n1", "n1"], {"n1"}, {})
+    assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 1), begun
+    for rank in ranks:
+        rank.stacks.kill()
+    assert {server.answer()["id"], server.answer()["id"]} == {0, 1}
+
+
 @pytest.mark.slow
 def test_ranks_are_gone_with_the_server_even_those_that_are_stopped(tmp_path: Path) -> None:
     server = Server()
