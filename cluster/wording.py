@@ -10,6 +10,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def lasting(seconds: float) -> str:
+    """`40 s`, `3 min`, `2.5 h`: for what is only about so long."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
 def first_line(text: str) -> str:
     """The first line of a text that may have many, or none."""
     return next(iter(text.splitlines()), "")

@@ -19,6 +19,8 @@ def sentence(event: dict[str, Any]) -> str | None:
     """What an event says to a person; None for those that say nothing new."""
     kind = event["kind"]
     if kind == "preparing":
+        if event.get("workers"):
+            return f"tokenizing {event['source']} on {counted(event['workers'], 'worker')}"
         return f"reading {event['source']}" if event.get("source") else None
     if kind == "prepares":
         return str(event["said"])

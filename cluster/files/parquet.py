@@ -172,6 +172,19 @@ class ParquetFiles:
                 )
         return sizes
 
+    def group_bytes(self, index: int) -> list[int]:
+        """Bytes of each row group of a file, not compressed.
+
+        Raises:
+            as of `group_sizes`.
+        """
+        fragment = self.fragments[index]
+
+        def footer() -> list[int]:
+            return [group.total_byte_size for group in fragment.row_groups]
+
+        return self.read(index, footer, self._torn(index))
+
     def kind(self, name: str) -> pa.DataType:
         """The type of a column in the first file where it holds anything."""
         if name not in self._kinds:

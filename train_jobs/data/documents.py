@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sysconfig
 import tokenize
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +43,63 @@ def is_held_out(index: Any, every: int) -> Any:
     return index % every == every - 1
 
 
-def read_documents(data: DataConfig) -> Iterator[Document]:
-    """All documents of a source, in an order that is the same on every machine that has the same data.
+@dataclass(frozen=True)
+class CorpusPart:
+    """Documents of a corpus that are read at once, by whoever: a row group of a file.
+
+    Attributes:
+        name: where they are.
+        rows: how many it has at most; those without text are no documents.
+        size: in bytes, as the file says; 0 where nobody says.
+        apart: it belongs to `data.held_out_source`.
+        texts: reads it: for each document where it is, and what it holds.
+    """
+
+    name: str
+    rows: int
+    size: int
+    apart: bool
+    texts: Callable[[], Iterator[tuple[str, str | Sequence[Said]]]]
+
+
+def corpus_parts(data: DataConfig) -> list[CorpusPart]:
+    """The parts of a corpus, in an order that is the same on every machine that has the same data.
 
     Raises:
         RequestError: the source is not there, is not Parquet, or lacks the text column.
     """
-    texts: Iterator[tuple[str, str | Sequence[Said]]]
     if data.source is None or data.source == PYTHON_STDLIB:
-        texts = _stdlib_texts()
+        files = _stdlib_files()
+        parts = [CorpusPart(PYTHON_STDLIB, len(files), 0, apart=False, texts=partial(_stdlib_texts, files))]
     else:
-        texts = _parquet_texts(data, data.source, "data.source")
-    for index, (name, value) in enumerate(texts):
-        held_out = data.held_out_source is None and is_held_out(index, data.held_out_every)
-        yield _document(name, value, held_out=held_out)
+        parts = _parquet_parts(data, data.source, "data.source")
     if data.held_out_source is not None:
-        for name, value in _parquet_texts(data, data.held_out_source, "data.held_out_source"):
-            yield _document(name, value, held_out=True)
+        parts += _parquet_parts(data, data.held_out_source, "data.held_out_source")
+    return parts
 
 
-def _document(name: str, value: str | Sequence[Said], *, held_out: bool) -> Document:
+def read_documents(data: DataConfig) -> Iterator[Document]:
+    """All documents of a corpus in order.
+
+    Raises:
+        RequestError: as of corpus_parts.
+    """
+    index = 0
+    for part in corpus_parts(data):
+        for name, value in part.texts():
+            yield document_of(name, value, held_out=held_out_of(data, index, apart=part.apart))
+            index += not part.apart
+
+
+def held_out_of(data: DataConfig, index: Any, *, apart: bool) -> Any:
+    """Whether a document (or each of many) is held out, by its place among those of `data.source`."""
+    if data.held_out_source is not None:
+        return apart
+    return is_held_out(index, data.held_out_every)
+
+
+def document_of(name: str, value: str | Sequence[Said], *, held_out: bool) -> Document:
+    """A document from what a part holds."""
     if isinstance(value, str):
         return Document(name, value, held_out)
     # A struct of Parquet has every field in every row: those that are null were not there.
@@ -69,26 +107,41 @@ def _document(name: str, value: str | Sequence[Said], *, held_out: bool) -> Docu
     return Document(name, "\n".join(str(said.get("content", "")) for said in chat), held_out, chat)
 
 
-def _stdlib_texts() -> Iterator[tuple[str, str | Sequence[Said]]]:
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(
+def _stdlib_files() -> list[str]:
+    root = _stdlib()
+    return sorted(
         path.relative_to(root).as_posix()
         for path in root.rglob("*.py")
         if not _STDLIB_LEFT_OUT & set(path.relative_to(root).parts)
     )
+
+
+def _stdlib_texts(files: Sequence[str]) -> Iterator[tuple[str, str | Sequence[Said]]]:
     for name in files:
         try:
-            with tokenize.open(root / name) as file:  # honours the encoding that the source declares
+            with tokenize.open(_stdlib() / name) as file:  # honours the encoding that the source declares
                 yield name, file.read()
         except (SyntaxError, UnicodeDecodeError):
             continue  # a handful of files are broken on purpose, to test tools that read sources
 
 
-def _parquet_texts(data: DataConfig, source: str, key: str) -> Iterator[tuple[str, str | Sequence[Said]]]:
+def _stdlib() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def _parquet_parts(data: DataConfig, source: str, key: str) -> list[CorpusPart]:
     from train_jobs.data.parquet import open_rows
 
     rows = open_rows("causal_lm", data, source, key)
-    for place, table in rows.walk():
+
+    def texts(group: int) -> Iterator[tuple[str, str | Sequence[Said]]]:
+        place, table = rows.read_group(group)
         for row, value in enumerate(table.column(data.text_column).to_pylist()):
             if value:
                 yield f"{place}, row {row}", value
+
+    apart = key == "data.held_out_source"
+    return [
+        CorpusPart(rows.place_of_group(index), group.num_rows, group.size, apart, partial(texts, index))
+        for index, group in enumerate(rows.groups)
+    ]

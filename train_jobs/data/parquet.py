@@ -26,6 +26,8 @@ class RowGroup:
     index: int
     """Index within the file."""
     num_rows: int
+    size: int
+    """In bytes, not compressed."""
 
 
 class ParquetRows:
@@ -60,9 +62,11 @@ class ParquetRows:
         self._tables: OrderedDict[int, pa.Table] = OrderedDict()
         self._open()
         self.groups = [
-            RowGroup(file, index, size)
+            RowGroup(file, index, rows, size)
             for file in range(len(self.files.fragments))
-            for index, size in enumerate(self.files.group_sizes(file))
+            for index, (rows, size) in enumerate(
+                zip(self.files.group_sizes(file), self.files.group_bytes(file), strict=True)
+            )
         ]
         self.ends = np.cumsum([group.num_rows for group in self.groups], dtype=np.int64)
 
@@ -80,8 +84,16 @@ class ParquetRows:
 
     def walk(self, columns: Sequence[str] | None = None) -> Iterator[tuple[str, pa.Table]]:
         """Every row group in order (of some columns only), with the words for where it is."""
-        for group in self.groups:
-            yield self._place(group), self._read(group, columns or self.columns)
+        for index in range(len(self.groups)):
+            yield self.read_group(index, columns)
+
+    def read_group(self, index: int, columns: Sequence[str] | None = None) -> tuple[str, pa.Table]:
+        """One row group, as `walk` has it."""
+        return self.place_of_group(index), self._read(self.groups[index], columns or self.columns)
+
+    def place_of_group(self, index: int) -> str:
+        """`FILE, row group N`, for messages."""
+        return self._place(self.groups[index])
 
     def place_of(self, row: int) -> str:
         """`FILE, row group N, row M`, for messages."""

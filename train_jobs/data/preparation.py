@@ -6,19 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
-from train_jobs.data.tokens import Tell, prepare_tokens, tokens_are_there
+from train_jobs.data.tokenizing import Encode, Tell, encode_here
+from train_jobs.data.tokens import prepare_tokens, tokens_are_there
+
+Prepare = Callable[[TrainJobConfig, Path, Tell, Encode, bool], bool]
+"""Does what `prepare_data` says, for one task."""
 
 
-def _images(config: TrainJobConfig, directory: Path, tell: Tell) -> bool:
+def _images(config: TrainJobConfig, directory: Path, tell: Tell, encode: Encode, hand_over: bool) -> bool:
     from train_jobs.data.images import prepare_images
 
     return prepare_images(config, directory)
 
 
-PREPARATIONS: dict[str, Callable[[TrainJobConfig, Path, Tell], bool]] = {
-    "causal_lm": prepare_tokens,
-    "image_classification": _images,
-}
+PREPARATIONS: dict[str, Prepare] = {"causal_lm": prepare_tokens, "image_classification": _images}
 """From the config's `task`; a task without preparation is not in it."""
 
 
@@ -33,17 +34,26 @@ def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
     )
 
 
-def prepare_data(config: TrainJobConfig, directory: Path, tell: Tell = lambda _: None) -> bool:
+def prepare_data(
+    config: TrainJobConfig,
+    directory: Path,
+    tell: Tell = lambda _: None,
+    encode: Encode = encode_here,
+    hand_over: bool = False,
+) -> bool:
     """Fill the run's data directory; what was made of the same data in the same way is not made again.
 
     Args:
         tell: told again and again how far that is.
+        encode: encodes the parts of a corpus.
+        hand_over: it ends where it takes long and others could help.
 
     Returns:
         whether anything in the directory is another than before.
 
     Raises:
+        LongWorkError: it is handed over; what was done is kept.
         RequestError: the data cannot be read, or is too small.
     """
     prepare = PREPARATIONS.get(config.task)
-    return prepare is not None and prepare(config, directory, tell)
+    return prepare is not None and prepare(config, directory, tell, encode, hand_over)

@@ -5,31 +5,36 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
-from cluster.wording import counted
-from train_jobs.data.documents import Document, read_documents
+from train_jobs.data.documents import corpus_parts, read_documents
+from train_jobs.data.token_streams import (
+    FACTS,
+    TOKENIZER,
+    StreamWriter,
+    TokenStreams,
+    clear,
+    has_begun,
+    token_type,
+)
+from train_jobs.data.tokenizing import (
+    Encode,
+    Tell,
+    digest_of_parts,
+    encode_here,
+    write_streams,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 END_OF_TEXT = "<|endoftext|>"
-FACTS = "streams.json"
-TOKENIZER = "tokenizer"
-"""Names in the directory of the prepared data."""
-_BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
-
-
-Tell = Callable[[str], None]
-"""Takes a sentence about how far something is."""
+_OF_TOKENIZERS = (".json", ".jinja", ".model", ".tiktoken", ".txt")
+"""How the files end that a tokenizer is read from."""
 
 
 def _nobody(_: str) -> None: ...
@@ -88,50 +93,25 @@ def tokenizer_for(config: TrainJobConfig, own: Path | None = None) -> PreTrained
     )
 
 
-class TokenStream(NamedTuple):
-    """One part of a corpus: all its tokens, and where each document begins (both of one dimension)."""
-
-    tokens: np.ndarray
-    starts: np.ndarray
-
-
-class TokenStreams:
-    """A job's corpus as two token streams (training, held out) in one directory, memory-mapped.
-
-    Files: `train.npy`, `held_out.npy` (tokens), `train_starts.npy`, `held_out_starts.npy` (documents),
-    `tokenizer/` (Hugging Face format) and `streams.json`, written last: with what they were made of.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
-        self.vocab_size: int = facts["vocab_size"]
-        self.content: str = facts.get("content", "")
-        """A digest of the training tokens."""
-        self.train = self._open("train")
-        self.held_out = self._open("held_out")
-
-    def _open(self, part: str) -> TokenStream:
-        return TokenStream(
-            np.load(self.directory / f"{part}.npy", mmap_mode="r"),
-            np.load(self.directory / f"{part}_starts.npy", mmap_mode="r"),
-        )
-
-    @property
-    def tokenizer_directory(self) -> Path:
-        return self.directory / TOKENIZER
-
-
-def prepare_tokens(config: TrainJobConfig, directory: Path, tell: Tell = _nobody) -> bool:
+def prepare_tokens(
+    config: TrainJobConfig,
+    directory: Path,
+    tell: Tell = _nobody,
+    encode: Encode = encode_here,
+    hand_over: bool = False,
+) -> bool:
     """Tokenize a job's corpus into `directory`; what was made of the same is not made again.
 
     Args:
         tell: told again and again how far that is.
+        encode: encodes the corpus' parts.
+        hand_over: it ends where it takes long and others could help.
 
     Returns:
         whether it was made, or made anew: the config names another source, or another way to read it.
 
     Raises:
+        LongWorkError: it is handed over.
         RequestError: the corpus cannot be read, is too small for one global batch, or holds nothing to
             evaluate on; what was there stays.
     """
@@ -139,16 +119,26 @@ def prepare_tokens(config: TrainJobConfig, directory: Path, tell: Tell = _nobody
     if not directory.exists() and (staged / FACTS).exists():
         staged.rename(directory)  # whoever made it ended before the last word
     if tokens_are_there(config, directory):
+        clear(directory)
         _check_sizes(config, TokenStreams(directory))
         return False
     made_of, known = _made_of(config), _facts(directory)
-    shutil.rmtree(staged, ignore_errors=True)
-    staged.mkdir(parents=True)
-    trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
     tell("reading the documents, and the tokenizer")
-    tokenizer = tokenizer_for(config, directory / TOKENIZER if trained else None)
-    content = _write_streams(tokenizer, read_documents(config.data), staged, tell)
-    tokenizer.save_pretrained(staged / TOKENIZER)
+    parts = corpus_parts(config.data)
+    origin = {"made_of": made_of, "tokenizer": _origin(config), "parts": digest_of_parts(parts)}
+    if not has_begun(staged, origin):
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
+        tokenizer_for(config, directory / TOKENIZER if trained else None).save_pretrained(staged / TOKENIZER)
+    tokenizer = load_tokenizer(str(staged / TOKENIZER), "the job's own tokenizer")
+    with StreamWriter(staged, token_type(len(tokenizer)), origin) as writer:
+        try:
+            write_streams(config.data, parts, tokenizer, writer, encode, tell, hand_over=hand_over)
+        except RequestError:
+            writer.forget()  # whatever is mended now, the tokenizer's files too, counts the next time
+            raise
+        content = writer.complete()
     facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
     (staged / FACTS).write_text(json.dumps(facts))
     _check_sizes(config, TokenStreams(staged))
@@ -158,8 +148,21 @@ def prepare_tokens(config: TrainJobConfig, directory: Path, tell: Tell = _nobody
     if directory.exists():
         directory.rename(before)
     staged.rename(directory)
+    clear(directory)
     shutil.rmtree(before, ignore_errors=True)
     return True
+
+
+def _origin(config: TrainJobConfig) -> str | int:
+    """What the tokenizer is: the size of one to be trained, or a digest of the files of one that is there."""
+    directory = config.data.tokenizer or config.model.directory
+    if directory is None:
+        return config.model.vocab_size
+    files = sorted(path for path in Path(directory).glob("*.*") if path.suffix in _OF_TOKENIZERS)
+    digest = hashlib.blake2b(digest_size=16)
+    for path in files:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def tokens_are_there(config: TrainJobConfig, directory: Path) -> bool:
@@ -186,98 +189,6 @@ def _facts(directory: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     return facts
-
-
-def _write_streams(
-    tokenizer: PreTrainedTokenizerBase, documents: Iterator[Document], directory: Path, tell: Tell
-) -> str:
-    """Both streams: every document's tokens, each followed by the end-of-text token.
-
-    Returns:
-        a digest of the training tokens.
-    """
-    kind = np.uint16 if len(tokenizer) <= 2**16 else np.uint32
-    end = tokenizer.eos_token_id
-    with ExitStack() as stack:
-        writers = {
-            held_out: stack.enter_context(_StreamWriter(directory, name, kind))
-            for held_out, name in ((False, "train"), (True, "held_out"))
-        }
-        while batch := list(islice(documents, _BATCH)):
-            for document, tokens in zip(batch, _encoded(tokenizer, batch), strict=True):
-                ends = end is None or (document.chat is not None and tokens[-1:] == [end])
-                writers[document.held_out].add(tokens if ends else [*tokens, end])
-            count = sum(len(writer.starts) for writer in writers.values())
-            size = sum(writer.length for writer in writers.values())
-            tell(f"tokenized {counted(count, 'document')}, {size:,} tokens so far")
-    return writers[False].digest.hexdigest()
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) -> list[list[int]]:
-    """The tokens of each document.
-
-    Raises:
-        RequestError: a conversation cannot be put into the words of the tokenizer's template.
-    """
-    # What looks like a special token in a text is text: a page about `<|endoftext|>` does not end there.
-    plain = [document.text for document in documents if document.chat is None]
-    as_text = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    encoded = tokenizer(plain, **as_text) if plain else {}
-    tokens = iter(encoded.get("input_ids", ()))
-    return [
-        next(tokens) if document.chat is None else _of_chat(tokenizer, document) for document in documents
-    ]
-
-
-def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
-    assert document.chat is not None, "it is a conversation"
-    if tokenizer.chat_template is None:
-        raise RequestError(
-            f"{document.name} holds a conversation, and the tokenizer has no chat template;"
-            " data.tokenizer, or model.directory, should name one that has"
-        )
-    chat: list[dict[str, Any]] = [dict(said) for said in document.chat]
-    try:
-        tokens: Any = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
-    except Exception as error:  # a template raises what it likes
-        raise RequestError(f"{document.name}: the tokenizer's chat template refuses it: {error}") from error
-    return list(tokens)
-
-
-class _StreamWriter:
-    """Writes one stream as it comes: a corpus need not fit into memory, only the places of its documents."""
-
-    def __init__(self, directory: Path, part: str, kind: type[np.generic]) -> None:
-        self.directory = directory
-        self.part = part
-        self.kind = kind
-        self.raw = directory / f"{part}.raw"
-        self.starts: list[int] = []
-        self.length = 0
-        self.digest = hashlib.blake2b(digest_size=16)
-
-    def __enter__(self) -> _StreamWriter:
-        self.file = self.raw.open("wb")
-        return self
-
-    def add(self, tokens: Sequence[int]) -> None:
-        self.starts.append(self.length)
-        self.length += len(tokens)
-        written = np.asarray(tokens, dtype=self.kind).tobytes()
-        self.digest.update(written)
-        self.file.write(written)
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self.file.close()
-        if kind is None:
-            target = np.lib.format.open_memmap(
-                self.directory / f"{self.part}.npy", mode="w+", dtype=self.kind, shape=(self.length,)
-            )
-            if self.length:
-                target[:] = np.memmap(self.raw, dtype=self.kind, mode="r")
-            target.flush()
-            np.save(self.directory / f"{self.part}_starts.npy", np.asarray(self.starts, dtype=np.int64))
-        self.raw.unlink()
 
 
 def _check_sizes(config: TrainJobConfig, streams: TokenStreams) -> None:

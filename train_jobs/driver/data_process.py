@@ -1,7 +1,7 @@
 """A job's data is prepared in a process of its own: it can be ended, and the driver hears meanwhile.
 
-`python -m train_jobs.driver.data_process ANSWER DIRECTORY SYS_PATH` is that process; the job's config is what
-it reads. Lines of JSON go to the file descriptor ANSWER: how far it is, and at last what has come of it.
+`python -m train_jobs.driver.data_process ANSWER DIRECTORY SYS_PATH NODES HAND_OVER` is that process; it reads
+the job's config. Lines of JSON go to the file descriptor ANSWER: how far it is, and what has come of it.
 """
 
 from __future__ import annotations
@@ -15,42 +15,53 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event
 from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
-from cluster.errors import RequestError, ShoalError
+from cluster.errors import ShoalError
 from train_jobs.data import preparation
 from train_jobs.data.preparation import is_prepared, prepare_data
-from train_jobs.data.tokens import Tell
+from train_jobs.data.tokenizing import Encode, LongWorkError, Tell, encode_here
+from train_jobs.driver.data_errors import ERRORS, StoppedError
 
 _LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
 
 
-class StoppedError(ShoalError):
-    """The job was asked to stop."""
-
-
-def prepare_apart(config: TrainJobConfig, directory: Path, stop: Event, tell: Tell = lambda _: None) -> bool:
+def prepare_apart(
+    config: TrainJobConfig,
+    directory: Path,
+    stop: Callable[[], bool],
+    tell: Tell = lambda _: None,
+    nodes: Sequence[str] | None = None,
+    *,
+    hand_over: bool = False,
+) -> bool:
     """Fill a job's data directory, as prepare_data does, unless that is to stop.
 
     Args:
+        stop: asked again and again; may take its time.
         tell: told every few seconds how far that is.
+        nodes: where the job has leased workers, node id of each; None does it here.
+        hand_over: it ends where it takes long here.
 
     Raises:
-        StoppedError: it was stopped; work that was not complete is done again the next time.
+        LongWorkError: it is handed over; what was done is kept.
+        NotThereError: a node does not see the documents.
+        StoppedError: it was stopped; the next time goes on from where it was.
         ShoalError: the data cannot be had; a RequestError where asking again gives the same.
     """
     if is_prepared(config, directory):
         return prepare_data(config, directory)  # a look at what is there
     ours, theirs = os.pipe()
     program = [sys.executable, "-m", "train_jobs.driver.data_process", str(theirs), str(directory)]
+    program += [json.dumps(sys.path), json.dumps(nodes), json.dumps(hand_over)]
     with (
         open(ours, "rb", buffering=0) as answers,
         subprocess.Popen(
-            [*program, json.dumps(sys.path)],
+            program,
             stdin=subprocess.PIPE,
             pass_fds=[theirs],
             start_new_session=True,
@@ -65,8 +76,8 @@ def prepare_apart(config: TrainJobConfig, directory: Path, stop: Event, tell: Te
             answer: dict[str, Any] = {}
             unread = b""
             while True:
-                if stop.is_set():
-                    raise StoppedError("the job is stopped while its data is prepared")
+                if stop():
+                    raise StoppedError("it is stopped while the job's data is prepared")
                 if not select.select([answers], [], [], _LOOK_S)[0]:
                     continue
                 if not (received := answers.read(65536)):
@@ -83,8 +94,10 @@ def prepare_apart(config: TrainJobConfig, directory: Path, stop: Event, tell: Te
         code = process.returncode
         how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
         raise ShoalError(f"the process that prepared the data ended without a word ({how})")
+    if "rest_s" in answer:
+        raise LongWorkError(answer["rest_s"])
     if "error" in answer:
-        raise (RequestError if answer["request"] else ShoalError)(answer["error"])
+        raise ERRORS[answer["kind"]](answer["error"])
     return bool(answer["changed"])
 
 
@@ -93,6 +106,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers, directory = int(sys.argv[1]), Path(sys.argv[2])
     sys.path[:] = json.loads(sys.argv[3])
+    nodes: list[str] | None = json.loads(sys.argv[4])
     config = TrainJobConfig.model_validate_json(sys.stdin.read())
     answer: dict[str, object]
     next_word = time.monotonic() + preparation.FIRST_WORD_S
@@ -104,13 +118,25 @@ def main() -> None:
             os.write(answers, json.dumps({"said": words}).encode() + b"\n")
 
     try:
-        answer = {"changed": prepare_data(config, directory, tell)}
+        encode = encode_here if nodes is None else _encoder(config, nodes)
+        answer = {"changed": prepare_data(config, directory, tell, encode, json.loads(sys.argv[5]))}
+    except LongWorkError as error:
+        answer = {"rest_s": error.rest_s}
     except ShoalError as error:
-        answer = {"error": str(error), "request": isinstance(error, RequestError)}
+        kinds = [name for name, kind in ERRORS.items() if isinstance(error, kind)]
+        answer = {"error": str(error), "kind": kinds[-1]}
     except Exception as error:  # noqa: BLE001  (the job has to hear of it, whatever it is)
         traceback.print_exc()
-        answer = {"error": f"the data cannot be prepared: {type(error).__name__}: {error}", "request": False}
+        words = f"the data cannot be prepared: {type(error).__name__}: {error}"
+        answer = {"error": words, "kind": ShoalError.__name__}
     os.write(answers, json.dumps(answer).encode() + b"\n")
+
+
+def _encoder(config: TrainJobConfig, nodes: Sequence[str]) -> Encode:
+    from train_jobs.driver.tokenizing_nodes import NodesEncoder
+
+    given = {name: value for name, value in config.env.items() if value is not None}
+    return NodesEncoder(config.data, nodes, config.workers.cpus, given)
 
 
 if __name__ == "__main__":

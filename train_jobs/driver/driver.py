@@ -23,7 +23,7 @@ from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Grant
 from cluster.state.nodes import node_names
 from train_jobs.checkpoint.store import CheckpointStore
-from train_jobs.driver.data_process import StoppedError, prepare_apart
+from train_jobs.driver.data_errors import StoppedError
 from train_jobs.driver.failure_budget import FailureBudget
 from train_jobs.driver.failures import (
     MEMORY_ADVICE,
@@ -32,6 +32,7 @@ from train_jobs.driver.failures import (
     FailureClass,
     classify,
 )
+from train_jobs.driver.job_data import JobData
 from train_jobs.driver.job_lease import JobLease
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
@@ -96,13 +97,13 @@ class Driver:
         signal.signal(signal.SIGINT, self._on_signal)
         try:
             self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
-            self._prepare_data()
-            if not self._has_trained():
-                try:
+            try:
+                self._prepare_data()
+                if not self._has_trained():
                     self._train()
-                finally:
-                    self.single.kill()
-                    self.lease.release()  # publishing needs no devices
+            finally:
+                self.single.kill()
+                self.lease.release()  # publishing needs no devices
             model = self._publish()
         except StoppedError:
             return self._finish("stopped", 1)
@@ -128,19 +129,17 @@ class Driver:
             update_work(Path.cwd(), self.workspace.directory / WORK)
         self.workspace.fetch(DATA)
 
-        def tell(words: str) -> None:
-            self._event("prepares", said=words)
-
-        changed = prepare_apart(self.config, self.workspace.directory / DATA, self.stop_asked, tell)
-        if changed or not self.workspace.has(DATA):
-            self.workspace.put(DATA)
+        data = JobData(self, self.lease, self.workspace.directory / DATA)
+        if data.prepare() or not self.workspace.has(DATA):
+            with self.lease.kept(data.units):  # an upload may take longer than a lease lives
+                self.workspace.put(DATA)
 
     # -- lease, group, failure, again ------------------------------------------------------------------
 
     def _train(self) -> None:
         failed: Failure | None = None
         while True:
-            grant = self._wait_for_lease()
+            grant = self.wait_for_lease()
             self.attempt += 1
             if failed is not None:
                 after = failed.failure_class
@@ -160,7 +159,7 @@ class Driver:
                 if self.stop_asked.wait(backoff_s):
                     raise StoppedError("the job was asked to stop")
 
-    def _wait_for_lease(self) -> Grant:
+    def wait_for_lease(self) -> Grant:
         """Wait for a grant between min and max workers."""
         workers = self.config.workers
 
@@ -195,7 +194,14 @@ class Driver:
         )
         return supervisor.run(grant)
 
-    # -- what is asked by those who run the groups ---------------------------------------------------------
+    # -- what is asked by those who prepare the data, and run the groups -----------------------------------
+
+    def tell(self, kind: str, **facts: Any) -> None:
+        """Log an event that is of no attempt."""
+        self._event(kind, **facts)
+
+    def is_stopping(self) -> bool:
+        return self.stop_asked.is_set()
 
     def spec_for(self, grant: Grant, attempt: int) -> GroupSpec:
         """All workers that a grant pays for, as one group."""

@@ -12,6 +12,8 @@ Line = Mapping[str, Any]
 
 WAITING = "waiting"
 """For devices, after the job had had some."""
+PREPARING = "preparing"
+"""Text that is tokenized on the job's workers."""
 STARTING = "starting"
 """From the lease to the first step; after a resubmission, the driver's start too."""
 REPEATED = "repeated"
@@ -25,7 +27,7 @@ AFTER = "after_"
 """With a class of failure: from the last step before it to the first step after it, less `waiting`."""
 OTHER = "other"
 """Anything else, the export and publication of the model among it."""
-_FIRST = (STARTING, WAITING, REPEATED, CHECKPOINTS, EVALUATION, RESIZING)
+_FIRST = (PREPARING, STARTING, WAITING, REPEATED, CHECKPOINTS, EVALUATION, RESIZING)
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,15 @@ class _Account:
             self._loose_s = self._stalled_s = 0.0
         elif kind == "waiting" and self._doing != WAITING:
             self._book_until(time_s, RESIZING if self._resizes else self._doing)
-            self._then = RESIZING if self._resizes else STARTING if self._doing == OTHER else self._doing
+            begins = self._doing in (OTHER, PREPARING)
+            self._then = RESIZING if self._resizes else STARTING if begins else self._doing
             self._doing, self._resizes = WAITING, False
         elif kind == "leased":
             self._book_until(time_s, self._doing)
             self._doing, self._leased = self._then, True
+        elif kind == "preparing" and event.get("workers"):
+            self._book_until(time_s, self._doing)
+            self._doing = PREPARING
         elif kind == "evaluated":
             self._book_until(time_s, EVALUATION if self._doing == OTHER else self._doing)
         elif kind == "checkpointed":

@@ -14,7 +14,7 @@ from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.samples import IGNORED, DocumentSamples, PackedSamples
 from train_jobs.data.source import Batch
-from train_jobs.data.tokens import TokenStreams
+from train_jobs.data.token_streams import TokenStreams
 from train_jobs.tasks.task import Sums
 from train_jobs.tasks.weights import cast, export_dtype
 

@@ -19,7 +19,8 @@ from cluster.errors import RequestError
 from tests.train_jobs.ranks import WORDS, tiny_job, write_corpus
 from train_jobs.data import tokens
 from train_jobs.data.documents import read_documents
-from train_jobs.data.tokens import TokenStreams, load_tokenizer, prepare_tokens, train_tokenizer
+from train_jobs.data.token_streams import TokenStreams
+from train_jobs.data.tokens import load_tokenizer, prepare_tokens, train_tokenizer
 
 
 def prepared(config: TrainJobConfig, directory: Path) -> TokenStreams:

@@ -12,8 +12,9 @@ import pytest
 
 from cluster.errors import RequestError, ShoalError
 from tests.train_jobs.ranks import tiny_job, write_corpus
-from train_jobs.data.tokens import TokenStreams
-from train_jobs.driver.data_process import StoppedError, prepare_apart
+from train_jobs.data.token_streams import TokenStreams
+from train_jobs.driver.data_errors import StoppedError
+from train_jobs.driver.data_process import prepare_apart
 
 
 def processes() -> list[psutil.Process]:
@@ -38,17 +39,17 @@ def later(do: Callable[[], object]) -> threading.Thread:
 
 def test_what_is_prepared_is_there_and_is_not_prepared_again(tmp_path: Path) -> None:
     config, directory = tiny_job(write_corpus(tmp_path / "corpus.parquet")), tmp_path / "data"
-    assert prepare_apart(config, directory, threading.Event())
+    assert prepare_apart(config, directory, lambda: False)
     assert len(TokenStreams(directory).train.tokens)
     began = time.monotonic()
-    assert not prepare_apart(config, directory, threading.Event())
+    assert not prepare_apart(config, directory, lambda: False)
     assert time.monotonic() - began < 1.0, "it takes no process to see that all is there"
 
 
 def test_what_is_wrong_with_the_data_is_said_in_the_same_words(tmp_path: Path) -> None:
     config = tiny_job(tmp_path / "nowhere.parquet")
     with pytest.raises(RequestError, match=r"data\.source .*nowhere\.parquet.* cannot be read as Parquet"):
-        prepare_apart(config, tmp_path / "data", threading.Event())
+        prepare_apart(config, tmp_path / "data", lambda: False)
 
 
 def test_a_job_that_is_stopped_waits_for_no_tokenizer(tmp_path: Path) -> None:
@@ -57,7 +58,7 @@ def test_a_job_that_is_stopped_waits_for_no_tokenizer(tmp_path: Path) -> None:
     began = time.monotonic()
     thread = later(lambda: (time.sleep(1.0), stop.set()))
     with pytest.raises(StoppedError):
-        prepare_apart(config, tmp_path / "data", stop)
+        prepare_apart(config, tmp_path / "data", stop.is_set)
     thread.join()
     assert time.monotonic() - began < 10
     assert processes() == []
@@ -68,7 +69,7 @@ def test_a_process_that_is_killed_is_no_data(tmp_path: Path) -> None:
     config = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000})
     thread = later(lambda: processes()[0].kill())
     with pytest.raises(ShoalError, match=r"ended without a word \(SIGKILL\)"):
-        prepare_apart(config, tmp_path / "data", threading.Event())
+        prepare_apart(config, tmp_path / "data", lambda: False)
     thread.join()
 
 
@@ -79,7 +80,7 @@ def test_an_exception_of_the_library_is_told(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
     with pytest.raises(ShoalError, match="cannot be prepared: IndexError: list index out of range"):
-        prepare_apart(config, tmp_path / "data", threading.Event())
+        prepare_apart(config, tmp_path / "data", lambda: False)
 
 
 def test_it_is_told_how_far_it_is_and_who_tells_and_dies_has_told_nothing(
@@ -90,16 +91,16 @@ def test_it_is_told_how_far_it_is_and_who_tells_and_dies_has_told_nothing(
         "import train_jobs.data.preparation as data\n"
         "data.FIRST_WORD_S = data.WORD_S = 0.0\n"
         "if os.environ.get('DIES'):\n"
-        "    data.PREPARATIONS['causal_lm'] = lambda _, to, tell: (tell('half'), os._exit(7))\n"
+        "    data.PREPARATIONS['causal_lm'] = lambda _, to, tell, *rest: (tell('half'), os._exit(7))\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
     config, said = tiny_job(write_corpus(tmp_path / "corpus.parquet")), list[str]()
-    assert prepare_apart(config, tmp_path / "data", threading.Event(), said.append)
+    assert prepare_apart(config, tmp_path / "data", lambda: False, said.append)
     streams = TokenStreams(tmp_path / "data")
     tokens = len(streams.train.tokens) + len(streams.held_out.tokens)
     assert said[0] == "reading the documents, and the tokenizer"
     assert said[-1] == f"tokenized 24 documents, {tokens:,} tokens so far"
     monkeypatch.setenv("DIES", "1")
     with pytest.raises(ShoalError, match=r"ended without a word \(exit code 7\)"):
-        prepare_apart(config, tmp_path / "other", threading.Event(), said.append)
+        prepare_apart(config, tmp_path / "other", lambda: False, said.append)
     assert said[-1] == "half"

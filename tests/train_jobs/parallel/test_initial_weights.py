@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import assemble, run_program, tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
-from train_jobs.data.tokens import TokenStreams
+from train_jobs.data.token_streams import TokenStreams
 from train_jobs.spec import DATA
 
 # 301 and 90 divide by neither 2 nor 4: shards are unequal, on both axes.

@@ -18,7 +18,7 @@ BEGAN_S = 1_800_000_000.0
 class Story:
     """A run as it happens: every second goes into the truth, and what a run would log into the logs."""
 
-    def __init__(self, *, timed: bool = True) -> None:
+    def __init__(self, *, timed: bool = True, tokenizes_s: float = 0.0) -> None:
         self.timed = timed
         self.now_s = 0.0
         self.events: list[dict[str, Any]] = []
@@ -26,7 +26,7 @@ class Story:
         self.truth: Counter[str] = Counter()
         self.done = self.saved = self.attempt = 0
         self._took: dict[int, float] = {}
-        self.submit()
+        self.submit(tokenizes_s)
 
     def passes(self, seconds: float, what: str) -> None:
         self.now_s += seconds
@@ -38,12 +38,25 @@ class Story:
     def _time(self) -> str:
         return datetime.fromtimestamp(BEGAN_S + self.now_s, UTC).isoformat()
 
-    def submit(self) -> None:
+    def tokenizes(self, seconds: float) -> None:
+        """On the workers of a lease, until the grant is another one; so twice."""
+        for share in (0.25, 0.75):
+            self.says("waiting", min=1, max=1)
+            self.passes(2, "waiting" if share > 0.5 else "queued")
+            self.says("leased", workers=1, nodes=["n"])
+            self.passes(0.1, "starting")
+            self.says("preparing", workers=1)
+            self.passes(seconds * share, "preparing")
+
+    def submit(self, tokenizes_s: float = 0.0) -> None:
         self.says("submitted", name="lm", steps=100)
         self.passes(4, "queued" if not self.attempt else "starting")
         self.says("preparing")
         self.passes(3, "queued" if not self.attempt else "starting")
-        self.lease(2, 10, "starting", "waiting" if self.attempt else "queued")
+        if tokenizes_s:
+            self.tokenizes(tokenizes_s)
+        leased = self.attempt or tokenizes_s
+        self.lease(2, 10, "starting", "waiting" if leased else "queued")
 
     def lease(self, wait_s: float, start_s: float, cause: str, waits: str = "waiting") -> None:
         self.says("waiting", min=1, max=1)
@@ -128,6 +141,16 @@ def test_a_run_without_trouble_loses_its_start_its_evaluations_its_saves_and_its
     assert (found.steps, found.queued_s, found.wall_s) == (60, pytest.approx(9), pytest.approx(46))
     assert found.goodput == pytest.approx(30 / 46)
     assert found.from_submission == pytest.approx(30 / 55)
+
+
+def test_text_that_is_tokenized_on_leased_workers_is_no_start() -> None:
+    story = Story(tokenizes_s=80)
+    story.steps(10)
+    story.ends()
+    found = story.account()
+    assert_true(found, story)
+    assert found.losses_s["preparing"] == pytest.approx(80)
+    assert found.losses_s["waiting"] == pytest.approx(4)
 
 
 def test_a_failure_costs_the_time_until_it_is_noticed_the_restart_and_the_steps_that_are_done_again() -> None:

@@ -15,7 +15,8 @@ from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import assemble, finish, start_program, tiny_job, write_corpus
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE
 from tests.train_jobs.tasks.test_custom_task import job as example_job
-from train_jobs.data.tokens import TokenStreams, prepare_tokens
+from train_jobs.data.token_streams import TokenStreams
+from train_jobs.data.tokens import prepare_tokens
 from train_jobs.tasks import make_task
 from train_jobs.tasks.weights import cast, once, tied_names
 

@@ -1,0 +1,152 @@
+"""From the parts of a corpus to its two token streams: what was done is kept, whatever ends it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cluster.config.sections.data import DataConfig
+from cluster.errors import RequestError, ShoalError
+from cluster.wording import counted, lasting
+from train_jobs.data.documents import CorpusPart, Document, document_of, held_out_of
+from train_jobs.data.token_streams import Encoded, StreamWriter, token_type
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
+_LOOK_S = 5.0
+"""After so many seconds it is known how long the rest will take."""
+LONG_S = 60.0
+"""More than so much is worth other nodes' help."""
+
+Tell = Callable[[str], None]
+"""Takes a sentence about how far something is."""
+
+
+Encode = Callable[[Sequence[CorpusPart], "PreTrainedTokenizerBase", int], Iterator[Encoded]]
+"""Encodes the parts from one on, in their order."""
+
+
+class LongWorkError(ShoalError):
+    """It takes more than a minute here, and others could help; what was done is kept."""
+
+    def __init__(self, rest_s: float) -> None:
+        self.rest_s = rest_s
+        super().__init__(f"tokenizing the rest takes about {lasting(rest_s)} on one machine")
+
+
+def encode_here(
+    parts: Sequence[CorpusPart], tokenizer: PreTrainedTokenizerBase, first: int
+) -> Iterator[Encoded]:
+    """Encode in this process, one part after another."""
+    for index in range(first, len(parts)):
+        yield from encode_part(index, parts[index], tokenizer)
+
+
+def encode_part(index: int, part: CorpusPart, tokenizer: PreTrainedTokenizerBase) -> Iterator[Encoded]:
+    """The documents of one part, some at a time.
+
+    Raises:
+        RequestError: it cannot be read, or a conversation does not fit the tokenizer's template.
+    """
+    kind, end = token_type(len(tokenizer)), tokenizer.eos_token_id
+    documents = (document_of(name, value, held_out=False) for name, value in part.texts())
+    batch = list(islice(documents, _BATCH))
+    while True:
+        following = list(islice(documents, _BATCH))
+        encoded = []
+        for document, tokens in zip(batch, _encoded(tokenizer, batch), strict=True):
+            ends = end is None or (document.chat is not None and tokens[-1:] == [end])
+            encoded.append(np.asarray(tokens if ends else [*tokens, end], dtype=kind))
+        lengths = np.asarray([len(each) for each in encoded], dtype=np.int64)
+        yield Encoded(index, np.concatenate([np.empty(0, kind), *encoded]), lengths, not following)
+        if not following:
+            return
+        batch = following
+
+
+def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) -> list[list[int]]:
+    # What looks like a special token in a text is text: a page about `<|endoftext|>` does not end there.
+    plain = [document.text for document in documents if document.chat is None]
+    as_text = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
+    encoded = tokenizer(plain, **as_text) if plain else {}
+    tokens = iter(encoded.get("input_ids", ()))
+    return [
+        next(tokens) if document.chat is None else _of_chat(tokenizer, document) for document in documents
+    ]
+
+
+def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
+    assert document.chat is not None, "it is a conversation"
+    if tokenizer.chat_template is None:
+        raise RequestError(
+            f"{document.name} holds a conversation, and the tokenizer has no chat template;"
+            " data.tokenizer, or model.directory, should name one that has"
+        )
+    chat: list[dict[str, Any]] = [dict(said) for said in document.chat]
+    try:
+        tokens: Any = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
+    except Exception as error:  # a template raises what it likes
+        raise RequestError(f"{document.name}: the tokenizer's chat template refuses it: {error}") from error
+    return list(tokens)
+
+
+def digest_of_parts(parts: Iterable[CorpusPart]) -> str:
+    """Of where they are and how large they are, without a look into them."""
+    named = json.dumps([(part.name, part.rows, part.size) for part in parts])
+    return hashlib.blake2b(named.encode(), digest_size=16).hexdigest()
+
+
+def write_streams(
+    data: DataConfig,
+    parts: Sequence[CorpusPart],
+    tokenizer: PreTrainedTokenizerBase,
+    writer: StreamWriter,
+    encode: Encode,
+    tell: Tell,
+    *,
+    hand_over: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Encode all parts that the writer has not yet.
+
+    Args:
+        tell: told again and again how far that is.
+        hand_over: it ends where it takes long and others could help.
+
+    Raises:
+        LongWorkError: it is handed over.
+        RequestError: a part cannot be read or encoded.
+    """
+    rows = [part.rows for part in parts]
+    first: tuple[float, int] | None = None
+    for encoded in encode(parts, tokenizer, writer.parts):
+        assert encoded.part == writer.parts, "parts come in their order"
+        apart = parts[encoded.part].apart
+        places = writer.documents + np.arange(len(encoded.lengths))
+        held_out = np.broadcast_to(held_out_of(data, places, apart=apart), places.shape)
+        writer.add(encoded, held_out)
+        done = sum(rows[: writer.parts]) + (0 if encoded.last else writer.of_part)
+        now = clock()
+        begun, before = first = first or (now, done)  # what starts for it is none of the work
+        took = now - begun
+        rest_s = took / max(1, done - before) * (sum(rows) - done)
+        tell(_how_far(writer, done / max(1, sum(rows)), rest_s if took >= _LOOK_S else None))
+        left = len(parts) - writer.parts
+        if hand_over and took >= _LOOK_S and rest_s > LONG_S and left > 1:
+            writer.keep()
+            raise LongWorkError(rest_s)
+
+
+def _how_far(writer: StreamWriter, share: float, rest_s: float | None) -> str:
+    so_far = f"tokenized {counted(writer.documents, 'document')}, {writer.tokens:,} tokens so far"
+    if rest_s is None or share >= 1:
+        return so_far
+    return f"{so_far} ({share:.0%}, about {lasting(rest_s)} left)"
