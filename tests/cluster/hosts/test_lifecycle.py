@@ -128,6 +128,7 @@ def test_an_interrupted_up_leaves_nothing(tmp_path: Path) -> None:
         assert files_of(name) == []
 
 
+@pytest.mark.slow
 def test_a_node_that_does_not_start_is_told_with_its_log_and_nothing_is_left(tmp_path: Path) -> None:
     name = unique_name()
     path = write_config(tmp_path, name, *ONE_NODE)
@@ -203,6 +204,7 @@ def test_a_cluster_beside_another_through_its_whole_life(
         assert before <= after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["dashboard", "gateway"])
 def test_a_configured_port_that_is_taken_starts_nothing(
     running_cluster: LiveCluster, tmp_path: Path, key: str

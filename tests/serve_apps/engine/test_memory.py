@@ -102,6 +102,7 @@ def test_the_torch_engine_refuses_before_it_loads(huge: Path) -> None:
     asker.close()
 
 
+@pytest.mark.slow
 def test_two_ranks_are_refused_together(huge: Path, start_replica: Callable[..., Any]) -> None:
     with pytest.raises(EngineError, match="a replica of 2 ranks"):
         start_replica(huge, extra={"start_timeout_s": 5.0})

@@ -103,6 +103,7 @@ def assert_document_holds(
             assert answers[path, 400] > 5, answers
 
 
+@pytest.mark.slow
 def test_no_answer_is_undocumented(tmp_path: Path) -> None:
     assert_document_holds(tmp_path, examples=3, without=ALIKE, only_deep=True)
 

@@ -55,7 +55,7 @@ UNUSED: dict[str, tuple[dict[str, Any], int]] = {
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("ddp", "fsdp") else pytest.mark.slow) for name in UNUSED]
+    "name", [pytest.param(name, marks=[] if name == "fsdp" else pytest.mark.slow) for name in UNUSED]
 )
 def test_a_parameter_without_gradient_is_no_reason_not_to_come_back(name: str, tmp_path: Path) -> None:
     parallel, world_size = UNUSED[name]

@@ -45,7 +45,7 @@ def whole(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]
     # A rounded gradient is off by 2^-11 (fp16) or 2^-8 (bf16) of itself; a matrix of low rank by much more,
     # which the next steps make up for.
     [
-        ({"compression": "fp16"}, 0.01),
+        pytest.param({"compression": "fp16"}, 0.01, marks=pytest.mark.slow),
         pytest.param({"compression": "bf16"}, 0.05, marks=pytest.mark.slow),
         (POWERSGD, 0.5),
     ],

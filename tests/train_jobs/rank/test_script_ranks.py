@@ -53,6 +53,7 @@ def run(server: Server, ranks: list[LocalWorker]) -> None:
         assert server.answer()["code"] == 0, [rank.error for rank in ranks]
 
 
+@pytest.mark.slow
 def test_steps_that_a_script_prints_are_steps_of_the_job(server: Server, tmp_path: Path) -> None:
     ranks = ranks_of(
         tmp_path,
