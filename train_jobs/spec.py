@@ -92,7 +92,12 @@ def command_digest(config: TrainJobConfig) -> str:
     return hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def given_env(config: TrainJobConfig) -> dict[str, str]:
+    """The variables that a job gives its processes. What is passed on is in the driver's own."""
+    return {name: value for name, value in config.env.items() if value is not None}
+
+
 def runtime_env_of(config: TrainJobConfig) -> dict[str, Any]:
-    """What a job's processes need beside Shoal, in Ray's words. What is passed on is in the driver's own."""
-    given = {name: value for name, value in config.env.items() if value is not None}
+    """What a job's processes need beside Shoal, in Ray's words."""
+    given = given_env(config)
     return ({"env_vars": given} if given else {}) | ({"pip": list(config.pip)} if config.pip else {})

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 
-def set_timeout(group: dist.ProcessGroup | None, timeout: timedelta) -> None:
-    """How long collectives of a group may take from now on; None is the default group."""
+def set_timeout(group: dist.ProcessGroup, timeout: timedelta) -> None:
+    """How long collectives of a group may take from now on."""
     distributed_c10d._set_pg_timeout(timeout, group)
 
 

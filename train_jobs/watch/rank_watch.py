@@ -76,7 +76,6 @@ class RankWatch:
         wrong = self._hangs.hang(now)
         if wrong is None:
             return
-        begun = self._hangs.collectives
         if self._process is None:
             raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
         if self._process.is_dead():
@@ -96,7 +95,7 @@ class RankWatch:
         self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
         if not self._await_death(self._process):
             state += f"; {_DEATH_S:.0f} s after it was killed it had not ended"
-        message = f"{wrong} ({state})"
+        message, begun = f"{wrong} ({state})", self._hangs.collectives
         raise RankError(
             self.rank, None, "Hang", message, trace, hung=True, collective=waits, collectives=begun
         )
