@@ -104,7 +104,13 @@ class StreamWriter:
 
     @property
     def tokens(self) -> int:
-        return sum(stream.tokens for stream in self._streams)
+        return sum(self.sizes)
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """How many tokens there are to train on, and held out."""
+        train, held_out = self._streams
+        return train.tokens, held_out.tokens
 
     def __enter__(self) -> StreamWriter:
         known = _noted(self._directory, self._origin) or {}

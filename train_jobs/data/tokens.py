@@ -120,7 +120,8 @@ def prepare_tokens(
         staged.rename(directory)  # whoever made it ended before the last word
     if tokens_are_there(config, directory):
         clear(directory)
-        _check_sizes(config, TokenStreams(directory))
+        streams = TokenStreams(directory)
+        _check_sizes(config, len(streams.train.tokens), len(streams.held_out.tokens))
         return False
     made_of, known = _made_of(config), _facts(directory)
     tell("reading the documents, and the tokenizer")
@@ -138,10 +139,11 @@ def prepare_tokens(
         except RequestError:
             writer.forget()  # whatever is mended now, the tokenizer's files too, counts the next time
             raise
+        # Before they count as made: what is too small now may have grown by the next time.
+        _check_sizes(config, *writer.sizes)
         content = writer.complete()
     facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
     (staged / FACTS).write_text(json.dumps(facts))
-    _check_sizes(config, TokenStreams(staged))
     # At no moment is neither of the two whole: a tokenizer that the job has trained must not be lost.
     before = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(before, ignore_errors=True)
@@ -191,8 +193,7 @@ def _facts(directory: Path) -> dict[str, Any] | None:
     return facts
 
 
-def _check_sizes(config: TrainJobConfig, streams: TokenStreams) -> None:
-    train, held_out = len(streams.train.tokens), len(streams.held_out.tokens)
+def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:
     needed = config.batch.global_size * config.data.sequence_length + 1
     if train < needed:
         raise RequestError(

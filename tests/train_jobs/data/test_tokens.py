@@ -68,6 +68,16 @@ def test_a_corpus_too_small_for_a_step_or_for_evaluation_is_refused(tmp_path: Pa
         prepare_tokens(tiny_job(corpus, data={"tokenizer": str(tmp_path)}), tmp_path / "c")
 
 
+def test_a_corpus_that_was_too_small_and_has_grown_is_read_again(tmp_path: Path) -> None:
+    config = tiny_job(write_corpus(tmp_path / "corpus.parquet", documents=3), batch={"global": 8})
+    for _ in range(2):
+        with pytest.raises(RequestError, match="no document to evaluate on"):
+            prepare_tokens(config, tmp_path / "data")
+    write_corpus(tmp_path / "corpus.parquet", documents=60)
+    streams = prepared(config, tmp_path / "data")
+    assert len(streams.train.starts) + len(streams.held_out.starts) == 60
+
+
 def other_corpus(path: Path) -> Path:
     """More of the same words, in another column."""
     table = pq.read_table(write_corpus(path, documents=40))
