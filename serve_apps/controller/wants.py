@@ -72,9 +72,10 @@ class Wants:
         if side == 0 or side != self._side:
             self._side, self._since, self._bound = side, now, ask
         self._bound = min(self._bound, ask) if side > 0 else max(self._bound, ask)
-        lasted = now - self._since if self._since is not None else 0.0
-        if side and lasted >= (targets.upscale_delay_s if side > 0 else targets.downscale_delay_s):
-            if self._bound == 0 and lasted < targets.idle_s:
+        delay_s = targets.upscale_delay_s if side > 0 else targets.downscale_delay_s
+        # Sums, as of who looks again at since + delay: a difference may be rounded to less.
+        if side and self._since is not None and now >= self._since + delay_s:
+            if self._bound == 0 and now < self._since + targets.idle_s:
                 self.want = 1
             else:
                 self.want = self._bound

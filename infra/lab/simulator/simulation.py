@@ -160,7 +160,8 @@ class Simulation:
         for name, run in self._active.items():
             if run.gangs:
                 running.append(run)
-                if self.policy.elastic and run.job.elastic and now - run.changed_at < rules.settle_s:
+                # The sum that is waited for below: a difference may be rounded to less, for ever.
+                if self.policy.elastic and run.job.elastic and now < run.changed_at + rules.settle_s:
                     settling.append(name)
             else:
                 waiting.append(run)

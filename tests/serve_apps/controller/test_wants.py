@@ -44,6 +44,13 @@ def test_a_load_must_last_before_a_replica_is_added() -> None:
     assert run(wants(), [(0, 9), (1, 9), (1.9, 9), (2, 9), (3, 9)]) == [1, 1, 1, 3, 3]
 
 
+@given(st.floats(0, 1e9), st.floats(0, 3600))
+def test_who_looks_again_when_the_delay_is_over_is_not_too_early(began: float, delay_s: float) -> None:
+    assert run(wants(up_s=delay_s), [(began, 9), (began + delay_s, 9)])[1] == 3
+    down = wants(up_s=0, down_s=delay_s)
+    assert run(down, [(began, 9), (began, 0), (began + delay_s, 0)])[-1] == 1
+
+
 def test_a_gap_in_the_load_starts_the_delay_again() -> None:
     assert run(wants(), [(0, 9), (1, 4), (2, 9), (3, 9), (4, 9)]) == [1, 1, 1, 1, 3]
 

@@ -227,6 +227,15 @@ def test_a_job_that_can_never_run_is_refused_before_anything_is_simulated() -> N
         simulate(QUEUE, "fixed", devices=8, node_devices=1, serving=1, apps=[app([1], fewest=2, most=2)])
 
 
+@pytest.mark.parametrize("tenths", range(120, 140))
+def test_time_goes_on_however_a_moment_is_rounded(tenths: int) -> None:
+    at = tenths / 10  # (12.3 + 20) - 12.3 is less than 20
+    elastic, other = Job("elastic", at, 900, 1, 2, 1, 4), Job("other", at + 5, 9, 1)
+    outcome = simulate([elastic, other], "shoal", devices=12, rules=Rules(settle_s=20))
+    assert outcome.decisions == 5
+    assert [run.finished_at for run in outcome.runs] == pytest.approx([at + 450, at + 14])
+
+
 def test_the_same_seed_gives_the_same_outcome() -> None:
     rules = Rules(node_mtbf_s=300, repair_s=60)
     first, second, other = (times(simulate([LONG], "shoal", 2, rules=rules, seed=seed)) for seed in (1, 1, 2))
