@@ -69,10 +69,10 @@ def test_keys_are_long_new_each_time_and_known_by_their_digest() -> None:
         "Bearer",
         "Bearer ",
         "Bearer wrong",
-        f"Basic {KEY}",
-        KEY,
-        f"Bearer {KEY}x",
-        f"Bearer {KEY[:-1]}",
+        pytest.param(f"Basic {KEY}", id="another scheme"),
+        pytest.param(KEY, id="no scheme"),
+        pytest.param(f"Bearer {KEY}x", id="too long"),
+        pytest.param(f"Bearer {KEY[:-1]}", id="too short"),
     ],
 )
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings", "/v1/models", "/tokenize"])

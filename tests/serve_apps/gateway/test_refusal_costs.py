@@ -80,7 +80,9 @@ RESPONSES, ANTHROPIC = "/v1/responses", "/v1/messages"
 
 
 def fields(kind: Any) -> list[str]:
-    return [*kind.model_fields, *getattr(kind, "NEUTRAL", ()), *getattr(kind, "IGNORED", ()), "unknown"]
+    """In an order that does not change from run to run."""
+    more = {*getattr(kind, "NEUTRAL", ()), *getattr(kind, "IGNORED", ())}
+    return [*kind.model_fields, *sorted(more), "unknown"]
 
 
 def templates() -> list[tuple[str, str, str]]:
