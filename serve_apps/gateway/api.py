@@ -127,7 +127,7 @@ class _Api(FastAPI):
             self.openapi_schema = openapi_document(
                 self,
                 _BODIES,
-                (CompletionChunk, ChatChunk, ResponsesEvent, MessagesEvent),
+                (CompletionChunk, ChatChunk, ResponsesEvent, MessagesEvent, ErrorAnswer, MessagesErrorAnswer),
                 ignore_unknown=self.service.options.ignore_unknown,
             )
         return self.openapi_schema

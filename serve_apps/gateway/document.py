@@ -37,8 +37,12 @@ _SCHEME = "bearer"
 
 
 def refusals(statuses: Iterable[int], error: type[Any] = ErrorAnswer) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route that can answer with these errors."""
-    return {status: {"model": error, "description": _SAYS[status]} for status in statuses}
+    """The `responses` of a route that can answer with these errors.
+
+    By reference: of a model FastAPI makes a validator for each route and status, and none is used.
+    """
+    content = {"application/json": {"schema": {"$ref": _SCHEMAS.format(model=error.__name__)}}}
+    return {status: {"content": content, "description": _SAYS[status]} for status in statuses}
 
 
 def body_of(kind: type[BaseModel]) -> dict[str, Any]:
@@ -82,11 +86,12 @@ def metrics_page() -> dict[int | str, dict[str, Any]]:
 
 
 def openapi_document(
-    api: FastAPI, bodies: Iterable[type[BaseModel]], chunks: Iterable[type[Any]], *, ignore_unknown: bool
+    api: FastAPI, bodies: Iterable[type[BaseModel]], answers: Iterable[type[Any]], *, ignore_unknown: bool
 ) -> dict[str, Any]:
-    """The document of an API whose POST routes take these bodies, and stream these chunks.
+    """The document of an API whose POST routes take these bodies.
 
     Args:
+        answers: what is answered besides the routes' models: the parts of streams, and errors.
         ignore_unknown: bodies may have fields that nobody knows.
     """
     document = get_openapi(title=api.title, version=api.version, summary=api.summary, routes=api.routes)
@@ -94,7 +99,7 @@ def openapi_document(
     schemas = components.setdefault("schemas", {})
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
-    for kind in (*bodies, *chunks):
+    for kind in (*bodies, *answers):
         schema = TypeAdapter(kind).json_schema(ref_template=_SCHEMAS)
         schemas.update(schema.pop("$defs", {}))
         schema["properties"].update(_without_effect(kind))
