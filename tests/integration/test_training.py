@@ -118,6 +118,7 @@ def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbe
     assert AutoModelForCausalLM.from_pretrained(published).config.vocab_size == 300
 
 
+@pytest.mark.slow
 def test_data_that_turns_out_broken_is_a_wrong_request_and_takes_no_worker(jobs: JobFile) -> None:
     code, result = jobs.train("unreadable")
     assert (code, result["status"], result["attempts"]) == (2, "failed", 0)

@@ -229,6 +229,7 @@ def test_an_app_that_runs_as_the_config_says_is_left_alone(served: Served) -> No
     assert served.answering() == before
 
 
+@pytest.mark.slow
 def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(served: Served) -> None:
     assert served.replicas() == 1
     generated = []

@@ -243,6 +243,7 @@ def stragglers(corpus: Path, run: Path, strategy: str, steps: int, first: int, l
     return [line for line in said if line["rank"] == 1]
 
 
+@pytest.mark.slow
 def test_a_slow_rank_is_named_within_twenty_steps(corpus: Path, tmp_path: Path) -> None:
     event, *_ = stragglers(corpus, tmp_path, "fsdp", 34, 14, 34)
     assert event["kind"] == "straggler"

@@ -122,6 +122,7 @@ print(size, peak_of(lambda: load_together(runner, directory, None)),
 """
 
 
+@pytest.mark.slow
 def test_no_second_copy_is_loaded_beside_the_model(tmp_path: Path) -> None:
     root = Path(__file__).parents[3]
     command = [sys.executable, "-c", METER, str(tmp_path / "model")]

@@ -85,7 +85,7 @@ def spoil(path: Path, how: str, chance: random.Random) -> None:
 @pytest.mark.parametrize(
     ("asynchronous", "tries"),
     [
-        (False, 20),
+        (False, 10),
         *(pytest.param(asynchronous, 200, marks=pytest.mark.slow) for asynchronous in (False, True)),
     ],
 )

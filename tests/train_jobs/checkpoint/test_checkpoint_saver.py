@@ -178,7 +178,7 @@ def save_while_stepping(config_json: str, run: str, device: str) -> None:
 @pytest.mark.parametrize(
     ("strategy", "device"),
     [
-        ("ddp", "cpu"),
+        pytest.param("ddp", "cpu", marks=pytest.mark.slow),
         pytest.param("ddp", "gpu", marks=pytest.mark.slow),
         pytest.param("zero1", "cpu", marks=pytest.mark.slow),
         ("zero1", "gpu"),

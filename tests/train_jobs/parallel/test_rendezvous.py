@@ -80,6 +80,7 @@ def test_a_store_listens_on_its_own_address_only() -> None:
     assert listening.returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
 def test_ranks_of_two_hosts_meet_though_each_host_calls_itself_by_a_loopback_address(tmp_path: Path) -> None:
     with Network(2, tmp_path) as hosts:

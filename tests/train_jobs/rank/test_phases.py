@@ -81,6 +81,7 @@ def test_the_others_wait_for_rank_0_where_it_works_alone(
     assert (tmp_path / "export" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_the_others_wait_for_rank_0_while_it_looks_for_checkpoints(corpus: Path, tmp_path: Path) -> None:
     config = job(corpus, checkpoint={"every_steps": 4, "keep": 1})
     trained(config, tmp_path, 1, "nowhere")

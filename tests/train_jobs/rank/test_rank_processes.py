@@ -148,6 +148,7 @@ def start(server: Server, ranks: list[LocalWorker]) -> list[int]:
     return [server.fork(index, RankLink(rank).at) for index, rank in enumerate(ranks)]
 
 
+@pytest.mark.slow
 def test_forked_ranks_train_to_the_end_and_say_so(server: Server, tmp_path: Path) -> None:
     ranks = workers(tmp_path)
     start(server, ranks)

@@ -148,6 +148,7 @@ def test_without_progress_nobody_knows_how_long_a_script_may_be_silent(
 THREE = HANGS.replace("get_rank() == 1", "get_rank() == 2")
 
 
+@pytest.mark.slow
 def test_who_waits_beside_rank_0_for_one_that_hangs_is_not_taken_for_a_cause(
     server: Server, tmp_path: Path
 ) -> None:

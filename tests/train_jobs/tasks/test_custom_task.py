@@ -66,6 +66,7 @@ def test_the_example_is_short_and_trains_alike_under_any_strategy(tmp_path: Path
         assert one["perplexity"] > 1
 
 
+@pytest.mark.slow
 def test_a_task_that_builds_on_meta_trains_as_if_it_did_not(tmp_path: Path) -> None:
     own = EXAMPLE.replace("class Task:\n", "class Task:\n    builds_on_meta = True\n")
     assert own != EXAMPLE
