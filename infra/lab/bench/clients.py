@@ -20,13 +20,14 @@ class TimedAnswer:
 
     Attributes:
         first: when its first token was here.
-        replica: who answered it, as the answer says.
+        replica: who answered it, as the answer says; None where it had begun before that was known, with
+            comments for who waits.
     """
 
     sent: float
     first: float
     ended: float
-    replica: str
+    replica: str | None
     tokens: int
 
 
@@ -59,7 +60,8 @@ class SteadyLoad:
 
     Attributes:
         answers, failures: in the order of their ends.
-        first_tokens: when a token came and by which replica: of each request the first, at once.
+        first_tokens: when a token came and by which replica: of each request the first, at once; of those
+            whose replica is known.
     """
 
     def __init__(
@@ -151,7 +153,7 @@ class SteadyLoad:
                 reason = _reason(body)
                 shown = body.decode(errors="replace") if reason is None else reason
                 raise _FailedError(f"{answer.status_code}: {shown}", answer.status_code, reason is not None)
-            replica = answer.headers["x-shoal-replica"]
+            replica = answer.headers.get("x-shoal-replica")
             for line in answer.iter_lines():
                 if not line.startswith("data: "):
                     continue
@@ -163,7 +165,8 @@ class SteadyLoad:
                     raise _FailedError(f"the stream broke off: {event['error']['message']}", 200, told=True)
                 if event["choices"] and not first:
                     first = time.time()
-                    self.first_tokens.append((first, replica))
+                    if replica is not None:
+                        self.first_tokens.append((first, replica))
                 if event.get("usage"):
                     tokens = event["usage"]["completion_tokens"]
         if not whole or not first:

@@ -85,12 +85,13 @@ def granted(
 def answering_s(answers: Iterable[TimedAnswer], since: float, until: float) -> float:
     """For how long replicas had a request in flight, in seconds, all replicas together.
 
-    A request counts for the replica that answered it, from when it was sent to the end of its answer.
+    A request counts for the replica that answered it, from when it was sent to the end of its answer; one of
+    which that is not known has waited, and counts for none.
     """
     spans: dict[str, list[tuple[float, float]]] = {}
     for answer in answers:
         began, ended = max(since, answer.sent), min(until, answer.ended)
-        if ended > began:
+        if answer.replica is not None and ended > began:
             spans.setdefault(answer.replica, []).append((began, ended))
     seconds = 0.0
     for each in spans.values():

@@ -179,3 +179,24 @@ def test_what_is_no_whole_answer_has_failed(
     assert words in failure.reason
     assert (failure.told, failure.status) == (told, status)
     assert load.answers == []
+
+
+def waits_first(handler: Handler) -> None:
+    """As the gateway does for who waits long: the answer begins before anybody has it."""
+    handler.send_response(200)
+    handler.send_header("content-type", "text/event-stream")
+    handler.end_headers()
+    handler.wfile.write(b": waiting\n\n")
+    handler.wfile.flush()
+    handler.event({"choices": [{"text": "a"}]})
+    handler.event({"choices": [], "usage": {"completion_tokens": 1}})
+    handler.event("[DONE]")
+
+
+def test_an_answer_that_begins_before_its_replica_is_known_is_one() -> None:
+    with serving(waits_first) as (_, url), SteadyLoad(url, "chat", "hi", clients=1) as load:
+        load.level = 1
+        until(lambda: load.answers or load.failures)
+    assert not load.failures
+    assert (load.answers[0].replica, load.answers[0].tokens) == (None, 1)
+    assert not load.first_tokens, "nobody knows whose they are"
