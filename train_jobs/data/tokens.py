@@ -144,7 +144,12 @@ def prepare_tokens(
         content = writer.complete()
     facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
     (staged / FACTS).write_text(json.dumps(facts))
-    # At no moment is neither of the two whole: a tokenizer that the job has trained must not be lost.
+    _put_in_place(staged, directory)
+    return True
+
+
+def _put_in_place(staged: Path, directory: Path) -> None:
+    """At no moment is neither of the two whole: a tokenizer that the job has trained must not be lost."""
     before = directory.with_name(f".{directory.name}.old")
     shutil.rmtree(before, ignore_errors=True)
     if directory.exists():
@@ -152,7 +157,6 @@ def prepare_tokens(
     staged.rename(directory)
     clear(directory)
     shutil.rmtree(before, ignore_errors=True)
-    return True
 
 
 def _origin(config: TrainJobConfig) -> str | int:

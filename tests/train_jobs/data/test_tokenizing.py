@@ -43,6 +43,12 @@ def corpus(path: Path, groups: int = GROUPS) -> Path:
     return path
 
 
+@pytest.fixture
+def noted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How far it is stands in the note after every batch."""
+    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
+
+
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> TrainJobConfig:
     return tiny_job(corpus(tmp_path_factory.mktemp("corpus") / "corpus.parquet"))
@@ -75,11 +81,11 @@ def cut_off_after(count: int, firsts: list[int]) -> Callable[..., Iterator[Encod
 
 
 @pytest.mark.parametrize("batch", [3, 256])
+@pytest.mark.usefixtures("noted_at_once")
 def test_work_that_is_cut_off_goes_on_with_the_part_where_it_was(
     batch: int, config: TrainJobConfig, whole: TokenStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tokenizing, "_BATCH", batch)
-    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
     firsts: list[int] = []
     for _ in range(40):
         try:
@@ -113,23 +119,20 @@ def half_done(config: TrainJobConfig, directory: Path) -> Path:
         lambda staged: (staged / "train.npy").write_bytes(b"half"),
     ],
 )
+@pytest.mark.usefixtures("noted_at_once")
 def test_what_was_done_counts_only_where_all_of_it_is_there(
     harm: Callable[[Path], object],
     config: TrainJobConfig,
     whole: TokenStreams,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
     harm(half_done(config, tmp_path / "data"))
     assert prepare_tokens(config, tmp_path / "data")
     assert_same(TokenStreams(tmp_path / "data"), whole)
 
 
-def test_what_was_done_of_other_documents_does_not_count(
-    config: TrainJobConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
+@pytest.mark.usefixtures("noted_at_once")
+def test_what_was_done_of_other_documents_does_not_count(config: TrainJobConfig, tmp_path: Path) -> None:
     path = corpus(tmp_path / "corpus.parquet")
     mine = tiny_job(path)
     half_done(mine, tmp_path / "data")
@@ -144,14 +147,14 @@ def test_what_was_done_of_other_documents_does_not_count(
     assert firsts == [0, 0]
 
 
-@pytest.mark.parametrize("where", ["_check_sizes", "clear", "StreamWriter.complete"])
+@pytest.mark.parametrize("where", ["_check_sizes", "StreamWriter.complete", "_put_in_place", "clear"])
+@pytest.mark.usefixtures("noted_at_once")
 def test_a_kill_at_the_very_end_loses_nothing(
     where: str, config: TrainJobConfig, whole: TokenStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def cut_off(*_: object) -> None:
         raise CutOffError
 
-    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
     with monkeypatch.context() as patched:
         patched.setattr(f"train_jobs.data.tokens.{where}", cut_off)
         with pytest.raises(CutOffError):
@@ -181,14 +184,13 @@ def test_what_is_mended_after_a_refusal_counts(
 
 
 @pytest.mark.parametrize("other", [{"model": {"vocab_size": 280}}, {"data": {"tokenizer": "own"}}])
+@pytest.mark.usefixtures("noted_at_once")
 def test_what_was_done_with_another_tokenizer_does_not_count(
     other: dict[str, Any],
     config: TrainJobConfig,
     whole: TokenStreams,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("train_jobs.data.token_streams._KEEP_S", 0.0)
     own = tmp_path / "own"
     shutil.copytree(whole.tokenizer_directory, own)
     source, firsts = Path(str(config.data.source)), list[int]()

@@ -11,7 +11,7 @@ from tests.infra.lab.bench.logs import APP, JOB, at, lease, node
 NODES = [node(0, "n", 2), node(0, "m", 2), node(0, "head", 0)]
 
 
-def answer(replica: str, sent: float, ended: float) -> TimedAnswer:
+def answer(replica: str | None, sent: float, ended: float) -> TimedAnswer:
     return TimedAnswer(at(sent), at(sent), at(ended), replica, 1)
 
 
@@ -70,6 +70,7 @@ def test_a_replica_answers_while_any_request_of_it_is_in_flight() -> None:
         answer("b", 2, 3),
         answer("a", 8, 12),  # goes on after the end
         answer("b", -5, 1),  # began before
+        answer(None, 4, 9),  # nobody knows whose it was
     ]
     assert answering_s(answers, at(0), at(10)) == pytest.approx(4 + 1 + 2 + 1)
     assert answering_s([], at(0), at(10)) == 0
