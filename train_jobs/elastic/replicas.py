@@ -247,9 +247,7 @@ class ReplicaQuorum:
         """Whether the device has confirmed the step on all ranks of this group."""
         came = self._exchange.came_through()
         if dist.get_world_size() > 1:
-            lost = torch.tensor(
-                [float(not came)]
-            )  # on the CPU: no other operation of the device is waited for
+            lost = torch.tensor([float(not came)])  # on the CPU, where it waits for nothing of the device
             dist.all_reduce(lost, op=dist.ReduceOp.MAX)
             came = not lost.item()
         return came
