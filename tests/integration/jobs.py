@@ -72,6 +72,13 @@ def job_file(live: LiveCluster, directory: Path, jobs: dict[str, dict[str, Any]]
     return JobFile(live, path)
 
 
+def stop_what_runs(jobs: JobFile) -> None:
+    """Stop the jobs that a failed test has left: the next ones need what they hold."""
+    for run in (Path(jobs.live.record.storage) / "jobs").iterdir():
+        if not events(run, "finished"):
+            jobs.shoal("stop", run.name)
+
+
 def events(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [event for event in _documents(run / "events.jsonl") if kind in (None, event["kind"])]
 

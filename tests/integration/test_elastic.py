@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import signal
 import statistics
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.integration.jobs import (
     finished,
     job_file,
     metrics,
+    stop_what_runs,
     wait_until,
 )
 from tests.train_jobs.ranks import merged, write_corpus
@@ -114,6 +114,12 @@ def jobs(live: LiveCluster, tmp_path_factory: pytest.TempPathFactory) -> JobFile
             "short": merged(job, {"workers": {"min": 2, "max": 2}, "steps": 20}),
         },
     )
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left(jobs: JobFile) -> Iterator[None]:
+    yield
+    stop_what_runs(jobs)
 
 
 def replica(live: LiveCluster, name: str, node: str = "", cpus: int = 1) -> AbstractContextManager[None]:
@@ -227,14 +233,14 @@ def test_a_group_that_dies_as_it_starts_is_tried_less_and_less_often_while_other
 def test_a_group_that_does_not_leave_in_time_is_taken_down(jobs: JobFile) -> None:
     run = jobs.submit("groups")
     at_world_size(run, 3)
-    for started in events(run, "started"):
-        psutil.Process(started["ranks"][0]["pid"]).send_signal(signal.SIGSTOP)
+    ranks = [psutil.Process(started["ranks"][0]["pid"]) for started in events(run, "started")]
+    for rank in ranks:
+        rank.suspend()
     short = jobs.submit("short")
     wait_until(lambda: events(run, "reclaimed"), "the end of a group that does not move")
-    for started in events(run, "started"):
-        process = psutil.Process(started["ranks"][0]["pid"])
-        if process.is_running():
-            process.send_signal(signal.SIGCONT)
+    for rank in ranks:
+        with suppress(psutil.NoSuchProcess):  # of that group
+            rank.resume()
     assert finished(short)["status"] == "succeeded"
     stop(jobs, run)
 
