@@ -101,7 +101,7 @@ class LineWriter:
             last, begun = self._taken, self._begun
 
             def done() -> bool:
-                return not any(row and row[0][0] <= last for row in self._unwritten.values())
+                return self._is_written(last)
 
             def failed() -> bool:
                 # A try that had begun before tells of the storage as it was then.
@@ -110,12 +110,23 @@ class LineWriter:
             self._changed.wait_for(lambda: done() or failed(), timeout_s)
             return done()
 
+    def answered(self, timeout_s: float) -> bool:
+        """Wait until all that was added is written, or the storage is failing; whether it is written."""
+        with self._changed:
+            last = self._taken
+            self._changed.wait_for(lambda: self.trouble is not None or self._is_written(last), timeout_s)
+            return self._is_written(last)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is left, if the storage answers in time."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout_s)
+
+    def _is_written(self, last: int) -> bool:
+        """Whether the line of this number is written, and all before it."""
+        return not any(row and row[0][0] <= last for row in self._unwritten.values())
 
     # -- the thread -------------------------------------------------------------------------------------
 

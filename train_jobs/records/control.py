@@ -15,8 +15,8 @@ from cluster.files.storage import Storage
 from cluster.files.time_limit import within
 from train_jobs.records.run_log import MetricKey, RunLog, metric_key, node_of, now, read_events
 
-_PATIENCE_S = 2.0
-"""What an answer waits for the storage to have taken its line, while the storage answers."""
+PATIENCE_S = 2.0
+"""What an answer waits for a storage that says nothing to have taken its line."""
 _LAST_S = 30.0
 _READ_S = 10.0
 SAVES_FOR_S = 2.0
@@ -90,7 +90,7 @@ class JobControl:
     def _settle(self) -> None:
         """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
         if self.log.appends:
-            written = self.log.wait(0.0 if self._trouble else _PATIENCE_S)
+            written = self.log.wait_unless_failing(0.0 if self._trouble else PATIENCE_S)
         else:
             written = self.log.trouble is None
         if not written and not self._trouble:

@@ -173,6 +173,21 @@ def test_whoever_is_impatient_hears_of_the_first_failure(
     assert writer.trouble is None
 
 
+def test_who_waits_for_an_answer_waits_for_no_storage_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").mkdir()
+    writer = LineWriter(Storage(tmp_path))
+    for number in range(3):
+        writer.add("log", lines(number))
+        began = time.monotonic()
+        assert not writer.answered(60.0)
+        assert time.monotonic() - began < line_writer.RETRY_S / 2
+    (tmp_path / "log.jsonl").rmdir()
+    assert writer.written(10.0)
+    writer.add("log", lines(3))
+    assert writer.answered(10.0)
+    assert numbers(Storage(tmp_path)) == [0, 1, 2, 3]
+
+
 def test_a_failure_that_began_before_is_not_what_the_impatient_hear_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

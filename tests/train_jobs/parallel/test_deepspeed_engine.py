@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_its_model_is_exported(
         {"zero_optimization": {"stage": stage}},
         steps=40,
         checkpoint={"every_steps": 3},
-        evaluate={"every_steps": None},
+        evaluate={"every_steps": 40},
     )
     run = goes_on_bit_for_bit(config, tmp_path)
     evaluation = [line for line in reports(run) if line.get("kind") == "evaluated"][-1]

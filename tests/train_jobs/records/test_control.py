@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.files.storage import Storage
-from train_jobs.records.control import SAVES_FOR_S, JobControl
+from train_jobs.records.control import PATIENCE_S, SAVES_FOR_S, JobControl
 from train_jobs.records.run_log import METRICS, read_all_metrics, read_metrics
 
 
@@ -45,6 +46,21 @@ def test_a_step_that_the_leader_died_with_is_logged_when_another_says_it(
     control.metric(line(8))  # by the next leader, which did it too and could not know whether it was said
     control.metric(line(9))
     assert [step for _, step, _ in logged(tmp_path)] == [7, 8, 9]
+
+
+def test_no_step_waits_for_a_storage_that_fails(control: JobControl, tmp_path: Path) -> None:
+    control.metric(line(1))
+    file = tmp_path / "run" / f"{METRICS}.jsonl"
+    file.rename(file.with_suffix(".away"))
+    file.mkdir()
+    began = time.monotonic()
+    for step in (2, 3, 4):
+        control.metric(line(step))
+    assert time.monotonic() - began < PATIENCE_S / 2
+    file.rmdir()
+    file.with_suffix(".away").rename(file)
+    assert control.log.wait(10.0)
+    assert [step for _, step, _ in logged(tmp_path)] == [1, 2, 3, 4]
 
 
 def test_a_step_of_another_attempt_is_logged_again_though_its_loss_is_the_same(
