@@ -10,7 +10,7 @@ import json
 import threading
 import uuid
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -95,27 +95,13 @@ class LineWriter:
         Args:
             patient: wait on where the storage fails, until it does not.
         """
-        with self._changed:
-            self._soon = True
-            self._changed.notify_all()
-            last, begun = self._taken, self._begun
-
-            def done() -> bool:
-                return self._is_written(last)
-
-            def failed() -> bool:
-                # A try that had begun before tells of the storage as it was then.
-                return not patient and self.trouble is not None and self._ended > begun
-
-            self._changed.wait_for(lambda: done() or failed(), timeout_s)
-            return done()
+        begun = self._begun
+        # A try that had begun before tells of the storage as it was then.
+        return self._wait(timeout_s, lambda: not patient and self.trouble is not None and self._ended > begun)
 
     def answered(self, timeout_s: float) -> bool:
         """Wait until all that was added is written, or the storage is failing; whether it is written."""
-        with self._changed:
-            last = self._taken
-            self._changed.wait_for(lambda: self.trouble is not None or self._is_written(last), timeout_s)
-            return self._is_written(last)
+        return self._wait(timeout_s, lambda: self.trouble is not None)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Write what is left, if the storage answers in time."""
@@ -124,9 +110,18 @@ class LineWriter:
             self._changed.notify_all()
         self._thread.join(timeout_s)
 
-    def _is_written(self, last: int) -> bool:
-        """Whether the line of this number is written, and all before it."""
-        return not any(row and row[0][0] <= last for row in self._unwritten.values())
+    def _wait(self, timeout_s: float, given_up: Callable[[], bool]) -> bool:
+        """Wait until all that was added so far is written; whether it is, when nobody waits any more."""
+        with self._changed:
+            self._soon = True
+            self._changed.notify_all()
+            last = self._taken
+
+            def done() -> bool:
+                return not any(row and row[0][0] <= last for row in self._unwritten.values())
+
+            self._changed.wait_for(lambda: done() or given_up(), timeout_s)
+            return done()
 
     # -- the thread -------------------------------------------------------------------------------------
 

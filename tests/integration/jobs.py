@@ -74,7 +74,7 @@ def job_file(live: LiveCluster, directory: Path, jobs: dict[str, dict[str, Any]]
 
 def stop_what_runs(jobs: JobFile) -> None:
     """Stop the jobs that a failed test has left: the next ones need what they hold."""
-    for run in (Path(jobs.live.record.storage) / "jobs").iterdir():
+    for run in (Path(jobs.live.record.storage) / "jobs").glob("*"):
         if not events(run, "finished"):
             jobs.shoal("stop", run.name)
 

@@ -90,7 +90,7 @@ class JobControl:
     def _settle(self) -> None:
         """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
         if self.log.appends:
-            written = self.log.wait_unless_failing(0.0 if self._trouble else PATIENCE_S)
+            written = self.log.answered(0.0 if self._trouble else PATIENCE_S)
         else:
             written = self.log.trouble is None
         if not written and not self._trouble:

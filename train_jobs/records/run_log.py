@@ -60,8 +60,8 @@ class RunLog:
         """Wait until all is written, however often the storage fails; whether that was so in time."""
         return self._writer.written(timeout_s)
 
-    def wait_unless_failing(self, timeout_s: float) -> bool:
-        """Wait until all is written, for as long as the storage does not fail; whether it is written."""
+    def answered(self, timeout_s: float) -> bool:
+        """Wait until all is written, or the storage is failing; whether it is written."""
         return self._writer.answered(timeout_s)
 
     def close(self) -> None:

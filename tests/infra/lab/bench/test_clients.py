@@ -32,10 +32,11 @@ class Handler(BaseHTTPRequestHandler):
         self.server.answering(self)
         self.end()
 
-    def begin(self) -> None:
+    def begin(self, replica: str | None = "r1") -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
-        self.send_header("x-shoal-replica", "r1")
+        if replica is not None:
+            self.send_header("x-shoal-replica", replica)
         self.end_headers()
 
     def event(self, document: Any) -> None:
@@ -183,9 +184,7 @@ def test_what_is_no_whole_answer_has_failed(
 
 def waits_first(handler: Handler) -> None:
     """As the gateway does for who waits long: the answer begins before anybody has it."""
-    handler.send_response(200)
-    handler.send_header("content-type", "text/event-stream")
-    handler.end_headers()
+    handler.begin(replica=None)
     handler.wfile.write(b": waiting\n\n")
     handler.wfile.flush()
     handler.event({"choices": [{"text": "a"}]})
