@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -57,15 +57,45 @@ def faltering(port: int) -> Iterator[tuple[int, list[str]]]:
     refused: list[str] = []
     seen: set[str] = set()
 
+    def is_new(request: str) -> bool:
+        if request in seen:
+            return False
+        seen.add(request)
+        refused.append(request)
+        return True
+
+    with _before(port, is_new) as front:
+        yield front, refused
+
+
+@contextmanager
+def late(port: int, part: str, seconds: float) -> Iterator[tuple[int, threading.Event]]:
+    """A port behind which what is written to paths with this part in them comes late, while it is asked for.
+
+    Yields:
+        the port, and what is set to ask for it.
+    """
+    asked = threading.Event()
+
+    def wait(request: str) -> bool:
+        if asked.is_set() and request.startswith("PUT") and part in request:
+            time.sleep(seconds)
+        return False
+
+    with _before(port, wait) as front:
+        yield front, asked
+
+
+@contextmanager
+def _before(port: int, turns_away: Callable[[str], bool]) -> Iterator[int]:
+    """A port that hands requests on to the server, but those that are turned away (method and path)."""
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def handle_any(self) -> None:
             body = self._body()
-            request = f"{self.command} {self.path}"
-            if request not in seen:
-                seen.add(request)
-                refused.append(request)
+            if turns_away(f"{self.command} {self.path}"):
                 self._answer(503, {}, b"<Error><Code>SlowDown</Code><Message>later</Message></Error>")
                 return
             upstream = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
@@ -107,7 +137,7 @@ def faltering(port: int) -> Iterator[tuple[int, list[str]]]:
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
-        yield server.server_address[1], refused
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()

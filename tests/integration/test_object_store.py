@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from cluster.files.storage import Storage
 from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JOB, TIMEOUT_S, JobFile, job_file, wait_until
-from tests.object_store import CREDENTIALS, object_store, uri
+from tests.object_store import CREDENTIALS, late, object_store, uri
 from tests.train_jobs.ranks import merged, write_corpus
 from train_jobs.records.run_log import read_events, read_metrics
 
@@ -23,11 +24,18 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def storage() -> Iterator[Storage]:
-    with pytest.MonkeyPatch.context() as patch, object_store() as port:
+def behind() -> Iterator[tuple[int, threading.Event]]:
+    """The port of a store, and what is set to have it take the events of runs late."""
+    with object_store() as port, late(port, "/events/", 10.0) as (front, asked):
+        yield front, asked
+
+
+@pytest.fixture(scope="module")
+def storage(behind: tuple[int, threading.Event]) -> Iterator[Storage]:
+    with pytest.MonkeyPatch.context() as patch:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
-        yield Storage(uri(port, "cluster"))
+        yield Storage(uri(behind[0], "cluster"))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +107,19 @@ def test_its_model_and_checkpoints_are_used_like_any_other(
 
     refused = jobs.shoal("resume", result["job"], "--set", "steps=none")
     assert (refused.returncode, "--set: train_jobs.tiny.steps: should be" in refused.stderr) == (2, True)
-    resumed = json.loads(jobs.shoal("resume", result["job"], "--set", "steps=305", "--json").stdout)
+
+
+def test_a_new_model_is_published_though_the_store_takes_what_is_logged_of_it_late(
+    jobs: JobFile, killed: tuple[Storage, dict[str, Any]], behind: tuple[int, threading.Event]
+) -> None:
+    _, result = killed
+    behind[1].set()
+    try:
+        done = jobs.shoal("resume", result["job"], "--set", "steps=305", "--json")
+    finally:
+        behind[1].clear()
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads(done.stdout)
     assert (resumed["status"], resumed["step"], resumed["model"]) == ("succeeded", 305, "tiny@2")
 
 

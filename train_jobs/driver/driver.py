@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import threading
@@ -46,6 +47,7 @@ from train_jobs.spec import (
     CHECKPOINTS,
     DATA,
     EXPORT,
+    EXPORT_FACTS,
     RAY_TRAIN,
     WORK,
     GroupSpec,
@@ -283,12 +285,16 @@ class Driver:
             return None
         registry = Registry(self.storage)
         summary = summarize(self.job, self.run_storage)
-        exported, last = summary.exported or {}, summary.evaluation or {}
-        step = exported.get("step", summary.step if self.config.task == "script" else self.config.steps)
+        if self.config.task == "script":
+            step, evaluation = summary.step, None
+        else:
+            facts = json.loads(self.run_storage.read_bytes(EXPORT_FACTS))
+            step, evaluation = facts["step"], facts["evaluation"]
         for version in registry.versions(self.config.publish):
             if version.job == self.job and version.step == step:
                 return f"{version.name}@{version.version}"
         self.workspace.fetch(EXPORT)
+        last = summary.evaluation or {}
         version = registry.publish(
             self.config.publish,
             self.workspace.directory / EXPORT,
@@ -296,7 +302,7 @@ class Driver:
                 "job": self.job,
                 "step": step,
                 # A checkpoint that could not be saved, or its note, is no reason to forget an evaluation.
-                "evaluation": exported.get("evaluation") or (last if last.get("step") == step else None),
+                "evaluation": evaluation or (last if last.get("step") == step else None),
                 "config_digest": hashlib.sha256(self.config.model_dump_json().encode()).hexdigest(),
             },
         )

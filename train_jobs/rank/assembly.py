@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -39,7 +40,7 @@ from train_jobs.parallel.units import blocks_of
 from train_jobs.rank.loop import Reporter, StepLoop
 from train_jobs.records.run_log import has_saved
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import CHECKPOINTS, DATA, EXPORT
+from train_jobs.spec import CHECKPOINTS, DATA, EXPORT, EXPORT_FACTS
 from train_jobs.tasks import make_task
 from train_jobs.tasks.weights import DTYPES, tied_names
 from train_jobs.watch.progress import Progress
@@ -232,5 +233,8 @@ class RankAssembly:
             directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)
+            facts = {"step": step, "evaluation": self.store.look(step).evaluation}
+            # With the model, and not only logged: a log may be written later than the model is published.
+            (self.workspace.directory / EXPORT_FACTS).write_text(json.dumps(facts))
             self.workspace.put(EXPORT)
-            self.event("exported", step=step, evaluation=self.store.look(step).evaluation)
+            self.event("exported", **facts)

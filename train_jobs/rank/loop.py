@@ -26,7 +26,7 @@ from train_jobs.optimization.loss_guard import BadStep
 from train_jobs.optimization.optimizers import set_learning_rate
 from train_jobs.optimization.schedules import learning_rate
 from train_jobs.parallel.model import ParallelModel
-from train_jobs.tasks.task import Sums, Task
+from train_jobs.tasks.task import Task
 from train_jobs.watch.progress import Progress
 
 _Saved = list[tuple[Tensor, Tensor]]
@@ -313,7 +313,7 @@ class StepLoop:
                 with self.parallel.autocast(), self._timed():
                     result = self.task.loss(module, mine)
                 self.parallel.backward(result.loss * factor)
-            sums += _detached(result)[:2]
+            sums += result.vector()[:2]
             self.progress.tick()
         return sums
 
@@ -389,7 +389,7 @@ class StepLoop:
         for batch, counts in evaluation_batches(self.held_out, place, self.config.batch.micro):
             with self.parallel.micro_batch(self._to_device(batch)) as part, self.parallel.autocast():
                 result = self.task.loss(self.parallel.module, part)
-            sums = _detached(result) if counts else torch.zeros_like(_detached(result))
+            sums = result.vector() if counts else torch.zeros_like(result.vector())
             names = list(result.others)
             totals = sums if totals is None else totals + sums
             self.progress.tick()
@@ -413,8 +413,3 @@ class StepLoop:
 
     def _to_device(self, batch: Batch) -> dict[str, Tensor]:
         return {name: tensor.to(self.mesh.device, non_blocking=True) for name, tensor in batch.items()}
-
-
-def _detached(sums: Sums) -> Tensor:
-    """Loss, count and the others as one vector, float64."""
-    return torch.stack([value.detach().double() for value in (sums.loss, sums.count, *sums.others.values())])

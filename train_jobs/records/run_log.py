@@ -145,8 +145,6 @@ class RunSummary:
     world_sizes: list[int] = field(default_factory=list)
     metrics: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
-    exported: dict[str, Any] | None = None
-    """The model that was left with the run: its `step` and its `evaluation`."""
     totals: dict[str, Any] | None = None
     skipped: int = 0
     """Steps whose update was left out."""
@@ -205,9 +203,6 @@ class RunSummary:
 
     def _on_checkpointed(self, event: Mapping[str, Any]) -> None:
         self.step = max(self.step, event["step"])
-
-    def _on_exported(self, event: Mapping[str, Any]) -> None:
-        self.exported = {"step": event["step"], "evaluation": event["evaluation"]}
 
     def _on_evaluated(self, event: Mapping[str, Any]) -> None:
         self.evaluation = {

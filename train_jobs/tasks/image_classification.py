@@ -95,7 +95,7 @@ class ImageClassification:
         labels = batch["labels"]
         total = F.cross_entropy(logits, labels, reduction="sum")
         right = (logits.argmax(dim=-1) == labels).sum()
-        return Sums(total, torch.tensor(len(labels), device=labels.device), {"accuracy": right})
+        return Sums(total, len(labels), {"accuracy": right})
 
     def export(self, weights: dict[str, Tensor], directory: Path) -> None:
         """Write the Hugging Face format: safetensors, config.json and how images are prepared."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -19,13 +20,19 @@ class Sums:
 
     Attributes:
         loss: summed over all that counts, differentiable.
-        count: how much counted; padding does not.
+        count: how much counted, a number or a tensor of one, on any device; padding does not count.
         others: further sums, e.g. of right answers; their means are part of an evaluation.
     """
 
     loss: Tensor
-    count: Tensor
-    others: Mapping[str, Tensor] = field(default_factory=dict)
+    count: Tensor | float
+    others: Mapping[str, Tensor | float] = field(default_factory=dict)
+
+    def vector(self) -> Tensor:
+        """Loss, count and the others, float64, where the loss is; without gradient."""
+        values = (self.loss, self.count, *self.others.values())
+        device = self.loss.device
+        return torch.stack([torch.as_tensor(value).detach().to(device, torch.float64) for value in values])
 
 
 class Task(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 from contextlib import nullcontext
@@ -18,6 +19,7 @@ from tests.train_jobs.tasks.test_custom_task import EXAMPLE
 from tests.train_jobs.tasks.test_custom_task import job as example_job
 from train_jobs.checkpoint.export import export_checkpoint
 from train_jobs.checkpoint.store import CheckpointStore
+from train_jobs.spec import EXPORT_FACTS
 
 NONE_HELD_OUT = EXAMPLE.replace("        cut =", "        if held_out:\n            return []\n        cut =")
 LOSS = "    def loss(self, model, batch):\n"
@@ -129,6 +131,8 @@ def test_the_best_checkpoint_is_what_is_exported_when_that_is_asked_for(tmp_path
     assert store.steps() == [8, 16]
     (exported,) = [line for line in lines if line.get("kind") == "exported"]
     assert (exported["step"], exported["evaluation"]["loss"]) == (8, losses[8])
+    facts = json.loads((tmp_path / "run" / EXPORT_FACTS).read_text())
+    assert (facts["step"], facts["evaluation"]["loss"]) == (8, losses[8])
     best = load_file(tmp_path / "run" / "export" / "model.safetensors")
     for step, name in ((8, "eight"), (16, "last")):
         finish(start_program(export, tmp_path, 1, str(tmp_path), config.model_dump_json(), step, name))
