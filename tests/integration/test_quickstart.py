@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -74,7 +74,8 @@ def nothing_stays(*directories: Path) -> Iterator[None]:
         yield
     finally:
         for process in [each for directory in directories for each in processes_below(directory)]:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # another one took it along
+                process.kill()
 
 
 @pytest.mark.parametrize(
