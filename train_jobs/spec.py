@@ -21,8 +21,9 @@ LOGS = "logs"
 """In a run's directory: what the ranks of a script printed."""
 EXPORT = "export"
 """In a run's directory: the finished model in the Hugging Face format, until it is published."""
-EXPORT_FACTS = f"{EXPORT}/shoal.json"
-"""Among its files: of which `step` it is, and that step's `evaluation`. A version has such a file too."""
+EXPORT_FACTS = f"{EXPORT}.json"
+"""Beside it, written after it: `export`, which names this model among those of the job, its `step`, and the
+`evaluation` of that."""
 RAY_TRAIN = "ray_train"
 """In a run's directory: what Ray Train keeps for itself, until the job ends."""
 

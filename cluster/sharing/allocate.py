@@ -36,9 +36,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from cluster.sharing.claims import Claim, Crowd, PlacedGang, keep_running, make_claims
-from cluster.sharing.demand import Demand, Grant, Kind, Node
+from cluster.sharing.demand import Demand, Grant, Kind, Node, place_in_queue, tier_of
 from cluster.sharing.placing import Placer
 from cluster.sharing.room import Room, Scale, Vector, minus, plus, times
 
@@ -76,16 +77,11 @@ def allocate(
         raise ValueError("two nodes have the same id")
     if len({demand.holder for demand in demands}) != len(demands):
         raise ValueError("two demands have the same holder")
-    since = since or {}
     scale = Scale(demands)
     room = Room(nodes, scale)
-
-    def precedence(demand: Demand) -> tuple[object, ...]:
-        first = since.get(demand.holder, 0.0)
-        return (demand.kind != priority, -demand.priority, not demand.held, first, demand.holder)
-
-    tiers = sorted({(demand.kind != priority, -demand.priority) for demand in demands})
-    claims = make_claims(sorted(demands, key=precedence), tiers, scale, room, priority, settling)
+    tiers = sorted({tier_of(demand, priority) for demand in demands})
+    queue = sorted(demands, key=partial(place_in_queue, priority=priority, since=since or {}))
+    claims = make_claims(queue, tiers, scale, room, priority, settling)
     keep_running(room, claims, promised or {})
     crowd = Crowd(room, claims)
     floor = _Floor(room, crowd, Placer(room, crowd))

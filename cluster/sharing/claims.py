@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.sharing.demand import Demand, Grant
+from cluster.sharing.demand import Demand, Grant, Kind, Tier, tier_of
 from cluster.sharing.room import Room, Scale, Vector, fits, scaled, times
 
 
@@ -211,17 +211,17 @@ class Crowd:
 
 def make_claims(
     demands: Iterable[Demand],
-    tiers: Sequence[tuple[bool, int]],
+    tiers: Sequence[Tier],
     scale: Scale,
     room: Room,
-    priority: str,
+    priority: Kind,
     settling: Collection[str],
 ) -> list[Claim]:
     """One claim of each demand, in the order given."""
     claims = []
     for order, demand in enumerate(demands):
         unit = scale.unit(demand)
-        tier = tiers.index((demand.kind != priority, -demand.priority))
+        tier = tiers.index(tier_of(demand, priority))
         share = room.dominant_share(unit)
         claims.append(Claim(demand, unit, order, tier, share, settling=demand.holder in settling))
     return claims

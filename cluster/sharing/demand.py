@@ -80,6 +80,26 @@ class Demand:
         return max(self.min, self.max)
 
 
+Tier = tuple[bool, int]
+
+
+def tier_of(demand: Demand, priority: Kind) -> Tier:
+    """What goes before what: all of the tenant that has priority, then by the holders' own; least first."""
+    return demand.kind != priority, -demand.priority
+
+
+def place_in_queue(
+    demand: Demand, priority: Kind, since: Mapping[str, float]
+) -> tuple[Tier, bool, float, str]:
+    """The order in which minimums are met, least first: the tier, who holds units, who asked first.
+
+    Args:
+        priority: the tenant that goes first.
+        since: when each holder began to ask.
+    """
+    return tier_of(demand, priority), not demand.held, since.get(demand.holder, 0.0), demand.holder
+
+
 @dataclass(frozen=True)
 class Grant:
     """The units a holder may run: the node id of each, gang after gang; empty means it must wait.

@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from cluster.errors import ShoalError
-from cluster.sharing.demand import Demand, Node
+from cluster.sharing.demand import Demand, Node, place_in_queue
 from cluster.sharing.events import UNITS, amounts, listed, places, units_of
 from cluster.sharing.ledger import Snapshot
 
@@ -82,11 +83,7 @@ def explain(snapshot: Snapshot, holder: str) -> Explanation:
 def queue_before(snapshot: Snapshot, holder: str) -> tuple[str, ...]:
     """The holders whose minimums are not met either, and that go before this one's."""
     own = snapshot.demands[holder]
-
-    def place(demand: Demand) -> tuple[object, ...]:
-        since = snapshot.since.get(demand.holder, 0.0)
-        return (demand.kind != snapshot.priority, -demand.priority, not demand.held, since, demand.holder)
-
+    place = partial(place_in_queue, priority=snapshot.priority, since=snapshot.since)
     waiting = [
         demand
         for name, demand in snapshot.demands.items()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import signal
 import threading
@@ -19,7 +17,6 @@ from cluster.actors import NAMESPACE
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
-from cluster.models.registry import Registry
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Grant
 from cluster.state.nodes import node_names
@@ -35,6 +32,7 @@ from train_jobs.driver.failures import (
 )
 from train_jobs.driver.job_data import JobData
 from train_jobs.driver.job_lease import JobLease
+from train_jobs.driver.publication import Publication
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
 from train_jobs.driver.work_directory import update_work
@@ -102,6 +100,7 @@ class Driver:
             try:
                 self._prepare_data()
                 if not self._has_trained():
+                    self.run_storage.delete(EXPORT_FACTS)  # of a model that was left before
                     self._train()
             finally:
                 self.single.kill()
@@ -280,34 +279,14 @@ class Driver:
     # -- the end ------------------------------------------------------------------------------------------
 
     def _publish(self) -> str | None:
-        """Publish the exported model once, however often this is tried; returns NAME@VERSION."""
+        """Publish what was exported; returns NAME@VERSION."""
         if self.config.publish is None:
             return None
-        registry = Registry(self.storage)
-        summary = summarize(self.job, self.run_storage)
-        if self.config.task == "script":
-            step, evaluation = summary.step, None
-        else:
-            facts = json.loads(self.run_storage.read_bytes(EXPORT_FACTS))
-            step, evaluation = facts["step"], facts["evaluation"]
-        for version in registry.versions(self.config.publish):
-            if version.job == self.job and version.step == step:
-                return f"{version.name}@{version.version}"
-        self.workspace.fetch(EXPORT)
-        last = summary.evaluation or {}
-        version = registry.publish(
-            self.config.publish,
-            self.workspace.directory / EXPORT,
-            {
-                "job": self.job,
-                "step": step,
-                # A checkpoint that could not be saved, or its note, is no reason to forget an evaluation.
-                "evaluation": evaluation or (last if last.get("step") == step else None),
-                "config_digest": hashlib.sha256(self.config.model_dump_json().encode()).hexdigest(),
-            },
-        )
-        self._event("published", model=f"{version.name}@{version.version}", path=version.path)
-        return f"{version.name}@{version.version}"
+        publication = Publication(self.job, self.config, self.storage, self.workspace)
+        version, is_new = publication.publish(summarize(self.job, self.run_storage))
+        if is_new:
+            self._event("published", model=version.reference, path=version.path)
+        return version.reference
 
     def _finish(self, status: str, exit_code: int, model: str | None = None, error: str | None = None) -> int:
         if self.config.task == "script":
@@ -317,6 +296,8 @@ class Driver:
         for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
             try:
                 self.workspace.forget(scratch)
+                if scratch == EXPORT:
+                    self.run_storage.delete(EXPORT_FACTS)
             except ShoalError as problem:  # it is in nobody's way
                 print(f"{scratch} could not be deleted: {problem}", flush=True)
         self.workspace.clear()

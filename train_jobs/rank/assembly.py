@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
+import uuid
 from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -233,8 +236,14 @@ class RankAssembly:
             directory = self.workspace.directory / EXPORT
             shutil.rmtree(directory, ignore_errors=True)
             self.task.export(weights, directory)
-            facts = {"step": step, "evaluation": self.store.look(step).evaluation}
-            # With the model, and not only logged: a log may be written later than the model is published.
-            (self.workspace.directory / EXPORT_FACTS).write_text(json.dumps(facts))
             self.workspace.put(EXPORT)
-            self.event("exported", **facts)
+            facts = self._of_export(step)
+            self.workspace.storage.write_bytes(EXPORT_FACTS, json.dumps(facts).encode())
+            self.event("exported", step=step, evaluation=facts["evaluation"])
+
+    def _of_export(self, step: int) -> dict[str, Any]:
+        """What is known of the model of a step; of one state, exported alike, it has one name."""
+        checkpoint = self.store.look(step)
+        state = uuid.uuid4().hex if checkpoint.manifest is None else checkpoint.manifest.digest
+        name = hashlib.sha256(f"{state} {self.config.export.model_dump_json()}".encode()).hexdigest()
+        return {"export": name, "step": step, "evaluation": checkpoint.evaluation}
