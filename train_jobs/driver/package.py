@@ -6,8 +6,10 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path, PurePosixPath
+from urllib.parse import unquote
 
 from pathspec import GitIgnoreSpec
 
@@ -21,6 +23,7 @@ IGNORE_FILES = (".gitignore", ".rayignore", ".shoalignore")
 """Files of patterns, in git's syntax; each is for its own directory and those below it."""
 NEVER = (".git", ".hg", ".svn", "__pycache__", ".venv", ".ipynb_checkpoints")
 """Names that no job needs."""
+_NAMED = "the config, which names it by its path"
 _SHOWN = 5
 
 
@@ -86,15 +89,17 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
 
     Left out is what the files of patterns say, and the job's `exclude`; the directories that the config
     names by path (data, a model), which are read where they lie; and the storage. What a script names in its
-    arguments travels whatever git ignores: it would be missed there.
+    arguments travels whatever git ignores, and so does the program of the job: they would be missed there.
+    Links are followed.
 
     Args:
         base: the folder of the config file.
         others: directories that never travel (the storage).
     """
     base = base.resolve()
-    where_they_lie = {path.resolve(): "the config, which names it by its path" for path in _named(config)}
-    where_they_lie |= {path.resolve(): "Shoal: its storage" for path in others}
+    named = _named(config)
+    where_they_lie = dict.fromkeys(named, _NAMED)
+    where_they_lie |= {str(path.resolve()): "Shoal: its storage" for path in others}
     wanted = _wanted(config, base)
     exclude = GitIgnoreSpec.from_lines(config.exclude)
     left_out: dict[str, list[str]] = {}
@@ -105,8 +110,11 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
         name = f"{relative}/" if path.is_dir() else relative
         if path.name in NEVER:
             return ""
-        if path.resolve() in where_they_lie:
-            return where_they_lie[path.resolve()]
+        if not path.exists():
+            return "Shoal: a link that leads nowhere"
+        lies = str(path.resolve())
+        if lies in where_they_lie or any(fnmatchcase(lies, name) for name in named):
+            return where_they_lie.get(lies, _NAMED)
         if exclude.match_file(name):
             return "exclude"
         if any(each == relative or each.startswith(f"{relative}/") for each in wanted):
@@ -116,7 +124,10 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
                 return f"{where}{file}"
         return None
 
-    def walk(directory: Path, above: Sequence[tuple[str, str, GitIgnoreSpec]], taken: bool) -> Iterator[Path]:
+    def walk(
+        directory: Path, above: Sequence[tuple[str, str, GitIgnoreSpec]], taken: bool, within: frozenset[Path]
+    ) -> Iterator[Path]:
+        within |= {directory.resolve()}
         where = "" if directory == base else f"{directory.relative_to(base).as_posix()}/"
         specs = [*above, *_specs(directory, where)]
         for path in sorted(directory.iterdir()):
@@ -126,12 +137,14 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
             if reason is not None:
                 if reason:
                     left_out.setdefault(reason, []).append(relative)
-            elif path.is_dir() and not path.is_symlink():
-                yield from walk(path, specs, mine)
-            elif path.is_file():  # not a pipe, nor a link that leads nowhere
+            elif path.is_dir() and path.resolve() in within:
+                left_out.setdefault("Shoal: a link to a folder that it lies in", []).append(relative)
+            elif path.is_dir():
+                yield from walk(path, specs, mine, within)
+            elif path.is_file():  # not a pipe
                 yield path
 
-    for path in walk(base, (), False):
+    for path in walk(base, (), False, frozenset()):
         files.append(path.relative_to(base).as_posix())
         size += path.stat().st_size
     return Package(base, tuple(files), size, left_out)
@@ -149,28 +162,46 @@ def _specs(directory: Path, where: str) -> Iterator[tuple[str, str, GitIgnoreSpe
             yield where, name, GitIgnoreSpec.from_lines(lines)
 
 
-def _named(config: TrainJobConfig) -> list[Path]:
-    """Local paths that the config names, and that are read where they lie."""
+def _named(config: TrainJobConfig) -> list[str]:
+    """Local paths, and patterns of such, that the config names, and that are read where they lie."""
     if config.task == "script":
         return []
     data = config.data
     names = (data.source, data.held_out_source, data.tokenizer, config.model.directory)
-    return [Path(name) for name in names if name is not None and name.startswith("/")]
+    local = [unquote(name[7:]) if name.startswith("file:///") else name for name in names if name is not None]
+    return [_resolved(name) for name in local if name.startswith("/")]
+
+
+def _resolved(name: str) -> str:
+    """A path or pattern without links, as far as it has no wildcard."""
+    parts = Path(name).parts
+    fixed = next((index for index, part in enumerate(parts) if set(part) & set("*?[")), len(parts))
+    return str(Path(*parts[:fixed]).resolve().joinpath(*parts[fixed:]))
 
 
 def _wanted(config: TrainJobConfig, base: Path) -> set[str]:
-    """What a script needs beyond doubt: itself, and what its arguments name."""
+    """What a job needs beyond doubt: its program, and what a script's arguments name."""
+    where = PurePosixPath(config.cwd or "")
+    if config.is_custom:
+        return _module(config.task.partition(":")[0], base, where)
     if config.task != "script":
         return set()
-    words = [
-        config.script or "",
-        *(part for each in config.arguments for part in (each, each.partition("=")[2])),
-    ]
-    found = set()
+    found = _module(config.module, base, where) if config.module is not None else set()
+    words = [PurePosixPath(config.script or "")]
+    words += [where / part for each in config.arguments for part in (each, each.partition("=")[2]) if part]
     for word in words:
-        path = PurePosixPath(os.path.normpath(word)) if word else None
-        if path is None or path.is_absolute() or path.parts[:1] in ((), ("..",)) or str(path) == ".":
+        path = PurePosixPath(os.path.normpath(word))
+        if path.is_absolute() or path.parts[:1] in ((), ("..",)) or str(path) == ".":
             continue
         if (base / path).exists():
             found.add(str(path))
     return found
+
+
+def _module(module: str, base: Path, where: PurePosixPath) -> set[str]:
+    """The file of a module that lies in a folder, and those of the packages that it is in."""
+    found, path = set(), where
+    for part in module.split("."):
+        path /= part
+        found |= {str(path / name) for name in ("__init__.py", "__main__.py")} | {f"{path}.py"}
+    return {each for each in found if (base / each).is_file()}

@@ -38,7 +38,6 @@ def test_all_travels_that_nobody_leaves_out(tmp_path: Path) -> None:
         "lib/__pycache__/model.pyc",
         ".hidden",
     )
-    os.symlink("nowhere", tmp_path / "dangling")
     os.symlink("train.py", tmp_path / "link.py")
     os.mkfifo(tmp_path / "pipe")
     package = package_of(job(), tmp_path)
@@ -47,6 +46,44 @@ def test_all_travels_that_nobody_leaves_out(tmp_path: Path) -> None:
     assert package.sentences() == ["5 files travel, 0 KiB"]
     package.copy(tmp_path.parent / "copy")
     assert (tmp_path.parent / "copy" / "link.py").read_bytes() == b"x"
+
+
+def test_links_are_followed_and_what_leads_nowhere_is_said(tmp_path: Path) -> None:
+    base = tmp_path / "project"
+    write(
+        tmp_path, "disk/corpus/train.bin", "disk/corpus/deep/x.bin", "project/a/b/one.py", "project/c/two.py"
+    )
+    os.symlink("../disk/corpus", base / "data")
+    os.symlink("nowhere", base / "dangling")
+    os.symlink("../..", base / "a" / "b" / "up")
+    os.symlink("../c", base / "a" / "there")
+    os.symlink("../a", base / "c" / "back")
+    package = package_of(script("--data=data"), base)
+    loops = [f"{way}/{end}" for way, end in (("a/b", "up"), ("a/there", "back"), ("c/back/b", "up"))]
+    assert set(package.files) == {
+        *("a/b/one.py", "c/two.py", "data/train.bin", "data/deep/x.bin", "a/there/two.py", "c/back/b/one.py"),
+    }
+    assert package.left_out == {
+        "Shoal: a link that leads nowhere": ["dangling"],
+        "Shoal: a link to a folder that it lies in": [*loops, "c/back/there"],
+    }
+    (base / ".gitignore").write_text("/data\n")
+    assert "data/deep/x.bin" in package_of(script("--data=data"), base).files
+    without = package_of(script(), base)
+    assert (without.left_out[".gitignore"], "data/train.bin" in without.files) == (["data"], False)
+    package.copy(tmp_path / "copy")
+    assert (tmp_path / "copy" / "data" / "deep" / "x.bin").read_bytes() == b"x"
+
+
+def test_the_program_travels_whatever_git_ignores(tmp_path: Path) -> None:
+    write(tmp_path, "lib/__init__.py", "lib/my/task.py", "lib/my/other.py", "sub/main.py", "sub/data/x.bin")
+    (tmp_path / ".gitignore").write_text("lib/\nmain.py\ndata\n")
+    package = package_of(job(task="lib.my.task:Task"), tmp_path)
+    assert set(package.files) == {".gitignore", "lib/__init__.py", "lib/my/task.py"}
+    assert package.left_out[".gitignore"] == ["lib/my/other.py", "sub/data", "sub/main.py"]
+    module = {"task": "script", "module": "main", "cwd": "sub", "arguments": ["data"]}
+    package = package_of(job(**module), tmp_path)
+    assert set(package.files) == {".gitignore", "sub/main.py", "sub/data/x.bin"}
 
 
 def test_files_of_patterns_hold_below_their_own_directory(tmp_path: Path) -> None:
@@ -96,6 +133,23 @@ def test_what_the_config_names_by_its_path_is_read_where_it_lies(tmp_path: Path)
     assert package.left_out == {
         "the config, which names it by its path": ["corpus", "model"],
         "Shoal: its storage": ["shoal-storage"],
+    }
+
+
+def test_patterns_and_uris_of_files_are_read_where_they_lie_too(tmp_path: Path) -> None:
+    write(tmp_path, "project/data/train-0.parquet", "project/data/train-1.parquet", "project/data/words.txt")
+    write(tmp_path, "project/held out/a.parquet")
+    os.symlink("project", tmp_path / "link")
+    base = tmp_path / "link"
+    data = {"source": f"{base}/data/train-*", "held_out_source": f"file://{base}/held%20out/a.parquet"}
+    package = package_of(job(data=data), base)
+    assert package.files == ("data/words.txt",)
+    assert package.left_out == {
+        "the config, which names it by its path": [
+            "data/train-0.parquet",
+            "data/train-1.parquet",
+            "held out/a.parquet",
+        ]
     }
 
 
