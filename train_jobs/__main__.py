@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 import ray
 
 from cluster.actors import NAMESPACE
 from cluster.config.loader import find_config, load_config
-from cluster.errors import ShoalError
+from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient
 from train_jobs.driver.driver import Driver
@@ -45,6 +46,11 @@ def run(options: argparse.Namespace) -> int:
         scope = f"train_jobs.{options.name}"
         loaded = load_config(find_config(options.file), settings, scope, others=False)
         job, config = new_job_id(options.name), loaded.resolved.train_jobs[options.name]
+        if config.working_dir is not None and config.folder(loaded.base).resolve() != Path.cwd():
+            raise RequestError(
+                f"train_jobs.{options.name}.working_dir is not where `ray job submit` has put the job: what"
+                " travels says its own --working-dir, and `shoal train` takes that of the config"
+            )
         record_submission(storage, job, options.name, config, _submission_id())
     return Driver(job, config, storage).run()
 

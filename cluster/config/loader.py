@@ -165,6 +165,8 @@ def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:
     if job.data.tokenizer is not None:
         data["tokenizer"] = _absolute(job.data.tokenizer, base)
     update: dict[str, Any] = {"data": job.data.model_copy(update=data)}
+    if job.working_dir is not None:
+        update["working_dir"] = _absolute(job.working_dir, base)
     if job.model.directory is not None:
         update["model"] = job.model.model_copy(update={"directory": _absolute(job.model.directory, base)})
     if isinstance(job.parallel.deepspeed, str):

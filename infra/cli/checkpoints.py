@@ -61,7 +61,7 @@ def export(
     storage = Storage(loaded.resolved.cluster.storage)
     job = find_job(storage, name)
     _, config = read_run_config(storage, job)
-    sys.path.insert(0, str(loaded.base))  # a task of the user's lies beside the config
+    sys.path.insert(0, str(config.folder(loaded.base)))  # a task of the user's lies there
 
     # DeepSpeed, where it is installed, and a task of the user's may print; the result stands alone.
     with contextlib.redirect_stdout(sys.stderr):

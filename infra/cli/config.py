@@ -80,7 +80,7 @@ def _packages(loaded: LoadedConfig) -> dict[str, Package]:
     others = [] if storage is None else [storage]
     packages, mistakes = {}, []
     for name, job in loaded.resolved.train_jobs.items():
-        packages[name] = package_of(job, loaded.base, others)
+        packages[name] = package_of(job, job.folder(loaded.base), others)
         try:
             if job.task != "script" or storage is None:  # a script's files go into the storage
                 packages[name].check()

@@ -131,7 +131,7 @@ class Submissions:
         Args:
             storage: the cluster's storage.
             submission_id: Ray's id; a job that is submitted again needs a new one.
-            base: the working directory, which the config file is in.
+            base: the folder of the config file; it travels where the job names no other.
 
         Returns:
             what of that has travelled.
@@ -140,7 +140,8 @@ class Submissions:
             RequestError: it is too large, or a variable that should be passed on is not set.
         """
         local = storage.local_path()
-        package = package_of(config, base, [] if local is None else [local])
+        folder = config.folder(base)
+        package = package_of(config, folder, [] if local is None else [local])
         work = None if local is None or config.task != "script" else local / "jobs" / job / WORK
         if work is None:
             package.check()
@@ -149,7 +150,7 @@ class Submissions:
         record_submission(storage, job, name, config, submission_id)
         if work is not None:
             # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.
-            update_work(base, work, package.files)
+            update_work(folder, work, package.files)
         try:
             with _staged(package if work is None else None) as directory:
                 self.client.submit_job(

@@ -10,7 +10,7 @@ from cluster.config.checks.engine_checks import check_engine
 from cluster.config.checks.ground import Ground, MistakeReport, path_problem
 from cluster.config.checks.parallel_checks import check_parallel
 from cluster.config.checks.recovery_checks import check_recovery
-from cluster.config.checks.script_checks import check_script
+from cluster.config.checks.script_checks import check_script, folder_problem
 from cluster.config.checks.worker_checks import check_room, check_workers
 from cluster.config.models.model_files import directory_lacks, tokenizer_problem
 from cluster.config.models.model_sizes import ModelDirectoryError, ModelSizes, sizes_of_job
@@ -24,12 +24,17 @@ _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
 
 def check_job(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> None:
     """Report every mistake of one job; its paths are absolute, but those that travel."""
-    check_script(job, ground.base, report)
+    folder = job.folder(ground.base)
+    problem = None if job.working_dir is None else folder_problem(folder)
+    if problem is not None:
+        report("working_dir", job.working_dir, f"`{job.working_dir}` {problem}")
+        folder = ground.base
+    check_script(job, folder, report)
     if job.task == "script":
         check_workers(job, report)
         check_room(job, ground.with_accelerator(job.accelerator, report), report)
         return
-    _check_task(job, ground.base, report)
+    _check_task(job, folder, report)
     sizes = _check_model(job, report)
     check_data(job, report)
     check_parallel(job, sizes, ground.with_accelerator(job.accelerator, report), report)
@@ -39,13 +44,13 @@ def check_job(job: TrainJobConfig, ground: Ground, report: MistakeReport) -> Non
     _check_schedule(job, report)
 
 
-def _check_task(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
+def _check_task(job: TrainJobConfig, folder: Path, report: MistakeReport) -> None:
     """What belongs to another task."""
     where = f"under task {job.task}"
     if job.settings and not job.is_custom:
         report("settings", job.settings, f"is for tasks of yours (`your.module:Task`), not {where}", "task")
     if job.is_custom:
-        problem = task_problem(job.task, base)
+        problem = task_problem(job.task, folder)
         if problem is not None:
             report("task", job.task, problem)
     wanted = ARCHITECTURES.get(job.task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ _OF_SCRIPTS = ("script", "module", "cwd", "progress", "arguments")
 _USED = frozenset(
     {
         *_OF_SCRIPTS,
-        *("task", "priority", "weight", "accelerator", "env", "pip", "exclude", "publish"),
+        *("task", "priority", "weight", "accelerator", "env", "pip", "working_dir", "exclude", "publish"),
         *("workers.min", "workers.max", "workers.per_node", "workers.cpus", "workers.gpus"),
         *(
             f"recovery.{key}"
@@ -29,11 +30,11 @@ _USED = frozenset(
 """Keys of a job that have an effect under task `script`."""
 
 
-def check_script(job: TrainJobConfig, base: Path, report: MistakeReport) -> None:
+def check_script(job: TrainJobConfig, folder: Path, report: MistakeReport) -> None:
     """Report what is wrong with a script, and every key that does nothing beside the job's task.
 
     Args:
-        base: the folder of the config file.
+        folder: what travels with the job.
     """
     if job.task != "script":
         for key in _OF_SCRIPTS:
@@ -47,16 +48,16 @@ def check_script(job: TrainJobConfig, base: Path, report: MistakeReport) -> None
         message = "is for tasks of yours (`your.module:Task`), not under task script"
         report("settings", job.settings, message, "task")
     if job.script is None and job.module is None:
-        message = "should name the script to run, a path from the config file (or `module` one)"
+        message = "should name the script to run, a path from the folder that travels (or `module` one)"
         report("script", None, message, "task", "module")
     if job.script is not None and job.module is not None:
         report("module", job.module, "should not be there beside `script`: a job runs one of them", "script")
-    for key, path, problem_of in (("script", job.script, _script_problem), ("cwd", job.cwd, _folder_problem)):
-        problem = None if path is None else _outside(path, base) or problem_of(base / path)
+    for key, path, problem_of in (("script", job.script, _script_problem), ("cwd", job.cwd, folder_problem)):
+        problem = None if path is None else _outside(path, folder) or problem_of(folder / path)
         if problem is not None:
             report(key, path, f"`{path}` {problem}")
     if job.module is not None:
-        problem = _module_problem(job.module, base / (job.cwd or ""))
+        problem = _module_problem(job.module, folder / (job.cwd or ""))
         if problem is not None:
             report("module", job.module, f"`{job.module}` {problem}", "cwd")
 
@@ -78,13 +79,15 @@ def _idle(job: TrainJobConfig) -> Iterator[tuple[str, Any]]:
     return look(job, TrainJobConfig(), "")
 
 
-def _outside(path: str, base: Path) -> str | None:
-    if (base / path).resolve().is_relative_to(base.resolve()):
+def _outside(path: str, folder: Path) -> str | None:
+    # By its name: what a link leads to travels.
+    if Path(os.path.normpath(folder / path)).is_relative_to(os.path.normpath(folder)):
         return None
-    return "is not below the folder of the config file, which is what travels to the nodes"
+    return f"is not below {folder}, which is what travels to the nodes; `working_dir` names another folder"
 
 
-def _folder_problem(path: Path) -> str | None:
+def folder_problem(path: Path) -> str | None:
+    """Why a path is no folder."""
     return path_problem(str(path)) or (None if path.is_dir() else "is no directory")
 
 

@@ -13,23 +13,23 @@ METHODS = ("build", "samples", "loss")
 """What every task has."""
 
 
-def task_problem(task: str, base: Path) -> str | None:
+def task_problem(task: str, folder: Path) -> str | None:
     """Why `module:Class` is no task, as far as its source tells; None where nothing seems wrong.
 
     Args:
-        base: the directory of the config file, where modules are looked for before the installed ones.
+        folder: where modules are looked for before the installed ones.
     """
     module, _, name = task.partition(":")
-    path = base.joinpath(*module.split("."))
+    path = folder.joinpath(*module.split("."))
     file = next((each for each in (path.with_suffix(".py"), path / "__init__.py") if each.is_file()), None)
     if file is None:
         top = module.split(".")[0]
-        own = (base / top / "__init__.py").exists() or (base / f"{top}.py").exists()
+        own = (folder / top / "__init__.py").exists() or (folder / f"{top}.py").exists()
         if not own and (top in sys.modules or find_spec(top) is not None):
             return None  # Python too passes over a directory that is no package, if an installed one is
-        if own or (base / top).exists():
-            return f"should name a module: beside the config file there is `{top}`, but no {module}"
-        return f"names the module `{module}`, which is neither beside the config file nor installed"
+        if own or (folder / top).exists():
+            return f"should name a module: in {folder} there is `{top}`, but no {module}"
+        return f"names the module `{module}`, which is neither in {folder} nor installed"
     try:
         tree = ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:

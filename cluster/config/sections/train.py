@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, StringConstraints
@@ -233,12 +234,15 @@ class TrainJobConfig(Section):
     """Arithmetic of the model (fp16 with a loss scale); parameters and optimizer state stay fp32."""
     steps: int = Field(default=200, ge=1)
     """Optimizer steps."""
+    working_dir: str | None = None
+    """The folder that travels with the job, a path from the config file: where modules of a task of yours,
+    `script` and `cwd` are looked for. Default: the config file's."""
     script: str | None = None
-    """The script of task `script`, a path from the config file."""
+    """The script of task `script`, a path from `working_dir`."""
     module: ModuleName | None = None
     """The module that task `script` runs instead, as `python -m` does."""
     cwd: str | None = None
-    """Where the script runs, a folder below the config file's. Default: that one."""
+    """Where the script runs, a folder below `working_dir`. Default: that one."""
     progress: Pattern | None = None
     """How far a script is, as rank 0 prints it: a regular expression with a group `step`, and `steps` (of how
     many) and `loss` where they are printed, for example `iter (?P<step>[0-9]+): loss (?P<loss>[0-9.]+)`. With
@@ -295,6 +299,10 @@ class TrainJobConfig(Section):
     def unit_size(self) -> int:
         """Workers that are placed together, on one node."""
         return self.workers.per_node or self.parallel.tensor
+
+    def folder(self, base: Path) -> Path:
+        """What travels with the job; `base` is the config file's folder, and the paths are absolute."""
+        return base if self.working_dir is None else Path(self.working_dir)
 
     @property
     def is_custom(self) -> bool:

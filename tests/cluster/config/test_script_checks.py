@@ -47,6 +47,17 @@ def test_scripts_and_modules_that_can_run(folder: Path, lines: str) -> None:
     load(folder, job(lines))
 
 
+def test_another_folder_may_travel(folder: Path) -> None:
+    (folder / "conf").mkdir()
+    for lines in ("script: train.py, working_dir: ..", f"module: module, working_dir: {folder}/examples"):
+        load(folder / "conf", job(lines))
+    (folder / "task.py").write_text("class Task:\n    def build(self): ...\n    samples = loss = build\n")
+    config = load(folder / "conf", "train_jobs: {j: {task: 'task:Task', working_dir: ..}}\n")
+    assert config.resolved.train_jobs["j"].folder(config.base) == folder
+    (problem,) = mistakes(folder, "train_jobs: {j: {steps: 3, working_dir: train.py}}\n")
+    assert (problem.path, "is no directory" in problem.message) == ("train_jobs.j.working_dir", True)
+
+
 @pytest.mark.parametrize(
     ("lines", "key", "words"),
     [
@@ -54,14 +65,20 @@ def test_scripts_and_modules_that_can_run(folder: Path, lines: str) -> None:
         ("script: train.py, module: m", "module", "a job runs one of them"),
         ("script: nowhere.py", "script", "does not exist"),
         ("script: examples", "script", "is a directory"),
-        ("script: ../train.py", "script", "is not below the folder of the config file"),
+        ("script: ../train.py", "script", "which is what travels to the nodes; `working_dir`"),
         ("script: run.sh", "script", "is a shell script, and what runs is Python"),
         ("script: run", "script", "is a shell script, and what runs is Python"),
         ("script: broken.py", "script", "is no Python: invalid syntax (line 1)"),
         ("module: broken", "module", "is no Python: invalid syntax (line 1)"),
         ("module: examples", "module", "is a package without a __main__.py"),
         ("module: a/b", "module", ""),
-        ("script: train.py, cwd: ..", "cwd", "is not below the folder of the config file"),
+        (
+            "script: train.py, cwd: ..",
+            "cwd",
+            "which is what travels to the nodes; `working_dir`",
+        ),
+        ("script: train.py, working_dir: elsewhere", "working_dir", "does not exist"),
+        ("script: train.py, working_dir: examples", "script", "does not exist"),
         ("script: train.py, cwd: train.py", "cwd", "is no directory"),
         ("script: train.py, cwd: elsewhere", "cwd", "does not exist"),
         ("script: train.py, progress: 'iter ('", "progress", "should be a regular expression"),

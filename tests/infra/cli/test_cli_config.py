@@ -239,6 +239,13 @@ def test_validate_says_what_travels_with_a_job_and_what_is_too_large(
     printed = capsys.readouterr().out
     assert "gpt: 3 files travel, 0 KiB\n" in printed
     assert "gpt: left out by .gitignore: data\n" in printed
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    (conf / "shoal.yaml").write_text(
+        "train_jobs:\n  own: {task: script, script: train.py, working_dir: ..}\n"
+    )
+    assert call(["validate", "-f", str(conf / "shoal.yaml")]) == 0
+    assert "own: 4 files travel, 0 KiB\n" in capsys.readouterr().out
     monkeypatch.setattr("train_jobs.driver.package.MOST_BYTES", 2**20)
     assert call(["validate", "--json"]) == 0
     (tmp_path / ".gitignore").unlink()
@@ -248,4 +255,4 @@ def test_validate_says_what_travels_with_a_job_and_what_is_too_large(
     assert error["path"] == "train_jobs.gpt", (
         "the files of a script go into the storage, however large they are"
     )
-    assert "3 MiB in 3 files, of at most 1. The largest in it: data (3 MiB)" in error["message"]
+    assert "3 MiB in 4 files, of at most 1. The largest in it: data (3 MiB)" in error["message"]
