@@ -575,7 +575,7 @@ def test_who_runs_one_job_need_not_mend_the_others(tmp_path: Path) -> None:
     [
         ("run.sh", "`run.sh` is a shell script, and what runs is Python"),
         ("torn.py", "`torn.py` is no Python: '(' was never closed (line 2)"),
-        ("../outside.py", "is not below the folder of the config file"),
+        ("../outside.py", "which is what travels to the nodes"),
         ("lib", "`lib` is a directory"),
         ("nowhere.py", "`nowhere.py` does not exist"),
     ],
