@@ -19,7 +19,7 @@ from train_jobs.tasks.task import Sums
 from train_jobs.tasks.weights import cast, export_dtype
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
 GENERATION = "generation_config.json"
@@ -88,8 +88,8 @@ class CausalLM:
             vocab_size=sizes.vocab_size,
             max_position_embeddings=sizes.max_position_embeddings,
             tie_word_embeddings=sizes.tie_word_embeddings,
-            bos_token_id=0,
-            eos_token_id=0,
+            bos_token_id=None,  # the tokenizer's, when it is written
+            eos_token_id=None,
         )
         return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
 
@@ -128,14 +128,26 @@ class CausalLM:
 
         assert self.architecture is not None, "the model was not built"
         source = self.config.model.directory
+        tokenizer = AutoTokenizer.from_pretrained(self.streams.tokenizer_directory, local_files_only=True)
         dtype = export_dtype(self.config)
         # The model in use may have been wrapped or sharded; an empty one of the same architecture names the
         # files and ties the weights as transformers does.
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(self.architecture, dtype=dtype)
+        if source is None:
+            _take_ends(model, tokenizer)
         model.save_pretrained(directory, state_dict=cast(weights, dtype))
         if source is not None and (Path(source) / GENERATION).exists():
             # As it is: its end tokens and its temperature are nothing that training changes.
             shutil.copyfile(Path(source) / GENERATION, directory / GENERATION)
-        tokenizer = AutoTokenizer.from_pretrained(self.streams.tokenizer_directory, local_files_only=True)
         tokenizer.save_pretrained(directory)
+
+
+def _take_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """A new model begins and ends texts as the tokenizer does that its data was made with."""
+    for known in (model.config, model.generation_config):
+        known.bos_token_id = tokenizer.bos_token_id
+        known.eos_token_id = tokenizer.eos_token_id
+    # Not in config.json: whoever trained the model further would find that this token's embedding stands
+    # still, be it the end's.
+    model.generation_config.pad_token_id = tokenizer.pad_token_id

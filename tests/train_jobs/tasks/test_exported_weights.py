@@ -106,6 +106,50 @@ def test_a_language_model_is_exported_as_it_came(
         assert torch.equal(value, before[name].to(expected)), name
 
 
+def write_tokenizer(directory: Path, corpus: Path, **named: str) -> Path:
+    """A tokenizer of the user's, whose special tokens come after all others."""
+    from transformers import AutoTokenizer
+
+    prepare_tokens(tiny_job(corpus), directory / "trained")
+    tokenizer = AutoTokenizer.from_pretrained(TokenStreams(directory / "trained").tokenizer_directory)
+    backend = tokenizer.backend_tokenizer
+    backend.add_special_tokens(sorted(set(named.values())))
+    type(tokenizer)(tokenizer_object=backend, **named).save_pretrained(directory / "own")
+    return directory / "own"
+
+
+@pytest.mark.parametrize(
+    "named",
+    [
+        {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"},
+        {"eos_token": "</s>", "pad_token": "</s>"},
+        {},
+    ],
+)
+def test_a_new_model_ends_texts_as_the_tokenizer_of_its_data_does(
+    tmp_path: Path, named: dict[str, str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    corpus = write_corpus(tmp_path / "corpus.parquet")
+    own = write_tokenizer(tmp_path, corpus, **named)
+    config = tiny_job(corpus, model={"vocab_size": 310}, data={"tokenizer": str(own)})
+    prepare_tokens(config, tmp_path / "data")
+    task = make_task(config, tmp_path / "data")
+    task.export(dict(task.build().state_dict()), tmp_path / "export")
+    tokenizer = AutoTokenizer.from_pretrained(own)
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in named.items()}
+    assert all(ids.values())
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "export")
+    for document in (model.config, model.generation_config):
+        assert document.bos_token_id == ids.get("bos_token")
+        assert document.eos_token_id == ids.get("eos_token")
+    assert model.generation_config.pad_token_id == ids.get("pad_token")
+    assert model.get_input_embeddings().padding_idx is None
+    ends = TokenStreams(tmp_path / "data").train.tokens[-1]
+    assert not named or ends == model.generation_config.eos_token_id
+
+
 TIED = EXAMPLE.replace(
     "        self.head = nn.Linear(width, 128)\n",
     "        self.head = nn.Linear(width, 128)\n        self.head.weight = self.embedding.weight\n",
