@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -110,35 +110,61 @@ class LengthGrouped:
     """Shuffled so that neighbours are of similar length, which leaves little padding in a batch.
 
     As in transformers' `group_by_length`: the shuffled samples are cut into large windows, each is sorted by
-    length, and whole batches of it are shuffled again, so that lengths do not rise through a window.
+    length, and whole batches of it are shuffled again, so that lengths do not rise through a window. Batches
+    stay in their window: only those that are read need be put in order.
 
     Args:
-        lengths: of every sample.
+        lengths_of: the lengths of some samples, by their indices.
         batch: samples that are padded together.
     """
 
     WINDOW_BATCHES = 50
 
-    def __init__(self, lengths: np.ndarray, batch: int) -> None:
-        self.lengths = lengths
-        self.batch = batch
+    def __init__(self, num_samples: int, lengths_of: Callable[[np.ndarray], np.ndarray], batch: int) -> None:
+        self._shuffled = Shuffled(num_samples)
+        self._lengths_of = lengths_of
+        self._batch = batch
 
     @property
     def num_samples(self) -> int:
-        return len(self.lengths)
+        return self._shuffled.num_samples
 
     def epoch(self, seed: int, epoch: int) -> Order:
-        generator = _generator(seed, epoch)
-        order = generator.permutation(self.num_samples)
-        window = self.batch * self.WINDOW_BATCHES
-        whole: list[np.ndarray] = []
-        rest: list[np.ndarray] = []
-        for first in range(0, len(order), window):
-            inside = order[first : first + window]
-            inside = inside[np.argsort(-self.lengths[inside], kind="stable")]
-            for start in range(0, len(inside), self.batch):
-                part = inside[start : start + self.batch]
-                (whole if len(part) == self.batch else rest).append(part)
+        return _SortedWindows(self._shuffled, self._lengths_of, self._batch, seed, epoch)
+
+
+class _SortedWindows:
+    """An epoch of `LengthGrouped`."""
+
+    def __init__(
+        self,
+        shuffled: Shuffled,
+        lengths_of: Callable[[np.ndarray], np.ndarray],
+        batch: int,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        self._shuffled = shuffled.epoch(seed, epoch)
+        self._lengths_of = lengths_of
+        self._batch = batch
+        self._window = batch * LengthGrouped.WINDOW_BATCHES
+        self._key = seed, epoch
+        self._inside = lru_cache(maxsize=2)(self._order)
+
+    def __len__(self) -> int:
+        return len(self._shuffled)
+
+    def __getitem__(self, place: int) -> int:
+        if not 0 <= place < len(self):
+            raise IndexError(f"{place} of {len(self)}")
+        window, offset = divmod(place, self._window)
+        return int(self._inside(window)[offset])
+
+    def _order(self, window: int) -> np.ndarray:
+        places = range(window * self._window, min((window + 1) * self._window, len(self)))
+        inside = np.asarray([self._shuffled[place] for place in places], dtype=np.int64)
+        inside = inside[np.argsort(-self._lengths_of(inside), kind="stable")]
         # A batch that is not whole comes last: before the others it would shift them all.
-        parts = [whole[index] for index in generator.permutation(len(whole))] + rest
-        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+        whole = len(inside) // self._batch * self._batch
+        batches = _generator(*self._key, window).permutation(inside[:whole].reshape(-1, self._batch))
+        return np.concatenate([batches.ravel(), inside[whole:]])

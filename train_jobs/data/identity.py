@@ -22,8 +22,9 @@ def samples_identity(config: TrainJobConfig, samples: Samples | StreamSamples, c
     if not config.is_custom:
         data = config.data
         known["cut"] = [data.sequence_length, data.packing, data.shuffle_row_groups]
-        # Neighbours of similar length are put together for one micro-batch.
-        known["grouped"] = config.batch.micro if data.group_by_length else None
+        # Neighbours of similar length are put together for one micro-batch; an older version did so in
+        # another order.
+        known["grouped"] = ["in windows", config.batch.micro] if data.group_by_length else None
     return digest(known)
 
 

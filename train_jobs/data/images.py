@@ -20,7 +20,6 @@ from cluster.errors import RequestError
 from cluster.files.backend import StorageError
 from cluster.files.retries import patiently, tells_of_the_storage
 from train_jobs.data.arrangements import Arrangement, Windowed
-from train_jobs.data.documents import is_held_out
 from train_jobs.data.identity import digest
 from train_jobs.data.parquet import ParquetRows, open_rows
 from train_jobs.data.source import Batch
@@ -61,6 +60,34 @@ class ImageFacts:
         return cls(labels, facts["mode"], facts["size"], mean, std, facts.get("content", ""))
 
 
+class Part:
+    """Which rows belong to one part of the data, by the rule of `is_held_out`.
+
+    Args:
+        every: of so many rows in order the last is held out.
+        held_out: None takes all rows, else those that are held out, or the others.
+    """
+
+    def __init__(self, every: int, held_out: bool | None) -> None:
+        self._every = every
+        self._held_out = held_out
+
+    def before(self, row: Any) -> Any:
+        """How many of the part come before a row (or each of many)."""
+        if self._held_out is None:
+            return row
+        held_out = row // self._every
+        return held_out if self._held_out else row - held_out
+
+    def row(self, index: int) -> int:
+        """Which row is one of the part, by its index in it."""
+        if self._held_out is None:
+            return index
+        if self._held_out:
+            return index * self._every + self._every - 1
+        return index + index // (self._every - 1)
+
+
 class ImageSamples:
     """The images of one part of the data, decoded, scaled, changed at random and normalised.
 
@@ -78,19 +105,15 @@ class ImageSamples:
         self.facts = facts
         self.data = data
         self.augment = data.augment
-        every = data.held_out_every
-        indices = np.arange(len(rows))
-        if held_out is not None:
-            indices = indices[is_held_out(indices, every) == held_out]
-        self.indices = indices
+        self.part = Part(data.held_out_every, held_out)
         self.mean = np.asarray(facts.mean, dtype=np.float32)[:, None, None]
         self.std = np.asarray(facts.std, dtype=np.float32)[:, None, None]
 
     def __len__(self) -> int:
-        return len(self.indices)
+        return self.part.before(len(self.rows))
 
     def arrangement(self) -> Arrangement:
-        ends = np.searchsorted(self.indices, self.rows.ends)
+        ends = self.part.before(self.rows.ends)
         return Windowed(np.diff(ends, prepend=0).tolist(), self.data.shuffle_row_groups)
 
     def batch(self, indices: Sequence[int], keys: Sequence[Sequence[int]] | None) -> Batch:
@@ -106,7 +129,7 @@ class ImageSamples:
 
     def sample(self, index: int) -> tuple[np.ndarray, int]:
         """One image, [channels, size, size] from 0 to 255, and its class."""
-        row = int(self.indices[index])
+        row = self.part.row(int(index))
         values = self.rows.row(row)
         image = decoded(values[self.data.image_column], self.facts.mode, self.rows, row)
         if image.size != (self.facts.size, self.facts.size):

@@ -204,7 +204,7 @@ def evaluation_batches(
     if isinstance(samples, StreamSamples):
         yield from _from_stream(samples, place, micro)
         return
-    mine = list(evaluation_share(len(samples), place))
+    mine = evaluation_share(len(samples), place)
     most = -(-len(samples) // place.size)
     for start in range(0, most, micro):
         indices = mine[start : start + micro]

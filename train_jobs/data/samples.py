@@ -85,15 +85,10 @@ class DocumentSamples:
         self.micro = micro
         self.multiple = multiple
         self.group_by_length = group_by_length
-        ends = np.append(starts[1:], len(tokens)).astype(np.int64)
-        targets = ends - starts.astype(np.int64) - 1
-        pieces = np.maximum(0, -(-targets // length))
-        offsets = np.arange(pieces.sum()) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-        self.starts = np.repeat(starts.astype(np.int64), pieces) + offsets * length
-        self.ends = np.minimum(self.starts + length + 1, np.repeat(ends, pieces))
+        self.pieces = Pieces(starts, len(tokens), length)
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.pieces)
 
     @property
     def targets_per_sample(self) -> int:
@@ -101,14 +96,69 @@ class DocumentSamples:
 
     def arrangement(self) -> Arrangement:
         if self.group_by_length:
-            return LengthGrouped(self.ends - self.starts, self.micro)
+            return LengthGrouped(len(self), self.pieces.sizes, self.micro)
         return Shuffled(len(self))
 
     def batch(self, indices: Sequence[int], keys: Sequence[Sequence[int]] | None = None) -> Batch:
         """`input_ids` and `targets`, each [len(indices), longest of them]; padding is token 0 and IGNORED."""
-        samples = [self.tokens[self.starts[index] : self.ends[index]] for index in indices]
+        samples = [self.tokens[slice(*self.pieces[index])] for index in indices]
         longest = max(len(sample) - 1 for sample in samples)
         return padded(samples, -(-longest // self.multiple) * self.multiple)
+
+
+class Pieces:
+    """The pieces that documents are cut into, by index: where each begins and ends in the token stream.
+
+    Where documents begin stays in its file; of the pieces is kept how many there are up to each end of a
+    block of documents, and which one is asked for is found within its block.
+
+    Args:
+        starts: where each document begins.
+        end: where the last one ends.
+        length: targets of a piece at most.
+    """
+
+    BLOCK = 2**10
+    _READ = 2**6
+    """Blocks that are counted at once."""
+
+    def __init__(self, starts: np.ndarray, end: int, length: int) -> None:
+        self._starts = starts
+        self._end = end
+        self._length = length
+        counts = [np.zeros(0, dtype=np.int64)]
+        step = self.BLOCK * self._READ
+        for first in range(0, len(starts), step):
+            pieces = self._cut(first, first + step)[2]
+            counts.append(np.add.reduceat(pieces, np.arange(0, len(pieces), self.BLOCK)))
+        self._block_ends = np.cumsum(np.concatenate(counts))
+
+    def __len__(self) -> int:
+        return int(self._block_ends[-1]) if len(self._block_ends) else 0
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"sample {index} of {len(self)}")
+        block = int(np.searchsorted(self._block_ends, index, side="right"))
+        starts, ends, pieces = self._cut(block * self.BLOCK, (block + 1) * self.BLOCK)
+        up_to = np.cumsum(pieces)
+        inside = index - int(self._block_ends[block]) + int(up_to[-1])
+        document = int(np.searchsorted(up_to, inside, side="right"))
+        number = inside - int(up_to[document] - pieces[document])
+        start = int(starts[document]) + number * self._length
+        return start, min(start + self._length + 1, int(ends[document]))
+
+    def sizes(self, indices: np.ndarray) -> np.ndarray:
+        """How many tokens some pieces have."""
+        return np.asarray([end - start for start, end in map(self.__getitem__, indices)], dtype=np.int64)
+
+    def _cut(self, first: int, last: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Of some documents where each begins and ends, and how many pieces it is cut into."""
+        starts = np.asarray(self._starts[first : last + 1]).astype(np.int64)
+        if last >= len(self._starts):
+            starts = np.append(starts, self._end)
+        targets = np.diff(starts) - 1
+        return starts[:-1], starts[1:], np.maximum(0, -(-targets // self._length))
 
 
 def padded(samples: Sequence[np.ndarray], length: int) -> Batch:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from PIL import Image
 
 from cluster.config import TrainJobConfig
 from cluster.config.sections.data import AugmentConfig
 from cluster.errors import RequestError
-from train_jobs.data.images import ImageFacts, augmented, open_images, prepare_images
+from train_jobs.data.documents import is_held_out
+from train_jobs.data.images import ImageFacts, ImageSamples, Part, augmented, open_images, prepare_images
+from train_jobs.data.order import SampleOrder
 
 CIFAR_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
@@ -92,6 +97,42 @@ def test_a_file_of_its_own_may_be_what_is_evaluated_on(tmp_path: Path) -> None:
     small = Image.fromarray(pixels[5]).resize((16, 16), Image.Resampling.BILINEAR)
     expected = np.asarray(small).transpose(2, 0, 1) / 255
     assert np.allclose(samples.batch([5], None)["pixel_values"][0].numpy(), expected, atol=1e-6)
+
+
+@given(st.integers(0, 100), st.integers(2, 9))
+def test_a_part_holds_the_rows_of_its_rule(rows: int, every: int) -> None:
+    held_out = np.asarray([bool(is_held_out(row, every)) for row in range(rows)], dtype=bool)
+    for wanted in (True, False, None):
+        part = Part(every, wanted)
+        expected = np.flatnonzero(held_out == wanted) if wanted is not None else np.arange(rows)
+        assert part.before(rows) == len(expected)
+        assert [part.row(index) for index in range(len(expected))] == expected.tolist()
+        ends = np.arange(rows + 1)
+        assert np.asarray(part.before(ends)).tolist() == np.searchsorted(expected, ends).tolist()
+
+
+class ManyRows:
+    """As many images as no test could write."""
+
+    ends = np.arange(10_000, 50_000_001, 10_000)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1])
+
+
+@pytest.mark.parametrize("held_out", [True, False, None])
+def test_samples_of_many_images_take_no_memory(held_out: bool | None) -> None:
+    config = job(None, held_out_every=4)
+    facts = ImageFacts(CIFAR_LABELS, "RGB", 32, (0.5,), (0.5,))
+    tracemalloc.start()
+    samples = ImageSamples(ManyRows(), facts, config.data, held_out)  # type: ignore[arg-type]
+    order = SampleOrder(samples.arrangement(), seed=3)
+    index = order.at(len(samples) - 1)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows = samples.part.row(index)
+    assert held_out is None or is_held_out(rows, 4) == held_out
+    assert most < 10e6, "it was eight bytes an image"
 
 
 def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:

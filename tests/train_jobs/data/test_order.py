@@ -36,7 +36,7 @@ arrangements = st.one_of(
     .filter(lambda case: sum(case[0]) > 0)
     .map(lambda case: Windowed(*case)),
     st.tuples(st.lists(st.integers(1, 50), min_size=1, max_size=300), st.integers(1, 8)).map(
-        lambda case: LengthGrouped(np.asarray(case[0]), case[1])
+        lambda case: LengthGrouped(len(case[0]), np.asarray(case[0]).__getitem__, case[1])
     ),
 )
 
@@ -124,12 +124,12 @@ def test_samples_grouped_by_length_leave_little_padding() -> None:
     lengths = np.random.default_rng(0).integers(1, 1000, 4000)
 
     def padding(order: Order) -> float:
-        batches = lengths[order].reshape(-1, 8)
+        batches = lengths[list(order)].reshape(-1, 8)
         return 1 - lengths.sum() / (batches.max(axis=1) * 8).sum()
 
-    grouped = LengthGrouped(lengths, 8).epoch(seed=1, epoch=0)
+    grouped = LengthGrouped(4000, lengths.__getitem__, 8).epoch(seed=1, epoch=0)
     assert padding(grouped) < 0.03 < 0.3 < padding(Shuffled(4000).epoch(1, 0))
-    firsts = lengths[grouped][::8][:50]
+    firsts = lengths[list(grouped)][::8][:50]
     assert (np.diff(firsts) > 0).any(), "lengths only fall"
     assert (np.diff(firsts) < 0).any()
 
@@ -176,6 +176,10 @@ def test_an_epoch_of_half_a_billion_samples_takes_no_memory() -> None:
     assert all(0 <= each < 500_000_000 for each in taken)
     windows = SampleOrder(Windowed([10_000] * 50_000, window=8), seed=3)
     assert 0 <= windows.at(499_999_999) < 500_000_000
+    by_length = SampleOrder(LengthGrouped(500_000_000, lambda indices: indices % 1000, 8), seed=3)
+    batch = [by_length.at(position) for position in range(250_000_000, 250_000_008)]
+    assert len(set(batch)) == 8
+    assert max(each % 1000 for each in batch) - min(each % 1000 for each in batch) < 100
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert most < 20e6, "it was 4 GB in every process"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train_jobs.data.samples import DocumentSamples, PackedSamples
+from train_jobs.data.order import SampleOrder
+from train_jobs.data.samples import DocumentSamples, PackedSamples, Pieces
 
 
 @given(st.integers(0, 300), st.integers(1, 40))
@@ -72,3 +75,64 @@ def test_documents_are_padded_to_the_longest_of_a_batch() -> None:
     assert samples.batch([0, 2])["input_ids"].tolist() == [[0, 1], [10, 0]]
     assert samples.batch([0, 2])["targets"].tolist() == [[1, 2], [11, -100]]
     assert samples.batch([0, 1])["input_ids"].shape == (2, 6)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(0, 26), max_size=20),
+    st.integers(1, 150),
+    st.integers(1, 7),
+    st.integers(0, 2**32),
+)
+def test_documents_are_cut_as_one_would_cut_them_by_hand(
+    lengths: list[int], repeated: int, length: int, seed: int
+) -> None:
+    lengths = lengths * repeated  # several blocks
+    ends = np.cumsum(lengths)
+    starts = ends - lengths if lengths else np.zeros(0, dtype=np.int64)
+    expected = [
+        (start, min(start + length + 1, int(ends[document])))
+        for document, first in enumerate(starts.tolist())
+        for start in range(first, int(ends[document]) - 1, length)
+    ]
+    pieces = Pieces(starts, sum(lengths), length)
+    assert len(pieces) == len(expected)
+    asked = np.random.default_rng(seed).permutation(len(expected))[:200]
+    assert [pieces[int(index)] for index in asked] == [expected[index] for index in asked]
+    assert pieces.sizes(asked).tolist() == [expected[index][1] - expected[index][0] for index in asked]
+    with pytest.raises(IndexError):
+        pieces[len(expected)]
+
+
+class Counted:
+    """An array that is computed where it is looked at: as long as a large file's, without the file."""
+
+    def __init__(self, length: int, step: int) -> None:
+        self.length = length
+        self.step = step
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return np.arange(*part.indices(self.length)) * self.step
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_samples_of_many_documents_take_no_memory(group: bool) -> None:
+    documents, length = 30_000_000, 50
+    tracemalloc.start()
+    samples = DocumentSamples(
+        Counted(documents * length, 1),  # type: ignore[arg-type]
+        Counted(documents, length),  # type: ignore[arg-type]
+        30,
+        micro=4,
+        group_by_length=group,
+    )
+    assert len(samples) == 2 * documents
+    order = SampleOrder(samples.arrangement(), seed=3)
+    batch = samples.batch([order.at(position) for position in range(40_000_000, 40_000_004)])
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (batch["targets"] != -100).sum(dim=1).unique().tolist() in ([30], [19], [19, 30])
+    assert most < 20e6, "it was 32 bytes a sample"
