@@ -37,6 +37,8 @@ _RULES = {
     FailureClass.START: _Rule("start_failures", "failures to start", first_s=2.0),
     FailureClass.TRANSIENT: _Rule("transient_errors", "errors that may pass", first_s=2.0),
 }
+_ONLY_BY_STEPS = (FailureClass.MEMORY, FailureClass.DEVICE)
+"""Whose counts begin anew with a step, and not with what a script saves."""
 _ANY_EXCEPTION = _Rule("worker_failures", "exceptions")
 _AT_ONCE = {
     FailureClass.CODE: "it would be raised again, so the job ends",
@@ -60,11 +62,13 @@ class FailureBudget:
 
     Each class has a budget of its own: how many failures of it may come in a row. All begin anew whenever
     the job got further than ever before: did a step more or, as a script, saved something. (What a script
-    saves may be the same each time. A lack of memory would then come for ever: of that only steps count.)
+    saves may be the same each time. A lack of memory, or a kernel that is the program's mistake, would then
+    come for ever: of those only steps count.)
 
     An exception of the user's code ends the job at once, unless the job says that any is to be tried again;
     so do a loss that is no number and a request that cannot be met. A kernel that an accelerator ended is
-    tried once more, elsewhere where that can be: if it comes back at the same step, it is the program's.
+    tried once more, elsewhere where that can be: if it comes back at the same step, and nothing was saved in
+    between, it is the program's. (The steps of a script that prints none are not known: only its saves tell.)
 
     A replica group that fails again and again before it takes part, while others step, never ends the job:
     they do not miss it. It only waits longer each time.
@@ -85,8 +89,8 @@ class FailureBudget:
         self._furthest = -1
         self._saves = 0
         self._in_a_row: dict[FailureClass, int] = {}
-        self._ended_kernel_at: int | None = None
-        """The step of the last failure of a kernel."""
+        self._ended_kernel_at: tuple[int, int] | None = None
+        """The step of the last failure of a kernel, and how often a script had saved by then."""
 
     def decide(self, failure: Failure, step: int, in_vain: int = 0, saves: int = 0) -> Decision:
         """Judge a failure that came when the job had done `step` steps.
@@ -103,12 +107,11 @@ class FailureBudget:
             self._furthest = step
             self._in_a_row.clear()
         elif saves > self._saves:
-            memory = self._in_a_row.get(FailureClass.MEMORY, 0)
-            self._in_a_row = {FailureClass.MEMORY: memory}
+            self._in_a_row = {each: self._in_a_row.get(each, 0) for each in _ONLY_BY_STEPS}
         self._saves = max(saves, self._saves)
         if failure_class is FailureClass.DEVICE:
-            before, self._ended_kernel_at = self._ended_kernel_at, step
-            if before == step:
+            before, self._ended_kernel_at = self._ended_kernel_at, (step, self._saves)
+            if before == self._ended_kernel_at:
                 return Decision(False, reason="it came back at the same step, so it is the program's")
         rule = _ANY_EXCEPTION if any_exception else _RULES[failure_class]
         allowed = getattr(self.recovery, rule.key)

@@ -155,3 +155,22 @@ def test_a_kernel_that_ends_badly_is_tried_again_unless_it_comes_back_at_the_sam
     decision = counted.decide(failure(FailureClass.DEVICE), step=9)
     assert not decision.again
     assert decision.reason == "it came back at the same step, so it is the program's"
+
+
+def test_a_kernel_of_a_script_that_has_saved_in_between_did_not_come_back_at_the_same_step() -> None:
+    counted = budget()
+    ended = failure(FailureClass.DEVICE)
+    assert counted.decide(ended, step=0, saves=0).again, "without `progress` a script is always at step 0"
+    assert counted.decide(ended, step=0, saves=2).again
+    assert counted.decide(failure(FailureClass.WORKER), step=0, saves=2).again
+    decision = counted.decide(ended, step=0, saves=2)
+    assert not decision.again
+    assert decision.reason == "it came back at the same step, so it is the program's"
+
+
+def test_a_kernel_of_a_script_that_saves_the_same_each_time_does_not_come_back_for_ever() -> None:
+    counted = budget(node_failures=3)
+    ended = failure(FailureClass.DEVICE)
+    decisions = [counted.decide(ended, step=0, saves=saves) for saves in range(1, 5)]
+    assert [decision.again for decision in decisions] == [True, True, True, False]
+    assert "4 kernels that accelerators ended in a row without a step beyond 0" in decisions[-1].reason
