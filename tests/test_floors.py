@@ -51,7 +51,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"__main__"},
     ],
     "infra": [
-        {"job_view", "job_logs", "rank_output", "app_logs", "log_lines"},
+        {"job_view", "job_logs", "rank_output", "script_log", "app_logs", "log_lines"},
         {"lab"},
         {"quickstart"},
         {"cli"},

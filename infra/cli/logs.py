@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,11 +16,14 @@ from infra.cli.common import FileOption, load, say
 
 if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
+    from cluster.files.storage import Storage
     from infra.app_logs import AppLogs, Wanted
     from infra.log_lines import LogLine, Origin
-
+    from infra.rank_output import RankLine
+    from train_jobs.records.run_log import RunSummary
 
 _LOOK_S = 1.0
+Line = TypeVar("Line")
 
 
 def register(app: typer.Typer) -> None:
@@ -51,7 +56,9 @@ def logs(
     ] = None,
     rank: Annotated[
         str | None,
-        typer.Option("--rank", metavar="K", help="What this rank of a script printed, or `all` of them."),
+        typer.Option(
+            "--rank", metavar="K", help="Only what this rank of a script printed, or `all` of them."
+        ),
     ] = None,
     of_app: Annotated[bool, typer.Option("--app", help="NAME is an app, where a job has it too.")] = False,
     of_job: Annotated[bool, typer.Option("--job", help="NAME is a job, where an app has it too.")] = False,
@@ -59,7 +66,7 @@ def logs(
         bool, typer.Option("--json", help="Print a JSON document for each line instead of text.")
     ] = False,
 ) -> None:
-    """Print what a job printed, or the gateway and the replicas of an app, those included that have ended."""
+    """Print what a job (rank 0 of a script too), or an app's gateway and replicas printed, ended ones too."""
     loaded = load(file, across=False)
 
     from cluster.errors import RequestError
@@ -148,6 +155,9 @@ def _print_job(loaded: LoadedConfig, job: str, follow: bool, tail: int | None, a
 
     storage = storage_of(loaded)
     summary = summarize(job, run_of(storage, job))
+    if _is_script(storage, summary):
+        _print_script(loaded, summary, follow, tail, as_json)
+        return
     submission_id = summary.submission_id
     if submission_id is None:
         raise RequestError(
@@ -175,41 +185,140 @@ def _print_job(loaded: LoadedConfig, job: str, follow: bool, tail: int | None, a
         say(line)
 
 
+def _is_script(storage: Storage, summary: RunSummary) -> bool:
+    """Whether a job is a script; until its driver has said so, its config does."""
+    from train_jobs.records.run_config import read_run_config
+
+    return (summary.task or read_run_config(storage, summary.job)[1].task) == "script"
+
+
+def _print_script(
+    loaded: LoadedConfig, summary: RunSummary, follow: bool, tail: int | None, as_json: bool
+) -> None:
+    """What the driver of a script says, and what its rank 0 prints, as `shoal train` shows it."""
+    from infra.cli.train import goodput_line, ranks_line, storage_of
+    from infra.script_log import ScriptLog
+    from train_jobs.records.listing import account_of, run_of
+
+    storage, job = storage_of(loaded), summary.job
+    run = run_of(storage, job)
+    log = ScriptLog(run, *_driver_of(loaded, summary, run))
+
+    def look() -> tuple[list[str | RankLine], bool]:
+        lines = list(log.new(last=not follow))
+        return lines, log.runs
+
+    def write(line: str | RankLine) -> None:
+        if isinstance(line, str):
+            _write_said(line, as_json)
+        else:
+            _write_printed(line, as_json)
+
+    if not _show(look, follow, tail, write):
+        return
+    if line := goodput_line(account_of(storage, job, runs=log.runs).as_json()):
+        say(line)
+    if line := ranks_line(job, run.location):
+        say(line)
+
+
+def _driver_of(
+    loaded: LoadedConfig, summary: RunSummary, run: Storage
+) -> tuple[Callable[[], str], Callable[[], str | None]]:
+    """What asks for all that the driver has printed, and for Ray's status of it.
+
+    What the ranks printed is had without it; then it is said why there is nothing of the driver.
+    """
+    from infra.cli.train import submissions_if_up
+
+    submissions, submission_id = submissions_if_up(loaded), summary.submission_id
+    if submissions is None:
+        why = f"cluster {loaded.config.cluster.name} is not up"
+    elif submission_id is None:
+        why = "it was not submitted through Ray's job API, which keeps that"
+    elif submissions.status(submission_id) is None:
+        why = "Ray does not know it any more"
+    else:
+        return partial(submissions.logs, submission_id), partial(submissions.status, submission_id)
+    say(
+        f"what the driver of {summary.job} printed cannot be had: {why}; what happened to it is in"
+        f" {run.location}, in events.jsonl"
+    )
+    return lambda: "", lambda: None
+
+
 def _print_ranks(
     loaded: LoadedConfig, job: str, rank: str, follow: bool, tail: int | None, as_json: bool
 ) -> None:
     """What ranks of a script printed; with several of them each line begins with its rank."""
     from cluster.errors import RequestError
-    from infra.cli.train import storage_of, submissions_of
+    from infra.cli.train import storage_of, submissions_if_up
     from infra.rank_output import RankOutput
     from train_jobs.records.listing import is_running, run_of
     from train_jobs.records.run_log import summarize
 
     if rank != "all" and not rank.isdecimal():
         raise RequestError(f"--rank is a number, or `all`, not {rank!r}")
-    run = run_of(storage_of(loaded), job)
-    if summarize(job, run).task != "script":
+    storage = storage_of(loaded)
+    run = run_of(storage, job)
+    if not _is_script(storage, summarize(job, run)):
         raise RequestError(f"{job} is no script: its ranks print nothing; `shoal logs {job}` has its log")
     output = RankOutput(run, None if rank == "all" else int(rank))
-    runs = follow
-    lines = list(output.new(last=not follow))
-    shown = lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]
+    submissions = submissions_if_up(loaded) if follow else None
+
+    def look() -> tuple[list[RankLine], bool]:
+        runs = submissions is not None and is_running(summarize(job, run), submissions.statuses())
+        return list(output.new(last=not runs)), runs
+
+    _show(look, follow, tail, lambda line: _write_printed(line, as_json, named=rank == "all"))
+
+
+def _show(
+    look: Callable[[], tuple[list[Line], bool]], follow: bool, tail: int | None, write: Callable[[Line], None]
+) -> bool:
+    """Write the lines that are there, and with `follow` those that come, to the end of the job.
+
+    Args:
+        look: the lines that are new, and whether more may come.
+        tail: how many of those that are there already.
+
+    Returns:
+        whether it came to its end; Ctrl-C is how following ends else.
+    """
     try:
-        while True:
-            for line in shown:
-                if as_json:
-                    document = {"attempt": line.attempt, "rank": line.rank, "line": line.text}
-                    _write_json({"source": "rank", **document})
-                else:
-                    _write(f"rank {line.rank}: {line.text}\n" if rank == "all" else f"{line.text}\n")
+        lines, runs = look()
+        for line in lines if tail is None else lines[len(lines) - min(tail, len(lines)) :]:
+            write(line)
+        while follow and runs:
             sys.stdout.flush()
-            if not runs:
-                return
             threading.Event().wait(_LOOK_S)
-            runs = is_running(summarize(job, run), submissions_of(loaded).statuses())
-            shown = list(output.new(last=not runs))
+            lines, runs = look()
+            for line in lines:
+                write(line)
+        sys.stdout.flush()
     except KeyboardInterrupt:
-        return  # how following ends
+        return False
+    return True
+
+
+def _write_said(line: str, as_json: bool) -> None:
+    """Write what a driver printed."""
+    if as_json:
+        _write_json({"source": "job", "line": line})
+    else:
+        _write(f"{line}\n")
+
+
+def _write_printed(line: RankLine, as_json: bool, *, named: bool = False) -> None:
+    """Write what a rank printed.
+
+    Args:
+        named: it begins with its rank.
+    """
+    if as_json:
+        _write_json({"source": "rank", "attempt": line.attempt, "rank": line.rank, "line": line.text})
+    else:
+        _write(f"rank {line.rank}: {line.text}\n" if named else f"{line.text}\n")
 
 
 def _write_json(document: dict[str, Any]) -> None:

@@ -252,8 +252,18 @@ def _print_result(result: dict[str, Any]) -> None:
     if line := goodput_line(result):
         typer.echo(line)
     typer.echo(f"files: {result['path']}")
-    if (Path(result["path"]) / "logs").is_dir():
-        typer.echo(f"what its ranks printed: {result['path']}/logs; `shoal logs {result['job']} --rank all`")
+    if line := ranks_line(result["job"], result["path"]):
+        typer.echo(line)
+
+
+def ranks_line(job: str, path: str) -> str:
+    """Where all is that the ranks of a script printed; nothing of a job whose ranks print nothing.
+
+    Args:
+        path: the job's directory.
+    """
+    logs = Path(path) / "logs"
+    return f"what its ranks printed: {logs}; `shoal logs {job} --rank all`" if logs.is_dir() else ""
 
 
 def goodput_line(account: dict[str, Any]) -> str:
@@ -297,12 +307,16 @@ def submissions_of(loaded: LoadedConfig) -> Submissions:
     return Submissions(_record(loaded))
 
 
-def _driver_statuses(loaded: LoadedConfig) -> dict[str, str] | None:
-    """Ray's status of every submission; None when the cluster is not up."""
+def submissions_if_up(loaded: LoadedConfig) -> Submissions | None:
+    """The same; None when the cluster is not up."""
     from cluster.state.connection import head_is_silent, read_record
     from train_jobs.driver.submission import Submissions
 
     record = read_record(loaded.config.cluster.name)
-    if record is None or head_is_silent(record) is not None:
-        return None
-    return Submissions(record).statuses()
+    return Submissions(record) if record is not None and head_is_silent(record) is None else None
+
+
+def _driver_statuses(loaded: LoadedConfig) -> dict[str, str] | None:
+    """Ray's status of every submission; None when the cluster is not up."""
+    submissions = submissions_if_up(loaded)
+    return None if submissions is None else submissions.statuses()

@@ -11,8 +11,10 @@ from cluster.files.storage import Storage
 from train_jobs.records.goodput import Goodput, goodput_of
 from train_jobs.records.run_log import RunSummary, read_all_metrics, read_events, summarize, summary_of
 
+RAY_RUNS = ("PENDING", "RUNNING")
+"""Ray's statuses of a submission that has not ended."""
 RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-"""Ray's statuses of a submission that has ended."""
+"""Those of one that has."""
 
 
 def run_of(storage: Storage, job: str) -> Storage:
@@ -90,7 +92,7 @@ def is_running(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -
     """Whether the job's driver is there; without a cluster no job runs."""
     if summary.ended or driver_statuses is None or summary.submission_id is None:
         return False
-    return driver_statuses.get(summary.submission_id) in ("PENDING", "RUNNING")
+    return driver_statuses.get(summary.submission_id) in RAY_RUNS
 
 
 def status_of(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> str:
