@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,7 +18,7 @@ import pytest
 
 from tests.clusters import LiveCluster, shoal
 from tests.integration.jobs import wait_until
-from tests.serve_apps.strangers import serve_run
+from tests.serve_apps.strangers import environment, serve_run
 from tests.serve_apps.tiny_model import make_model
 
 PROGRAMS = Path(__file__).parent / "ray_programs"
@@ -52,52 +53,100 @@ def submit(
     return ray_job(cluster, folder, "submit", *options, "--", "python", *entrypoint)
 
 
-def test_ray_train_is_killed_and_goes_on_from_its_own_checkpoint(
-    running_cluster: LiveCluster, folder: Path, tmp_path: Path
-) -> None:
-    words = ("torch_trainer.py", "--storage", str(tmp_path), "--delay", "0.5")
-    done = submit(running_cluster, folder, *words, wait=False)
+def start(cluster: LiveCluster, folder: Path, *entrypoint: str) -> str:
+    """The id of a job that runs on."""
+    done = submit(cluster, folder, *entrypoint, wait=False)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"Job '(\S+)' submitted", done.stdout)
-    assert found is not None, done.stdout
-    job = found[1]
+    return re.findall(r"Job '(\S+)' submitted", done.stdout)[0]
+
+
+@dataclass(frozen=True)
+class Program:
+    """One that saves what it has done, and goes on from there.
+
+    Attributes:
+        long: what makes it run for long.
+        step: how it prints a step, with its process.
+        restored: how it prints where it goes on.
+        done: how it prints its end.
+        saved: a pattern of the files that it leaves in its storage.
+    """
+
+    words: tuple[str, ...]
+    long: tuple[str, ...]
+    step: str
+    restored: str
+    done: str
+    saved: str
+
+
+PROGRAMS_OF_RAY = {
+    "train": Program(
+        ("torch_trainer.py", "--delay", "0.5"),
+        ("--epochs", "1000"),
+        r"epoch 4, pid (\d+)",
+        r"restored, from epoch (\d+) on",
+        "done: epoch 19",
+        "plain/checkpoint_*/model.pt",
+    ),
+    "tune": Program(
+        ("tune_search.py", "--delay", "0.5"),
+        ("--steps", "1000"),
+        r"lr 0\.5, step 4, pid (\d+)",
+        r"restored lr 0\.5, from step (\d+) on",
+        "3 trials, best lr 0.5, step 19",
+        "search/objective_*/checkpoint_*/state.json",
+    ),
+}
+
+
+@pytest.fixture(params=PROGRAMS_OF_RAY)
+def program(request: pytest.FixtureRequest) -> Program:
+    return PROGRAMS_OF_RAY[request.param]
+
+
+def test_it_is_killed_and_goes_on_from_its_own_checkpoint(
+    running_cluster: LiveCluster, folder: Path, tmp_path: Path, program: Program
+) -> None:
+    job = start(running_cluster, folder, *program.words, "--storage", str(tmp_path))
 
     def said() -> str:
         return ray_job(running_cluster, folder, "logs", job).stdout
 
-    wait_until(lambda: "epoch 4, pid" in said(), "its fifth epoch")
-    pids = set(re.findall(r"epoch 4, pid (\d+)", said()))  # Ray may show a line twice
-    (pid,) = pids
+    wait_until(lambda: re.search(program.step, said()), "its fifth step")
+    (pid,) = set(re.findall(program.step, said()))  # Ray may show a line twice
     os.kill(int(pid), signal.SIGKILL)
-    wait_until(lambda: "done: epoch 19" in said(), "its end")
-    restored = re.findall(r"restored, from epoch (\d+) on", said())
+    wait_until(lambda: program.done in said(), "its end")
+    restored = re.findall(program.restored, said())
     assert restored
-    assert all(int(epoch) >= 4 for epoch in restored)
-    assert "succeeded" in ray_job(running_cluster, folder, "status", job).stdout
-    assert list((tmp_path / "plain").glob("checkpoint_*/model.pt"))
+    assert all(int(step) >= 4 for step in restored)
+    wait_until(lambda: "succeeded" in ray_job(running_cluster, folder, "status", job).stdout, "its end")
+    assert list(tmp_path.glob(program.saved))
 
 
-def test_ray_train_is_stopped(running_cluster: LiveCluster, folder: Path, tmp_path: Path) -> None:
-    words = ("torch_trainer.py", "--storage", str(tmp_path), "--delay", "0.5", "--epochs", "1000")
-    job = re.findall(r"Job '(\S+)' submitted", submit(running_cluster, folder, *words, wait=False).stdout)[0]
-    wait_until(lambda: "epoch 1, pid" in ray_job(running_cluster, folder, "logs", job).stdout, "its start")
+def test_it_is_stopped(running_cluster: LiveCluster, folder: Path, tmp_path: Path, program: Program) -> None:
+    job = start(running_cluster, folder, *program.words, *program.long, "--storage", str(tmp_path))
+    wait_until(
+        lambda: re.search(program.step, ray_job(running_cluster, folder, "logs", job).stdout), "its start"
+    )
     assert ray_job(running_cluster, folder, "stop", job).returncode == 0
     wait_until(lambda: "stopped" in ray_job(running_cluster, folder, "status", job).stdout.lower(), "its end")
 
 
-def test_ray_train_fails_with_the_exit_code_of_the_program(
-    running_cluster: LiveCluster, folder: Path, tmp_path: Path
+def test_it_fails_with_the_exit_code_of_the_program(
+    running_cluster: LiveCluster, folder: Path, tmp_path: Path, program: Program
 ) -> None:
-    done = submit(running_cluster, folder, "torch_trainer.py", "--storage", str(tmp_path), "--exit-at", "1")
+    done = submit(running_cluster, folder, program.words[0], "--storage", str(tmp_path), "--exit-at", "1")
     assert done.returncode == 1
     assert "asked to fail" in done.stdout + done.stderr
     assert "exit code 3" in done.stdout + done.stderr
 
 
-def test_ray_tune_searches(running_cluster: LiveCluster, folder: Path, tmp_path: Path) -> None:
-    done = submit(running_cluster, folder, "tune_search.py", str(tmp_path))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 trials, 0 errors, best lr 0.5" in done.stdout
+def twice(url: str) -> int | None:
+    """Which process doubles; None where none answers."""
+    with suppress(httpx.TransportError, ValueError, KeyError):
+        return int(httpx.get(url, params={"n": 1}, timeout=10).json()["pid"])
+    return None
 
 
 def test_another_serve_app_beside_ours(running_cluster: LiveCluster, folder: Path, tmp_path: Path) -> None:
@@ -119,8 +168,22 @@ def test_another_serve_app_beside_ours(running_cluster: LiveCluster, folder: Pat
     options = ("--name", "doubler", "--route-prefix", "/double")
     url = f"{running_cluster.record.serve_url}/double"
     with serve_run(running_cluster, folder, "serve_beside:app", *options, url=f"{url}?n=1"):
-        assert httpx.get(url, params={"n": 21}).json() == {"twice": 42}
+        assert httpx.get(url, params={"n": 21}).json()["twice"] == 42
         assert answers()
+        pid = httpx.get(url, params={"n": 1}).json()["pid"]
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: twice(url) not in (None, pid), "another replica of theirs", 60.0)
+        assert answers()
+    done = subprocess.run(
+        [str(TOOLS / "serve"), "run", "serve_beside:broken", *options],
+        env=environment(running_cluster, folder),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode != 0
+    assert "asked to fail" in done.stdout + done.stderr
     # Who ends `serve run` ends Serve, and with it ours; that comes back by itself.
     wait_until(answers, "an answer", 60.0)
     done = shoal("unserve", "one", "--json", "-f", str(path))

@@ -47,6 +47,7 @@ class Program:
     progress: str = PRINTED
     needs: str = "torch"
     exit_at: str = "--exit_at"
+    publishes: str | None = None
 
     def job(self) -> dict[str, Any]:
         return {
@@ -54,6 +55,7 @@ class Program:
             "script": self.script,
             "arguments": [*self.arguments, "--delay", DELAY_S],
             "progress": self.progress,
+            "publish": self.publishes,
             # As Lightning needs it: as many on one node as on the other.
             "workers": {"min": 2, "max": 2, "per_node": 1},
             "env": {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": 1},
@@ -78,11 +80,12 @@ PROGRAMS = {
         (
             *("--output_dir", "$SHOAL_CHECKPOINT_DIR", "--max_steps", STEPS, "--save_steps", SAVE_EVERY),
             *("--logging_steps", 1, "--per_device_train_batch_size", 4, "--report_to", "none"),
-            *("--use_cpu", "true", "--ddp_backend", "gloo"),
+            *("--use_cpu", "true", "--ddp_backend", "gloo", "--save_model_to", "$SHOAL_EXPORT_DIR"),
         ),
         "checkpoint-80/model.safetensors",
         BAR,
         "transformers",
+        publishes="tuned",
     ),
     "accelerate": Program(
         "accelerate_regression.py",
@@ -168,6 +171,13 @@ def test_it_is_killed_in_the_middle_and_goes_on_from_its_own_checkpoint(jobs: Jo
     assert f"{STEPS}/{STEPS}" in jobs.shoal("jobs").stdout
     shown = jobs.shoal("logs", run.name, "--rank", "0").stdout
     assert (run / "logs" / "attempt-2" / "rank-0.log").read_text().splitlines()[-1] in shown
+
+    if model := PROGRAMS[name].publishes:
+        (published,) = events(run, "published")
+        shown = json.loads(jobs.shoal("models", "--json").stdout)
+        (version,) = [each for each in shown if each["job"] == run.name]
+        assert published["model"] == f"{model}@{version['version']}"
+        assert (Path(version["path"]) / "config.json").exists()
 
     again = jobs.shoal("resume", run.name)
     assert again.returncode == 2

@@ -1,22 +1,56 @@
-"""Ray Tune by itself: a grid of learning rates."""
+"""Ray Tune by itself: a grid of learning rates, in the style of its guide on fault tolerance."""
 
+import argparse
+import json
+import os
 import sys
+import tempfile
+import time
+from pathlib import Path
 
 from ray import tune
 
 
 def objective(config):
-    weight = 0.0
-    for step in range(20):
+    weight, start = 0.0, 0
+    checkpoint = tune.get_checkpoint()
+    if checkpoint:
+        with checkpoint.as_directory() as directory:
+            saved = json.loads(Path(directory, "state.json").read_text())
+        weight, start = saved["weight"], saved["step"] + 1
+        print(f"restored lr {config['lr']}, from step {start} on", flush=True)
+    for step in range(start, config["steps"]):
         weight += config["lr"] * (1.0 - weight)
-        tune.report({"score": abs(1.0 - weight), "step": step})
+        time.sleep(config["delay"])
+        if step == config["exit_at"]:
+            raise ValueError("asked to fail")
+        print(f"lr {config['lr']}, step {step}, pid {os.getpid()}", flush=True)
+        with tempfile.TemporaryDirectory() as directory:
+            Path(directory, "state.json").write_text(json.dumps({"weight": weight, "step": step}))
+            tune.report(
+                {"score": abs(1.0 - weight), "step": step},
+                checkpoint=tune.Checkpoint.from_directory(directory),
+            )
 
 
+parser = argparse.ArgumentParser()
+parser.add_argument("--storage", required=True)
+parser.add_argument("--steps", type=int, default=20)
+parser.add_argument("--delay", type=float, default=0.0)
+parser.add_argument("--exit-at", type=int, default=-1)
+args = parser.parse_args()
 tuner = tune.Tuner(
     tune.with_resources(objective, {"cpu": 1}),
-    param_space={"lr": tune.grid_search([0.01, 0.1, 0.5])},
-    run_config=tune.RunConfig(name="search", storage_path=sys.argv[1], verbose=0),
+    param_space={"lr": tune.grid_search([0.01, 0.1, 0.5]), **vars(args)},
+    run_config=tune.RunConfig(
+        name="search",
+        storage_path=args.storage,
+        failure_config=tune.FailureConfig(max_failures=0 if args.exit_at >= 0 else 3),
+    ),
 )
 results = tuner.fit()
+if results.num_errors:
+    print(f"failed: {results.errors[0]}", flush=True)
+    sys.exit(3)
 best = results.get_best_result("score", "min")
-print(f"{len(results)} trials, {results.num_errors} errors, best lr {best.config['lr']}", flush=True)
+print(f"{len(results)} trials, best lr {best.config['lr']}, step {best.metrics['step']}", flush=True)

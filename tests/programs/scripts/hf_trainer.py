@@ -24,6 +24,7 @@ class ModelArguments:
     hidden_size: int = field(default=32)
     delay: float = field(default=0.0, metadata={"help": "Seconds that a step takes at least."})
     exit_at: int = field(default=-1)
+    save_model_to: str | None = field(default=None, metadata={"help": "Default: the output directory."})
 
 
 class Pace(TrainerCallback):
@@ -60,7 +61,7 @@ def main():
         callbacks=[Pace(model_args)],
     )
     train_result = trainer.train(resume_from_checkpoint=last_checkpoint)
-    trainer.save_model(os.environ.get("SHOAL_EXPORT_DIR", training_args.output_dir))
+    trainer.save_model(model_args.save_model_to)
     trainer.log_metrics("train", train_result.metrics)
     trainer.save_metrics("train", train_result.metrics)
     trainer.save_state()
