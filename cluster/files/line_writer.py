@@ -48,9 +48,11 @@ class LineWriter:
     Args:
         storage: the directory of the logs.
         most_unwritten: lines that may wait.
+        made: the directory has been made before: where it is not there, its file system is away. Else the
+            first write makes it.
     """
 
-    def __init__(self, storage: Storage, most_unwritten: int = MOST_UNWRITTEN) -> None:
+    def __init__(self, storage: Storage, most_unwritten: int = MOST_UNWRITTEN, *, made: bool = False) -> None:
         self._storage = storage
         self._most_unwritten = most_unwritten
         self._unwritten: dict[str, deque[tuple[int, str]]] = defaultdict(deque)
@@ -61,7 +63,7 @@ class LineWriter:
         self._parts: dict[str, _Part] = {}
         self._writer = uuid.uuid4().hex[:8]
         """Part of each part's name: two writers never write one part."""
-        self._was_there = False
+        self._was_there = made
         self._soon = False
         self._closing = False
         self._changed = threading.Condition()
@@ -127,7 +129,7 @@ class LineWriter:
 
     def _write(self) -> None:
         with suppress(ShoalError):
-            self._was_there = self._storage.appendable and self._storage.exists()
+            self._was_there = self._was_there or (self._storage.appendable and self._storage.exists())
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: any(self._unwritten.values()) or self._closing)

@@ -32,12 +32,12 @@ class RunLog:
     and written as soon as it does.
 
     Args:
-        storage: the run's directory.
+        storage: the run's directory, which is there: where it is not, nothing is written until it is back.
     """
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._writer = LineWriter(storage)
+        self._writer = LineWriter(storage, made=True)
 
     @property
     def appends(self) -> bool:
@@ -78,7 +78,8 @@ class RunLog:
 
 
 def read_events(storage: Storage) -> list[dict[str, Any]]:
-    return read_lines(storage, EVENTS)
+    """All events of a run, in order; a line that is none is left out."""
+    return [line for line in read_lines(storage, EVENTS) if "kind" in line]
 
 
 MetricKey = tuple[int, int, int, int]
@@ -164,8 +165,8 @@ class RunSummary:
         return self.status in FINAL_STATUSES
 
     def apply(self, event: Mapping[str, Any]) -> None:
-        """Take in one event; an unknown kind changes nothing."""
-        handler = getattr(self, f"_on_{event['kind']}", None)
+        """Take in one event; an unknown kind, or none, changes nothing."""
+        handler = getattr(self, f"_on_{event.get('kind')}", None)
         if handler is not None:
             handler(event)
 

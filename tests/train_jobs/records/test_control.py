@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 
+from cluster.files import line_writer
 from cluster.files.storage import Storage
+from cluster.files.time_limit import within
+from train_jobs.records import control as module
 from train_jobs.records.control import PATIENCE_S, SAVES_FOR_S, JobControl
-from train_jobs.records.run_log import METRICS, read_all_metrics, read_metrics
+from train_jobs.records.run_log import EVENTS, METRICS, read_all_metrics, read_metrics
 
 
 def line(step: int, attempt: int = 1, loss: float = 1.0, **more: Any) -> dict[str, Any]:
@@ -20,6 +24,7 @@ def line(step: int, attempt: int = 1, loss: float = 1.0, **more: Any) -> dict[st
 
 @pytest.fixture
 def control(tmp_path: Path) -> Iterator[JobControl]:
+    (tmp_path / "run").mkdir()  # as whoever submits a job does
     made = JobControl(str(tmp_path / "run"))
     yield made
     made.log.close()
@@ -126,3 +131,70 @@ def test_steps_are_logged_again_that_groups_did_which_all_were_lost_within_an_at
     for each in (line(20), line(25), line(21, began=5), line(25, began=5), line(25), line(26, began=5)):
         control.metric(each)
     assert [step for _, step, _ in logged(tmp_path)] == [20, 25, 21, 25, 26]
+
+
+# -- a start over a storage in trouble ----------------------------------------------------------------------
+
+
+def started_over(location: Path | str) -> JobControl:
+    """A control that has started: one whose constructor hangs is not waited for."""
+    control = within(60.0, lambda: JobControl(str(location)), otherwise=None)
+    assert control is not None, "its constructor did not return"
+    return control
+
+
+def test_a_control_starts_over_events_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "run" / f"{EVENTS}.jsonl").mkdir(parents=True)
+    control = started_over(tmp_path / "run")
+    control.metric(line(1))
+    assert control.log.wait(60.0)
+    assert logged(tmp_path) == [(1, 1, 1.0)]
+
+
+def test_a_control_starts_over_events_whose_reading_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_READ_S", 0.1)
+    (tmp_path / "run").mkdir()
+    pipe = tmp_path / "run" / f"{EVENTS}.jsonl"
+    os.mkfifo(pipe)  # whoever opens it to read waits for somebody who writes
+    control = started_over(tmp_path / "run")
+    try:
+        control.metric(line(1))
+        assert control.log.wait(60.0)
+        assert logged(tmp_path) == [(1, 1, 1.0)]
+    finally:
+        os.close(os.open(pipe, os.O_RDWR | os.O_NONBLOCK))
+
+
+def test_a_control_starts_over_a_storage_that_cannot_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    control = started_over("s3://bucket/run?no_such_option=1")
+    assert control.metric(line(1)) == {"stop": False}
+    assert not control.log.answered(60.0)
+    assert "no_such_option" in str(control.log.trouble)
+
+
+def test_a_control_that_starts_while_the_file_system_is_away_makes_no_directory_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_writer, "RETRY_S", 0.01)
+    run, away = tmp_path / "run", tmp_path / "away"
+    away.mkdir()
+    control = started_over(run)
+    control.metric(line(1))
+    assert not control.log.answered(60.0)
+    assert "not there any more" in str(control.log.trouble)
+    assert not run.exists()
+    away.rename(run)
+    control.metric(line(2))
+    assert control.log.wait(60.0)
+    assert [step for _, step, _ in logged(tmp_path)] == [1, 2]
+
+
+def test_what_is_no_event_of_a_run_keeps_no_control_from_starting(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / f"{EVENTS}.jsonl").write_text(
+        '{}\n[]\n{"kind": "saved"}\n{"kind": "started", "attempt": 1}\n{"ki'
+    )
+    control = started_over(tmp_path / "run")
+    assert (control.script_saves(), control.has_started(1)) == (1, True)
