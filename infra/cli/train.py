@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 150.0
 """More than Ray gives a driver between SIGTERM and SIGKILL."""
+_STOP_LOOK_S = 0.3
 
 DetachOption = Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")]
 
@@ -89,27 +90,29 @@ def stop(job: JobArgument, file: FileOption = None, as_json: JsonOption = False)
     from cluster.errors import RequestError, ShoalError
     from train_jobs.driver.submission import record_end
     from train_jobs.records.listing import RAY_ENDED, find_job, is_running, result_of, run_of
-    from train_jobs.records.run_log import summarize
+    from train_jobs.records.run_log import RunFollower
 
     storage = storage_of(loaded)
     submissions = submissions_of(loaded)
     statuses = submissions.statuses()
     found = find_job(storage, job, prefer=lambda summary: is_running(summary, statuses))
-    summary = summarize(found, run_of(storage, found))
+    follower = RunFollower(found, run_of(storage, found))
+    summary = follower.look()
     if not is_running(summary, statuses) or summary.submission_id is None:
         raise RequestError(f"{found} does not run: it {_ended(summary.status)}")
-    submissions.stop(summary.submission_id)
+    submission_id = summary.submission_id
+    submissions.stop(submission_id)
     deadline, pause = time.monotonic() + STOP_TIMEOUT_S, threading.Event()
     while True:
-        driver = submissions.status(summary.submission_id)  # before the look at what it wrote
-        if (ended := summarize(found, run_of(storage, found))).ended:
+        driver = submissions.status(submission_id)  # before the look at what it wrote
+        if (ended := follower.look()).ended:
             break
         if driver in RAY_ENDED:
             record_end(storage, found, "stopped", "its driver was killed before it could say how it ended")
             continue
         if time.monotonic() > deadline:
             raise ShoalError(f"{found} did not stop within {STOP_TIMEOUT_S:.0f} s")
-        pause.wait(0.3)
+        pause.wait(_STOP_LOOK_S)
     if as_json:
         print_json(result_of(storage, found))
     else:

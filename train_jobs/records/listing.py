@@ -9,7 +9,7 @@ from typing import Any
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from train_jobs.records.goodput import Goodput, goodput_of
-from train_jobs.records.run_log import RunSummary, read_all_metrics, read_events, summarize, summary_of
+from train_jobs.records.run_log import RunFollower, RunSummary, read_all_metrics, read_events, summary_of
 
 RAY_RUNS = ("PENDING", "RUNNING")
 """Ray's statuses of a submission that has not ended."""
@@ -26,7 +26,8 @@ def find_job(storage: Storage, job: str, prefer: Callable[[RunSummary], bool] = 
     """A job by its id, or the newest one of a name.
 
     Args:
-        prefer: of several of a name the newest of those that this holds for, if it holds for any.
+        prefer: of several of a name the newest of those that this holds for, if it holds for any; it is asked
+            of what their events tell.
 
     Raises:
         RequestError: there is none; the message names those that are there.
@@ -34,7 +35,8 @@ def find_job(storage: Storage, job: str, prefer: Callable[[RunSummary], bool] = 
     jobs = job_ids(storage)
     if job in jobs:
         return job
-    of_name = [summary for each in jobs if (summary := summarize(each, run_of(storage, each))).name == job]
+    told = [RunFollower(each, run_of(storage, each)).look() for each in jobs]
+    of_name = [summary for summary in told if summary.name == job]
     if of_name:
         return max(of_name, key=lambda summary: (prefer(summary), summary.submitted_at)).job
     known = f"; there are {', '.join(jobs[-10:])}" if jobs else "; there are none yet"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.files.backend import StorageError
-from cluster.files.line_reader import read_lines
+from cluster.files.line_reader import LineReader, read_lines
 from cluster.files.line_writer import LineWriter
 from cluster.files.storage import Storage
 
@@ -243,6 +243,30 @@ class RunSummary:
         self.status, self.step, self.error = event["status"], event["step"], event.get("error")
         self.exit_code = event.get("exit_code", 1)
         self.workers = 0
+
+
+class RunFollower:
+    """A run as its events tell it, for whoever looks at it again and again: only what is new is read.
+
+    What its metrics alone tell is left out: the last line of them, and the steps since an event told of one.
+
+    Args:
+        storage: the run's directory.
+    """
+
+    def __init__(self, job: str, storage: Storage) -> None:
+        self._summary = RunSummary(job)
+        self._events = LineReader(storage, EVENTS)
+
+    def look(self) -> RunSummary:
+        """The run as it is told now.
+
+        Raises:
+            StorageError: the storage cannot be read; the next look takes in what this one did not.
+        """
+        for event in self._events.new():
+            self._summary.apply(event)
+        return self._summary
 
 
 def summarize(job: str, storage: Storage) -> RunSummary:
