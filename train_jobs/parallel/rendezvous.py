@@ -9,7 +9,8 @@ from datetime import timedelta
 import psutil
 import torch.distributed as dist
 
-_TIMEOUT_S = 60.0
+_REACH_S = 60.0
+"""Whoever opens a store has done so before it says where."""
 _INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
@@ -22,7 +23,7 @@ def open_store(host: str) -> tuple[dist.TCPStore, str]:
         port,
         is_master=True,
         wait_for_workers=False,
-        timeout=timedelta(seconds=_TIMEOUT_S),
+        timeout=timedelta(seconds=_REACH_S),
         master_listen_fd=listener.detach(),
     )
     return store, f"{host}:{port}"
@@ -31,7 +32,23 @@ def open_store(host: str) -> tuple[dist.TCPStore, str]:
 def reach_store(address: str) -> dist.TCPStore:
     """The store that another rank has opened at this address (host:port)."""
     host, _, port = address.rpartition(":")
-    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_TIMEOUT_S))
+    return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=_REACH_S))
+
+
+def join(backend: str, store: dist.Store, place: tuple[int, int], limit_s: float) -> None:
+    """Make the default process group of the ranks that share a store.
+
+    NCCL's first operation in a group waits at the store for the rank that names the group: as long as the
+    store says, and torch tells that only stores that it has opened itself.
+
+    Args:
+        place: this rank, and how many there are.
+        limit_s: longest that one rank may be behind another, here and in each collective.
+    """
+    limit = timedelta(seconds=limit_s)
+    store.set_timeout(limit)
+    rank, world_size = place
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=limit)
 
 
 def use_interface_of(host: str) -> None:

@@ -8,16 +8,14 @@ import threading
 import time
 import traceback
 from dataclasses import asdict
-from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
 from cluster.files.storage import Storage
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError, ScriptError, ScriptHangError, bases_of
 from train_jobs.parallel.mesh import AFTER_HANG_S
-from train_jobs.parallel.rendezvous import open_store, reach_store, record_flights, use_interface_of
+from train_jobs.parallel.rendezvous import join, open_store, reach_store, record_flights, use_interface_of
 from train_jobs.rank.assembly import RankAssembly
 from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
 from train_jobs.rank.reporters import is_collective, reporter_of, say_started
@@ -98,9 +96,6 @@ def _meet(order: RankOrder, worker: Worker) -> None:
     device = None if config.task == "script" else order.device
     if device is not None:
         torch.cuda.set_device(device)
-    # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is
-    # done the timeout is that of a step (train_jobs.parallel.mesh).
-    timeout = timedelta(seconds=config.recovery.start_timeout_s + AFTER_HANG_S)
     if place.rank == 0:
         store, address = open_store(order.host)
         worker.rendezvous(address)
@@ -125,9 +120,10 @@ def _meet(order: RankOrder, worker: Worker) -> None:
         record_flights(str(logs / f"nccl-of-{order.spec.name}-rank-"))
     # Offloaded gradients lie on the CPU, and their norm is summed there.
     backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(
-        backend, store=store, rank=place.rank, world_size=place.world_size, timeout=timeout
-    )
+    # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is
+    # done the limit is that of a step (train_jobs.parallel.mesh).
+    limit_s = config.recovery.start_timeout_s + AFTER_HANG_S
+    join(backend, store, (place.rank, place.world_size), limit_s)
 
 
 class _LinkedLighthouse:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from infra.lab.faults import network
 from infra.lab.faults.network import Network
+from train_jobs.parallel import rendezvous
 from train_jobs.parallel.rendezvous import (
     interface_of,
+    join,
     open_store,
     reach_store,
     record_flights,
@@ -78,6 +82,23 @@ def test_a_store_listens_on_its_own_address_only() -> None:
         capture_output=True,
     )
     assert listening.returncode != 0
+
+
+def test_a_rank_waits_at_the_store_for_one_that_comes_as_late_as_the_start_allows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NCCL asks the store of a group for what the first rank puts there; gloo has a limit of its own."""
+    monkeypatch.setattr(rendezvous, "_REACH_S", 1.0)
+    store, address = open_store("127.0.0.1")
+    other = reach_store(address)
+    join("gloo", store, (0, 1), 60.0)
+    try:
+        late = threading.Timer(1.5, other.set, ("group/name", "given"))
+        late.start()
+        assert dist.PrefixStore("group", store).get("name") == b"given"
+        late.join()
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.slow
