@@ -86,12 +86,13 @@ class DeepSpeedModel(ParallelModel):
             }
         deepspeed.init_distributed(dist_init_required=False)
         try:
-            engine, *_ = deepspeed.initialize(
-                model=model,
-                optimizer=optimizer,
-                model_parameters=parameter_groups(model, config.optimizer) if optimizer is None else None,
-                config=settings,
-            )
+            with mesh.adopting():
+                engine, *_ = deepspeed.initialize(
+                    model=model,
+                    optimizer=optimizer,
+                    model_parameters=parameter_groups(model, config.optimizer) if optimizer is None else None,
+                    config=settings,
+                )
         except (ValueError, AssertionError, TypeError, KeyError) as error:
             raise RequestError(f"parallel.deepspeed: DeepSpeed does not take it: {_reason(error)}") from error
         super().__init__(engine, mesh)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from cluster.planning.topology import AXES, MeshShape
-from train_jobs.parallel.torch_private import collectives_begun, set_timeout
+from train_jobs.parallel.torch_private import collectives_begun, groups_of_process, set_timeout
 
 AFTER_HANG_S = 30.0
 """By so much later than whoever watches a rank does torch find that it hangs."""
@@ -37,13 +40,15 @@ class Mesh:
         self.shape = shape
         self.device = device
         self._patience = None if patience_s is None else timedelta(seconds=patience_s + AFTER_HANG_S)
+        self._limit = self._patience
+        self._adopted: set[dist.ProcessGroup] = set()
         replicate, shard, self.cp_index, self.tp_index = shape.coordinate(dist.get_rank())
         self.data_index = replicate * shape.dp_shard + shard
 
     @cached_property
     def axes(self) -> DeviceMesh:
         """The device mesh with the axes of `cluster.planning.topology.AXES`."""
-        return _device_mesh(self.device, self.shape)
+        return _device_mesh(self.device, self.shape, self._limit)
 
     @cached_property
     def parameters(self) -> DeviceMesh:
@@ -52,7 +57,9 @@ class Mesh:
         Ranks of one `cp` group see different parts of the same samples; for parameters they are data-parallel
         ranks like any others, so `cp` is folded into one of the two data axes.
         """
-        return self.axes if self.shape.cp == 1 else _device_mesh(self.device, _folded(self.shape))
+        if self.shape.cp == 1:
+            return self.axes
+        return _device_mesh(self.device, _folded(self.shape), self._limit)
 
     def sharding(self) -> DeviceMesh:
         """What `fully_shard` takes: one axis where nothing is replicated, two for hybrid sharding."""
@@ -75,10 +82,26 @@ class Mesh:
         assert group is not None, "every rank is in it"
         return group
 
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """While an engine makes groups of its own for steps, to which it gives torch's limit.
+
+        All ranks begin it together: none that is late may keep another waiting in such a group.
+        """
+        dist.barrier(group=self.patient)
+        before = groups_of_process()
+        yield
+        made = groups_of_process() - before
+        self._adopted |= made
+        if self._limit is not None:
+            for group in made:
+                set_timeout(group, self._limit)
+
     def limit_steps(self, hang_timeout_s: float) -> None:
         """From now on collectives have the time of a step; until now they had that of the slowest start."""
+        self._limit = timedelta(seconds=hang_timeout_s + AFTER_HANG_S)
         for group in self._of_steps():
-            set_timeout(group, timedelta(seconds=hang_timeout_s + AFTER_HANG_S))
+            set_timeout(group, self._limit)
 
     def collectives_begun(self) -> int | None:
         """How many collectives of steps this rank has begun; all ranks begin the same, one after another.
@@ -94,7 +117,8 @@ class Mesh:
         """The groups of steps: not those in which other threads meet, or other groups."""
         assert dist.group.WORLD is not None, "the ranks have met"
         made = [mesh for mesh in (vars(self).get("axes"), vars(self).get("parameters")) if mesh is not None]
-        return {dist.group.WORLD, *(group for mesh in made for group in mesh.get_all_groups())}
+        of_axes = (group for mesh in made for group in mesh.get_all_groups())
+        return {dist.group.WORLD, *of_axes, *self._adopted}
 
     @property
     def tp(self) -> DeviceMesh:
@@ -105,11 +129,25 @@ class Mesh:
         return self.axes.get_group("cp")
 
 
-def _device_mesh(device: torch.device, shape: MeshShape) -> DeviceMesh:
+def _device_mesh(device: torch.device, shape: MeshShape, limit: timedelta | None) -> DeviceMesh:
+    """As torch's `init_device_mesh`, which takes no timeout for the groups that it makes."""
     sizes = dict(zip(AXES, (shape.dp_replicate, shape.dp_shard, shape.cp, shape.tp), strict=True))
     named = ("dp_shard",) if shape.dp_shard > 1 else ("dp_replicate", "dp_shard")
     used = {name: size for name, size in sizes.items() if size > 1 or name in named}
-    return init_device_mesh(device.type, tuple(used.values()), mesh_dim_names=tuple(used))
+    ranks = torch.arange(shape.world_size, dtype=torch.int).reshape(*used.values())
+    groups = [_group_of_axis(ranks, dim, name, limit) for dim, name in enumerate(used)]
+    return DeviceMesh.from_group(groups, device.type, ranks, mesh_dim_names=tuple(used))
+
+
+def _group_of_axis(ranks: Tensor, dim: int, axis: str, limit: timedelta | None) -> dist.ProcessGroup:
+    """This rank's group on an axis of the ranks; made by all ranks alike."""
+    if ranks.shape[dim] == ranks.numel():
+        assert dist.group.WORLD is not None, "the ranks have met"
+        return dist.group.WORLD
+    alike = ranks.movedim(dim, -1).reshape(-1, ranks.shape[dim]).tolist()
+    group, _ = dist.new_subgroups_by_enumeration(alike, timeout=limit, group_desc=f"mesh_{axis}")
+    assert group is not None, "every rank is on every axis"
+    return group
 
 
 def _folded(shape: MeshShape) -> MeshShape:

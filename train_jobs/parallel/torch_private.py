@@ -22,3 +22,8 @@ def collectives_begun(group: dist.ProcessGroup, device: torch.device) -> int:
     """How many collectives on tensors of a device this process has begun in a group: told to, on a GPU."""
     backend = group._get_backend(device)
     return int(backend._get_sequence_number_for_group())  # type: ignore[attr-defined]
+
+
+def groups_of_process() -> set[dist.ProcessGroup]:
+    """Every group that this process is in, whoever has made it."""
+    return set(distributed_c10d._world.pg_map)

@@ -13,8 +13,19 @@ from safetensors.torch import load_file
 from cluster.config import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.parallel.test_strategies import goes_on_bit_for_bit
-from tests.train_jobs.ranks import loss_of_export, reports, run_ranks, start_ranks, tiny_job, write_corpus
+from tests.train_jobs.ranks import (
+    assemble,
+    loss_of_export,
+    reports,
+    run_program,
+    run_ranks,
+    start_ranks,
+    tiny_job,
+    write_corpus,
+)
 from train_jobs.checkpoint.export import export_checkpoint
+from train_jobs.data.preparation import prepare_data
+from train_jobs.spec import DATA
 
 pytestmark = [
     pytest.mark.slow,
@@ -128,3 +139,33 @@ def test_what_the_engine_does_not_take_or_cannot_average_is_said(corpus: Path, t
     assert "parallel.deepspeed: DeepSpeed does not take it: stage: " in said
     padded = job(corpus, ZERO_2, data={"packing": False})
     assert "averages over samples that all count alike" in failure(padded, tmp_path / "padded", 1)
+
+
+def limits_of_groups(config_json: str, run: str) -> None:
+    """Of the groups that the engine has made for itself: those of the start, and then that of a step."""
+    import torch
+
+    from train_jobs.parallel.mesh import AFTER_HANG_S
+
+    config = TrainJobConfig.model_validate_json(config_json)
+    assembly = assemble(config, Path(run))
+    made = assembly.mesh._adopted
+    assert made, "the engine has groups of its own"
+
+    def limits() -> set[float]:
+        backends = [group._get_backend(torch.device("cpu")) for group in made]
+        return {backend.options._timeout.total_seconds() - AFTER_HANG_S for backend in backends}
+
+    assert limits() == {5000.0}
+    assembly.begin()
+    assembly.loop.step()
+    assert limits() == {70.0}
+
+
+def test_its_own_groups_have_the_limit_of_the_start_and_then_that_of_a_step(
+    corpus: Path, tmp_path: Path
+) -> None:
+    limits = {"start_timeout_s": 5000.0, "hang_timeout_s": 70.0}
+    config = job(corpus, ZERO_2, recovery=limits)
+    prepare_data(config, tmp_path / DATA)
+    run_program(limits_of_groups, tmp_path, 2, config.model_dump_json(), str(tmp_path))

@@ -129,10 +129,24 @@ def groups_and_times(out: str) -> None:
     from train_jobs.parallel import mesh
 
     mesh.AFTER_HANG_S = 0.0
-    made = mesh.Mesh(MeshShape(dp_replicate=2, dp_shard=2, cp=1, tp=1), torch.device("cpu"), 60.0)
+
+    def limits(of: list[dist.ProcessGroup]) -> list[float]:
+        backends = [group._get_backend(device) for group in of]
+        return [backend.options._timeout.total_seconds() for backend in backends]  # type: ignore[attr-defined]
+
+    shape, device = MeshShape(dp_replicate=2, dp_shard=2, cp=1, tp=1), torch.device("cpu")
+    made = mesh.Mesh(shape, device, 5000.0)
     of_axes = [*made.axes.get_all_groups(), *made.parameters.get_all_groups()]
     groups = [dist.group.WORLD, *(group for group in of_axes if dist.get_world_size(group) > 1)]
     assert len({*groups}) > 2, "the axes have groups of their own"
+    with made.adopting():
+        own = dist.new_group()
+    assert own is not None
+    groups.append(own)
+    assert limits(made.axes.get_all_groups()) == limits([own, own]) == [5000.0, 5000.0], "while they start"
+    late = mesh.Mesh(shape, device, 5000.0)
+    late.limit_steps(60.0)
+    assert limits(late.axes.get_all_groups()) == [60.0, 60.0], "though their groups are only made now"
     made.limit_steps(0.5)
     for group in groups:
         dist.barrier(group)
@@ -149,7 +163,7 @@ def groups_and_times(out: str) -> None:
             time.sleep(0.05)
 
 
-def test_the_groups_of_the_axes_have_the_same_limit(tmp_path: Path) -> None:
+def test_the_groups_of_the_axes_have_the_limit_of_the_start_and_then_that_of_a_step(tmp_path: Path) -> None:
     """And what is private of torch does what it did."""
     run_program(groups_and_times, tmp_path, 4, str(tmp_path / "out"))
     assert (tmp_path / "out").read_text() == "all of them"
