@@ -14,6 +14,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.node.sessions import DEATH_S
+
 
 @dataclass(frozen=True)
 class ProcessEnd:
@@ -22,17 +24,20 @@ class ProcessEnd:
     Attributes:
         code: its exit code, or minus the number of a signal.
         out_of_memory: the kernel killed it, or another process of its node meanwhile, for want of memory.
+        num_left: how many of the processes that it had started were there still, long after they were killed.
     """
 
     code: int
     out_of_memory: bool
+    num_left: int = 0
 
     def __str__(self) -> str:
-        if self.code >= 0:
-            return f"exit code {self.code}"
-        how = f"killed by {signal.Signals(-self.code).name}"
-        killed_by_kernel = self.out_of_memory and self.code == -signal.SIGKILL
-        return f"{how}; its node was running low on memory" if killed_by_kernel else how
+        how = f"exit code {self.code}" if self.code >= 0 else f"killed by {signal.Signals(-self.code).name}"
+        if self.out_of_memory and self.code == -signal.SIGKILL:
+            how += "; its node was running low on memory"
+        if self.num_left:
+            how += f"; {DEATH_S:.0f} s after it {self.num_left} of the processes it had started had not ended"
+        return how
 
 
 @dataclass
@@ -145,7 +150,7 @@ class NodeAgent:
         elif "pid" in answer:
             self._forks[answer["id"]].pid = answer["pid"]
         else:
-            end = ProcessEnd(answer["code"], answer["memory"])
+            end = ProcessEnd(answer["code"], answer["memory"], answer["left"])
             fork = self._forks.pop(answer["id"])
             if end.code:
                 self.died(fork.owner)

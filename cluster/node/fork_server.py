@@ -20,11 +20,30 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from cluster.node import sessions
+
 _PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.05
+
+
+@dataclass(frozen=True)
+class _Child:
+    """A process that was asked for.
+
+    Attributes:
+        number: of the request.
+        kills_before: for want of memory, before it was there.
+    """
+
+    number: int
+    pid: int
+    kills_before: int
 
 
 class ForkServer:
@@ -32,9 +51,10 @@ class ForkServer:
 
     An empty document says first that it is ready. `{"id", "function", "arguments"}` asks for a process that
     calls a function (`module:name`) with named arguments; the answers are `{"id", "pid"}` and, when it has
-    ended, `{"id", "code", "memory"}`: its exit code, or minus a signal, and whether the kernel has killed
-    something on this node for want of memory while it ran. What a process leaves behind is killed with it,
-    and all processes are when this one ends.
+    ended, `{"id", "code", "memory", "left"}`: its exit code, or minus a signal, whether the kernel has killed
+    something on this node for want of memory while it ran, and how many of its processes have not ended. What
+    a process leaves behind is killed with it, and its end is told when that has ended too, or does not for
+    `cluster.node.sessions.DEATH_S`. All processes are killed when this one ends.
     """
 
     def __init__(self, requests: socket.socket) -> None:
@@ -42,15 +62,19 @@ class ForkServer:
         self._unread = b""
         self._selector = selectors.DefaultSelector()
         self._selector.register(requests, selectors.EVENT_READ)
+        self._leaving: dict[_Child, float] = {}
+        """Processes that have ended, and until when those that they have left behind are waited for."""
 
     def serve(self) -> None:
         self._answer()
         while True:
-            for key, _ in self._selector.select():
+            for key, _ in self._selector.select(_LOOK_S if self._leaving else None):
                 if key.data is not None:
-                    self._report(key.fd, *key.data)
+                    self._clear_up(key.fd, key.data)
                 elif not self._read():
                     return
+            for child, until in tuple(self._leaving.items()):
+                self._report(child, until)
 
     def _read(self) -> bool:
         """Fork as asked; False at the end of the requests."""
@@ -69,17 +93,25 @@ class ForkServer:
         if pid == 0:
             _become(server, self._requests, request["function"], request["arguments"])
         self._answer(id=request["id"], pid=pid)
-        child = request["id"], pid, out_of_memory_kills()
+        child = _Child(request["id"], pid, out_of_memory_kills())
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, child)
 
-    def _report(self, descriptor: int, number: int, pid: int, kills_before: int) -> None:
+    def _clear_up(self, descriptor: int, child: _Child) -> None:
         self._selector.unregister(descriptor)
         os.close(descriptor)
-        with contextlib.suppress(ProcessLookupError):
-            # Before its number is free again: those that it has started, and left behind, go with it.
-            os.killpg(pid, signal.SIGKILL)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        self._answer(id=number, code=code, memory=out_of_memory_kills() > kills_before)
+        # Before its number is free again: those that it has started, and left behind, go with it.
+        sessions.kill(child.pid)
+        self._leaving[child] = time.monotonic() + sessions.DEATH_S
+
+    def _report(self, child: _Child, until: float) -> None:
+        """Tell that a process has ended, once nothing of it can hold a device any more."""
+        left = sessions.living(child.pid)
+        if left and time.monotonic() < until:
+            return
+        del self._leaving[child]
+        code = os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+        memory = out_of_memory_kills() > child.kills_before
+        self._answer(id=child.number, code=code, memory=memory, left=len(left))
 
     def _answer(self, **facts: int) -> None:
         self._requests.sendall(json.dumps(facts).encode() + b"\n")

@@ -20,6 +20,7 @@ from ray.actor import ActorHandle
 from cluster.actors.named_actor import NamedActor
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
+from cluster.node.agent import ProcessEnd
 from cluster.state.nodes import NODE_LABEL
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View
@@ -112,7 +113,10 @@ def _see_to_its_end(worker: RankWorker, here: ActorHandle, ended: ray.ObjectRef)
                 here.give_up.remote(spec.name)
             raise
     try:
-        return worker.outcome(str(ray.get(ended)))
+        end: ProcessEnd = ray.get(ended)
+        if end.num_left:
+            print(f"rank {worker.rank}: {end}", flush=True)
+        return worker.outcome(str(end))
     except (ConnectionError, ray.exceptions.RayError) as error:
         return worker.outcome(f"its node's fork server ended ({error})")
 

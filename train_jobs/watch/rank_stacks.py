@@ -12,6 +12,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from cluster.node.sessions import living
+
 _MAIN_THREAD, _ALL_THREADS = signal.SIGUSR1, signal.SIGUSR2
 """What asks a process for the stack of its main thread, and for all of them."""
 _DUMP_TIMEOUT_S = 3.0
@@ -74,6 +76,10 @@ class RankStacks:
     def is_dead(self) -> bool:
         """Whether it has ended, though whoever started it may not have heard of that yet."""
         return self.state() in ("gone", _STATES["Z"])
+
+    def has_ended(self) -> bool:
+        """Whether it has ended, and all that it had started: a script of its own, which holds the device."""
+        return self.is_dead() and not living(self.pid)
 
     def dump(self) -> str | None:
         """The stacks of all threads, the most recent call first; also of a process that is stopped.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from cluster.node.sessions import DEATH_S
 from train_jobs.errors import RankError
 from train_jobs.watch.progress import SAVING, Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
@@ -14,9 +15,8 @@ _FIRST_WORD_S = 300.0
 """What a rank imports may lie on a disk that many read from."""
 _AFTER_THE_CAUSE_S = 0.5
 _ITS_END_S = 10.0
-"""Whoever started a process hears of its end at once, and tells; it may be gone itself."""
-_DEATH_S = 30.0
-"""A kernel takes its time to end a process of much memory, or with many devices."""
+"""Whoever started a process hears of its end at once, and tells when what that had started has ended too; it
+may be gone itself."""
 _LOOK_S = 0.05
 _NO_STACK = "no stack could be had: the process does not even answer a signal"
 
@@ -68,7 +68,7 @@ class RankWatch:
     def end_if_it_hangs(self, now: float) -> None:
         """Kill a rank that does not get on, once it is known where it stands.
 
-        It is said when the process has ended: until then its devices are its own.
+        It is said when it and all that it had started have ended: until then its devices are its own.
 
         Raises:
             RankError: it did not; or it is dead, and nobody says how it ended.
@@ -79,7 +79,7 @@ class RankWatch:
         if self._process is None:
             raise RankError(self.rank, None, "Hang", wrong, "", hung=True)
         if self._process.is_dead():
-            self._await_its_end(now)
+            self._await_its_end(self._process, now)
             return
         state, stopped = self._process.state(), self._process.is_stopped()
         trace = self._process.dump()
@@ -94,23 +94,24 @@ class RankWatch:
         self._process.kill()
         self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
         if not self._await_death(self._process):
-            state += f"; {_DEATH_S:.0f} s after it was killed it had not ended"
+            who = "what it had started" if self._process.is_dead() else "it"
+            state += f"; {DEATH_S:.0f} s after it was killed {who} had not ended"
         message, begun = f"{wrong} ({state})", self._hangs.collectives
         raise RankError(
             self.rank, None, "Hang", message, trace, hung=True, collective=waits, collectives=begun
         )
 
     def _await_death(self, process: RankStacks) -> bool:
-        for _ in range(round(_DEATH_S / _LOOK_S)):
-            if process.is_dead():
+        for _ in range(round(DEATH_S / _LOOK_S)):
+            if process.has_ended():
                 return True
             self._pause(_LOOK_S)
-        return process.is_dead()
+        return process.has_ended()
 
-    def _await_its_end(self, now: float) -> None:
+    def _await_its_end(self, process: RankStacks, now: float) -> None:
         # It does not hang: its peers were killed because they do, or whatever else ended it. How, its worker
         # is about to hear.
         if self._dead_since is None:
             self._dead_since = now
-        if now - self._dead_since > _ITS_END_S:
+        if now - self._dead_since > _ITS_END_S + (0.0 if process.has_ended() else DEATH_S):
             raise RankError(self.rank, None, "RankDied", "nobody says how it ended", "", died=True)

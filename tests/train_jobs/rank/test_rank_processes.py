@@ -274,7 +274,7 @@ def test_a_rank_ends_when_its_worker_is_gone(server: Server, tmp_path: Path) -> 
     server.fork(7, LinkAddress(address, bytes.fromhex(authkey)))
     assert answering.stdout.readline() == "called\n"
     answering.kill()
-    assert server.answer() == {"id": 7, "code": 1, "memory": False}
+    assert server.answer() == {"id": 7, "code": 1, "memory": False, "left": 0}
     answering.wait()
 
 
@@ -294,7 +294,7 @@ worker.status = input()
 def test_nobody_without_the_key_is_answered(server: Server, tmp_path: Path) -> None:
     (rank, _) = workers(tmp_path)
     server.fork(0, LinkAddress(RankLink(rank).at.address, b"another one"))
-    assert server.answer() == {"id": 0, "code": 1, "memory": False}
+    assert server.answer() == {"id": 0, "code": 1, "memory": False, "left": 0}
     assert not rank.called.is_set()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -132,6 +133,17 @@ def test_a_rank_that_has_ended_does_not_hang(reaped: bool) -> None:
     assert kept == []
 
 
+def test_of_a_rank_that_has_ended_nobody_says_how_before_what_it_had_started_has_ended() -> None:
+    with rank(OWN_CODE, seen_as=LeavesOneBehind) as (process, stacks):
+        watch = watched(2, stacks, pytest.fail)
+        process.kill()
+        process.wait(5)
+        for now in (HANG_S, HANG_S + 11, HANG_S + 39):
+            watch.end_if_it_hangs(now)
+        with pytest.raises(RankError, match="nobody says how it ended"):
+            watch.end_if_it_hangs(HANG_S + 41)
+
+
 class DiesWhenAsked(RankStacks):
     """A process that is killed between the first look at it and the dump of its stacks."""
 
@@ -204,6 +216,47 @@ def test_of_a_process_that_does_not_end_that_is_said() -> None:
     ):
         watched(0, stacks, lambda _: None, pauses.append).end_if_it_hangs(HANG_S)
     assert sum(pauses) == pytest.approx(30)
+
+
+class LeavesOneBehind(RankStacks):
+    """As a rank whose script is still there when it has gone itself."""
+
+    def has_ended(self) -> bool:
+        return False
+
+
+def test_of_what_a_process_had_started_and_does_not_end_that_is_said() -> None:
+    with rank(OWN_CODE, seen_as=LeavesOneBehind) as (process, stacks):
+
+        def pause(_: float) -> None:
+            process.wait(5)  # no time passes for what it has started
+
+        with pytest.raises(RankError, match="30 s after it was killed what it had started had not ended"):
+            watched(0, stacks, lambda _: None, pause).end_if_it_hangs(HANG_S)
+
+
+SESSION = """
+import os, subprocess
+from train_jobs.watch.rank_stacks import write_stacks_when_asked
+os.setsid()
+print(write_stacks_when_asked(), subprocess.Popen(["sleep", "600"], stdout=2).pid, flush=True)
+os.read(0, 1)
+"""
+
+
+def test_a_process_has_ended_when_all_that_it_had_started_has() -> None:
+    command = [sys.executable, "-c", SESSION]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        descriptor, child = map(int, process.stdout.readline().split())
+        stacks = RankStacks(process.pid, descriptor)
+        stacks.kill()
+        while not stacks.is_dead():
+            pass
+        assert not stacks.has_ended()
+        os.kill(child, signal.SIGKILL)
+        while not stacks.has_ended():
+            pass
 
 
 def test_who_watches_knows_that_a_rank_saves() -> None:
