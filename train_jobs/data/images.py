@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Sequence
@@ -42,7 +43,9 @@ class ImageFacts:
         mode: Pillow's: L (one channel) or RGB.
         size: height and width that images are scaled to.
         mean, std: of each channel, on a scale of 0 to 1.
-        content: a digest of which images there are to train on.
+        content: a digest of which images there are to train on, wherever their files lie and whatever these
+            are called: of how long they are in each row group, of their classes, and of those images that
+            mean and standard deviation are taken from.
     """
 
     labels: tuple[str, ...]
@@ -129,15 +132,23 @@ class ImageSamples:
 
     def sample(self, index: int) -> tuple[np.ndarray, int]:
         """One image, [channels, size, size] from 0 to 255, and its class."""
+        row, values = self.stored(index)
+        return self.pixels(row, values), values[self.data.label_column]
+
+    def stored(self, index: int) -> tuple[int, dict[str, Any]]:
+        """One image's row, and what is stored there."""
         row = self.part.row(int(index))
-        values = self.rows.row(row)
+        return row, self.rows.row(row)
+
+    def pixels(self, row: int, values: dict[str, Any]) -> np.ndarray:
+        """What is stored in a row as an image, [channels, size, size] from 0 to 255."""
         image = decoded(values[self.data.image_column], self.facts.mode, self.rows, row)
         if image.size != (self.facts.size, self.facts.size):
             from PIL import Image
 
             image = image.resize((self.facts.size, self.facts.size), Image.Resampling.BILINEAR)
         pixels = np.asarray(image, dtype=np.uint8)
-        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), values[self.data.label_column]
+        return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
 
 
 def augmented(image: np.ndarray, augment: AugmentConfig, generator: np.random.Generator) -> np.ndarray:
@@ -205,24 +216,27 @@ def prepare_images(config: TrainJobConfig, directory: Path) -> bool:
     if source == str(directory / DIGITS) and not Path(source).exists():
         _write_digits(Path(source))
     rows = _rows(source, data)
-    labels = _labels(rows, data.label_column)
+    seen = hashlib.blake2b(digest_size=16)
+    labels = _labels(rows, data.label_column, seen)
     first = decoded(rows.row(0)[data.image_column], None, rows, 0)
     facts = ImageFacts(labels, first.mode, data.image_size or _square(first, rows), (0.0,), (1.0,))
     if data.held_out_source is not None:
-        known = _labels(_rows(data.held_out_source, data, "data.held_out_source"), data.label_column)
+        apart = _rows(data.held_out_source, data, "data.held_out_source")
+        known = _labels(apart, data.label_column, hashlib.blake2b())
         if len(known) > len(labels):
             raise RequestError(
                 f"data.held_out_source {data.held_out_source!r} has {len(known)} classes, the training data "
                 f"only {len(labels)}"
             )
-    mean, std = _measure(ImageSamples(rows, facts, data, False if data.held_out_source is None else None))
+    samples = ImageSamples(rows, facts, data, False if data.held_out_source is None else None)
+    mean, std = _measure(samples, seen)
     channels = len(mean)
     for key, given in (("mean", data.mean), ("std", data.std)):
         if given is not None and len(given) != channels:
             raise RequestError(f"data.{key} has {len(given)} numbers; the images have {channels} channels")
-    files = [Path(fragment.path).name for fragment in rows.files.fragments]
+    files = [rows.files.chunks(index) for index in range(len(rows.files.fragments))]
     every = data.held_out_every if data.held_out_source is None else None
-    content = digest([files, rows.group_sizes(), every])
+    content = digest([files, rows.group_sizes(), every, seen.hexdigest()])
     facts = ImageFacts(labels, first.mode, facts.size, data.mean or mean, data.std or std, content)
     text, target = json.dumps(asdict(facts)), directory / FACTS
     if target.exists() and target.read_text() == text:
@@ -246,8 +260,12 @@ def _rows(source: str, data: DataConfig, key: str = "data.source") -> ParquetRow
     return rows
 
 
-def _labels(rows: ParquetRows, column: str) -> tuple[str, ...]:
-    """The names of the classes: those that the file knows (as datasets writes them), else their numbers."""
+def _labels(rows: ParquetRows, column: str, seen: hashlib.blake2b) -> tuple[str, ...]:
+    """The names of the classes: those that the file knows (as datasets writes them), else their numbers.
+
+    Args:
+        seen: takes the class of every image.
+    """
     most = 0
     for place, table in rows.walk([column]):
         values = table.column(column)
@@ -258,6 +276,7 @@ def _labels(rows: ParquetRows, column: str) -> tuple[str, ...]:
         if low < 0:
             raise RequestError(f"{place}: column {column!r} holds {low}; classes count from 0")
         most = max(most, high)
+        seen.update(values.to_numpy().astype("<i8").tobytes())
     try:
         written = json.loads((rows.files.schema.metadata or {})[b"huggingface"])
         names = tuple(written["info"]["features"][column]["names"])
@@ -275,12 +294,22 @@ def _square(image: Image.Image, rows: ParquetRows) -> int:
     return image.width
 
 
-def _measure(samples: ImageSamples) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, on a scale of 0 to 1."""
+def _measure(samples: ImageSamples, seen: hashlib.blake2b) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel, on a scale of 0 to 1.
+
+    Args:
+        seen: takes the images that are looked at, as they are stored.
+    """
     if not len(samples):
         raise RequestError(f"data.source {samples.rows.source!r} leaves no image to train on")
     step = -(-len(samples) // _MEASURED)
-    images = np.stack([samples.sample(index)[0] for index in range(0, len(samples), step)]) / 255
+    measured = []
+    for index in range(0, len(samples), step):
+        row, values = samples.stored(index)
+        measured.append(samples.pixels(row, values))
+        image = values[samples.data.image_column]
+        seen.update(image.get("bytes") or image["path"].encode())
+    images = np.stack(measured) / 255
     mean, std = images.mean(axis=(0, 2, 3)), images.std(axis=(0, 2, 3))
     return tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist())
 

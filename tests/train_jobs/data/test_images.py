@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -30,6 +30,12 @@ CIFAR_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", 
 def png(pixels: np.ndarray) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def bmp(pixels: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "BMP")
     return stream.getvalue()
 
 
@@ -99,6 +105,7 @@ def test_a_file_of_its_own_may_be_what_is_evaluated_on(tmp_path: Path) -> None:
     assert np.allclose(samples.batch([5], None)["pixel_values"][0].numpy(), expected, atol=1e-6)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(2, 9))
 def test_a_part_holds_the_rows_of_its_rule(rows: int, every: int) -> None:
     held_out = np.asarray([bool(is_held_out(row, every)) for row in range(rows)], dtype=bool)
@@ -133,6 +140,47 @@ def test_samples_of_many_images_take_no_memory(held_out: bool | None) -> None:
     rows = samples.part.row(index)
     assert held_out is None or is_held_out(rows, 4) == held_out
     assert most < 10e6, "it was eight bytes an image"
+
+
+def content(config: TrainJobConfig, directory: Path) -> str:
+    prepare_images(config, directory)
+    return ImageFacts.read(directory).content
+
+
+def test_images_are_known_by_what_they_are_wherever_they_lie(tmp_path: Path) -> None:
+    """Raw pixels of one size: their files have the same name, rows and lengths."""
+
+    def source(name: str, seed: int, first_label: int = 0) -> Path:
+        pixels = np.random.default_rng(seed).integers(0, 256, (20, 8, 8), dtype=np.uint8)
+        labels = [(first_label + index) % 10 for index in range(20)]
+        (tmp_path / name).mkdir()
+        path = write_images(tmp_path / name / "train.parquet", [bmp(each) for each in pixels], labels)
+        table = pq.read_table(path)
+        pq.write_table(table, path, row_group_size=7, compression="none", use_dictionary=False)
+        return path
+
+    fixed = {"mean": [0.5], "std": [0.5], "held_out_every": 4}
+    first = source("first", 0)
+    known = content(job(first, **fixed), tmp_path / "data")
+    for name, seed, first_label in (("images", 1, 0), ("classes", 0, 1)):
+        other = source(name, seed, first_label)
+        assert other.stat().st_size == first.stat().st_size
+        assert content(job(other, **fixed), tmp_path / "data") != known, name
+    assert content(job(first, **{**fixed, "held_out_every": 5}), tmp_path / "data") != known
+    moved = first.rename(tmp_path / "moved.parquet")
+    assert content(job(moved, **fixed), tmp_path / "data") == known
+    assert content(job(moved, **fixed), tmp_path / "elsewhere") == known
+
+
+def test_one_image_among_many_tells_two_sources_apart(tmp_path: Path) -> None:
+    """Not all images are looked at when a job starts; how long they are is known of all."""
+    pixels = np.random.default_rng(0).integers(0, 256, (2200, 4, 4), dtype=np.uint8)
+    images = [png(each) for each in pixels]
+    labels = [index % 10 for index in range(2200)]
+    first = write_images(tmp_path / "first.parquet", images, labels)
+    images[1001] = png(np.zeros((4, 4), dtype=np.uint8))
+    other = write_images(tmp_path / "other.parquet", images, labels)
+    assert content(job(first), tmp_path / "data") != content(job(other), tmp_path / "data")
 
 
 def test_digits_come_with_scikit_learn(tmp_path: Path) -> None:

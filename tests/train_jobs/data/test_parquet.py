@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.config.sections.data import DataConfig
@@ -46,6 +46,7 @@ def test_partitions_are_columns_and_uris_are_opened(tmp_path: Path) -> None:
     assert [rows.row(index)["language"] for index in range(5)] == ["de"] * 3 + ["en"] * 2
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.lists(st.integers(0, 39), min_size=1, max_size=30))
 def test_few_row_groups_are_kept(kept: int, indices: list[int]) -> None:
     import tempfile

@@ -77,7 +77,7 @@ def test_documents_are_padded_to_the_longest_of_a_batch() -> None:
     assert samples.batch([0, 1])["input_ids"].shape == (2, 6)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.integers(0, 26), max_size=20),
     st.integers(1, 150),

@@ -7,8 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cluster.config import TrainJobConfig
+from tests.train_jobs.data.test_images import bmp, write_images
 from tests.train_jobs.ranks import finish, reports, some_steps, start_program
+from train_jobs.data.preparation import prepare_data
+from train_jobs.spec import DATA
 
 TASK = Path(__file__).parents[2] / "integration" / "sampled_task.py"
 SAMPLES = 64
@@ -72,3 +77,36 @@ def test_another_order_or_other_samples_begin_anew_and_are_said(tmp_path: Path) 
     fresh = taken(tasks, run, job(tasks, seed=9, settings=fewer), 28, 4)
     assert begun_anew(run) == [4, 20]
     assert sorted(fresh) == list(range(32))
+
+
+def test_another_source_of_images_begins_anew_and_is_said(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+
+    def train(source: Path, until: int, attempt: int) -> None:
+        config = TrainJobConfig.model_validate(
+            {
+                "task": "image_classification",
+                "model": {"embedding_size": 4, "hidden_sizes": [4], "depths": [1]},
+                "data": {"source": str(source), "image_column": "img", "held_out_every": 4},
+                "steps": 100,
+                "batch": {"global": 4, "micro": 2},
+                "checkpoint": {"every_steps": 100},
+                "evaluate": {"every_steps": None},
+            }
+        )
+        prepare_data(config, run / DATA)
+        arguments = (str(tmp_path), config.model_dump_json(), str(run), until, attempt)
+        finish(start_program(some_steps, run, 1, *arguments))
+
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 20, 8, 8), dtype=np.uint8)
+    labels = [index % 10 for index in range(20)]
+    images = [[bmp(each) for each in part] for part in pixels]
+    first, other = (tmp_path / name for name in ("first", "other"))
+    for directory, part in ((first, images[0]), (other, images[1])):
+        directory.mkdir()
+        write_images(directory / "train.parquet", part, labels)
+    train(first, 2, 1)
+    train(first.rename(tmp_path / "moved"), 4, 2)
+    assert begun_anew(run) == [], "they have only been moved"
+    train(other, 6, 3)
+    assert begun_anew(run) == [4]
