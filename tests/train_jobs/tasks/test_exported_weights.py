@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from cluster.config import TrainJobConfig
+from cluster.files.storage import Storage
 from tests.train_jobs.ranks import assemble, finish, start_program, tiny_job, write_corpus
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE
 from tests.train_jobs.tasks.test_custom_task import job as example_job
+from train_jobs.checkpoint.export import export_checkpoint
 from train_jobs.data.token_streams import TokenStreams
 from train_jobs.data.tokens import prepare_tokens
 from train_jobs.tasks import make_task
@@ -154,32 +158,61 @@ TIED = EXAMPLE.replace(
     "        self.head = nn.Linear(width, 128)\n",
     "        self.head = nn.Linear(width, 128)\n        self.head.weight = self.embedding.weight\n",
 )
+COUNTED = TIED.replace("Sums(loss, targets.numel()", "Sums(loss / targets.shape[1], len(targets)")
+"""Counts samples, as DeepSpeed takes it."""
 
 
 def whole(directory: str, config_json: str, run: str) -> None:
+    """Train and export; rank 0 then does what `shoal export` does with the last checkpoint."""
     sys.path.insert(0, directory)
-    assembly = assemble(TrainJobConfig.model_validate_json(config_json), Path(run))
+    config = TrainJobConfig.model_validate_json(config_json)
+    assembly = assemble(config, Path(run))
     assembly.begin()
     assert assembly.loop.run() == "finished"
     assembly.export()
+    if dist.get_rank() == 0:
+        assert export_checkpoint(Storage(run), config, None, Path(run, "again")) == config.steps
 
 
-@pytest.mark.parametrize(("strategy", "ranks"), [("ddp", 1), ("ddp", 2), ("fsdp", 2), ("zero1", 2)])
+DEEPSPEED = {"engine": "deepspeed", "deepspeed": {"zero_optimization": {"stage": 3}}}
+ENGINE = pytest.mark.skipif(find_spec("deepspeed") is None, reason="DeepSpeed is an extra")
+
+
+@pytest.mark.parametrize(
+    ("parallel", "ranks"),
+    [
+        ({"strategy": "ddp"}, 1),
+        ({"strategy": "ddp"}, 2),
+        ({"strategy": "fsdp"}, 2),
+        ({"strategy": "zero1"}, 2),
+        pytest.param({"strategy": "data_parallel"}, 1, marks=pytest.mark.slow),
+        pytest.param({"strategy": "zero2"}, 2, marks=pytest.mark.slow),
+        pytest.param({"strategy": "zero3"}, 2, marks=pytest.mark.slow),
+        pytest.param({"strategy": "hsdp"}, 4, marks=pytest.mark.slow),
+        pytest.param(DEEPSPEED, 2, marks=[pytest.mark.slow, ENGINE]),
+    ],
+    ids=lambda value: value.get("strategy", "deepspeed") if isinstance(value, dict) else str(value),
+)
 def test_a_custom_model_with_tied_weights_is_exported_under_every_strategy(
-    tmp_path: Path, strategy: str, ranks: int
+    tmp_path: Path, parallel: dict[str, Any], ranks: int
 ) -> None:
     from safetensors import safe_open
 
-    assert TIED != EXAMPLE
-    (tmp_path / "my_task.py").write_text(TIED)
-    saves = {"every_steps": 100}
+    assert len({EXAMPLE, TIED, COUNTED}) == 3
+    (tmp_path / "my_task.py").write_text(COUNTED if parallel is DEEPSPEED else TIED)
     config = example_job(
-        steps=3, parallel={"strategy": strategy}, checkpoint=saves, evaluate={"every_steps": None}
+        steps=3, parallel=parallel, checkpoint={"every_steps": 100}, evaluate={"every_steps": None}
     )
     arguments = (str(tmp_path), config.model_dump_json(), str(tmp_path / "run"))
     finish(start_program(whole, tmp_path / "run", ranks, *arguments))
-    with safe_open(tmp_path / "run" / "export" / "model.safetensors", "pt") as file:
-        names, metadata = set(file.keys()), file.metadata()
-    assert "embedding.weight" in names
-    assert "head.weight" not in names
-    assert metadata["head.weight"] == "embedding.weight"
+    written = []
+    for name in ("export", "again"):
+        with safe_open(tmp_path / "run" / name / "model.safetensors", "pt") as file:
+            written.append({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118  (it is no dict)
+            metadata = file.metadata()
+        assert "embedding.weight" in written[-1]
+        assert "head.weight" not in written[-1], name
+        assert metadata["head.weight"] == "embedding.weight", name
+    first, again = written
+    assert first.keys() == again.keys()
+    assert all(torch.equal(first[key], again[key]) for key in first)
