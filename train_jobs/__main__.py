@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from cluster.sharing.client import BrokerClient
 from train_jobs.driver.driver import Driver
 from train_jobs.driver.submission import new_job_id, record_submission
 from train_jobs.records.run_config import read_run_config
+from train_jobs.spec import env_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,6 +53,7 @@ def run(options: argparse.Namespace) -> int:
                 f"train_jobs.{options.name}.working_dir is not where `ray job submit` has put the job: what"
                 " travels says its own --working-dir, and `shoal train` takes that of the config"
             )
+        env_of(config, os.environ)  # what it refuses becomes no job, as it does not by `shoal train`
         record_submission(storage, job, options.name, config, _submission_id())
     return Driver(job, config, storage).run()
 

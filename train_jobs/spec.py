@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
+from cluster.environment import passed_on
 
 DATA = "data"
 """In a run's directory: what the task prepared of its data, e.g. the tokenized corpus."""
@@ -95,12 +96,19 @@ def command_digest(config: TrainJobConfig) -> str:
     return hashlib.sha256(json.dumps(command, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def given_env(config: TrainJobConfig) -> dict[str, str]:
-    """The variables that a job gives its processes. What is passed on is in the driver's own."""
-    return {name: value for name, value in config.env.items() if value is not None}
+def env_of(config: TrainJobConfig, caller: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a job gives its processes.
+
+    Args:
+        caller: the environment that a null passes on from: of whoever submits the job, or of its driver.
+
+    Raises:
+        RequestError: a variable that should be passed on is not there.
+    """
+    return passed_on(config.env, caller, "env")
 
 
-def runtime_env_of(config: TrainJobConfig) -> dict[str, Any]:
-    """What a job's processes need beside Shoal, in Ray's words."""
-    given = given_env(config)
-    return ({"env_vars": given} if given else {}) | ({"pip": list(config.pip)} if config.pip else {})
+def runtime_env_of(config: TrainJobConfig, caller: Mapping[str, str]) -> dict[str, Any]:
+    """What a job's processes need beside Shoal, in Ray's words; see env_of."""
+    variables = env_of(config, caller)
+    return ({"env_vars": variables} if variables else {}) | ({"pip": list(config.pip)} if config.pip else {})

@@ -6,16 +6,23 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from tests.clusters import LiveCluster
+from tests.clusters import LiveCluster, shoal
 from tests.integration.jobs import JobFile, events, job_file, metrics, wait_until
 from tests.train_jobs.rank.test_script import SCRIPTS
 
 SAMPLES, GLOBAL, MICRO, STEPS = 52, 8, 2, 60
+SHOWS = """
+import os, sys
+print(os.environ["PLAIN"], os.environ["SECRET"])
+sys.exit(os.environ["SECRET"] != "second")
+"""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +48,9 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory)
         "arguments": ["--steps", "40", "--pause", "0.05"],
         "workers": {"min": 2, "max": 2},
     }
-    return job_file(running_cluster, directory, {"sampled": sampled, "script": script})
+    (directory / "show.py").write_text(SHOWS)
+    shows = {"task": "script", "script": "show.py", "env": {"PLAIN": "plain", "SECRET": None}}
+    return job_file(running_cluster, directory, {"sampled": sampled, "script": script, "shows": shows})
 
 
 def samples_by_step(run: Path, seen: Path) -> dict[int, list[int]]:
@@ -103,6 +112,32 @@ def test_a_script_is_started_again_with_what_it_saved_and_its_logs_are_kept_by_r
         began = int(again.split("from step ")[1].split()[0])
         assert began >= 9
         assert f"rank {rank}: step 40, loss" in again
+
+
+@pytest.mark.slow
+def test_ranks_have_what_is_passed_on_by_an_entrypoint_and_later_by_whoever_resumes(jobs: JobFile) -> None:
+    ray = str(Path(sys.executable).with_name("ray"))
+    entrypoint = ("env", "SECRET=first", "python", "-m", "train_jobs", "shows")
+    done = subprocess.run(
+        [ray, "job", "submit", "--working-dir", str(jobs.path.parent), "--", *entrypoint],
+        env=jobs.live.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    (run,) = (Path(jobs.live.record.storage) / "jobs").glob("shows-*")
+    (failure,) = events(run, "failed")
+    assert failure["failure_class"] == "code", done.stdout
+    log = run / "logs" / "attempt-1" / "rank-0.log"
+    assert log.read_text() == "plain first\n"
+
+    refused = jobs.shoal("resume", run.name)
+    assert refused.returncode == 2
+    assert "env: SECRET should be passed on (null in the config), and is not set here" in refused.stderr
+    resumed = shoal("resume", run.name, "--json", "-f", str(jobs.path), SECRET="second")
+    assert json.loads(resumed.stdout)["status"] == "succeeded", resumed.stderr
+    assert (run / "logs" / "attempt-2" / "rank-0.log").read_text() == "plain second\n"
+    assert not {"first", "second"} & set((run / "config.yaml").read_text().split())
 
 
 @pytest.mark.slow

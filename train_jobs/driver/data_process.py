@@ -25,7 +25,7 @@ from train_jobs.data import preparation
 from train_jobs.data.preparation import is_prepared, prepare_data
 from train_jobs.data.tokenizing import Encode, LongWorkError, Tell, encode_here
 from train_jobs.driver.data_errors import ERRORS, StoppedError
-from train_jobs.spec import given_env
+from train_jobs.spec import env_of
 
 _LOOK_S = 0.1
 _PR_SET_PDEATHSIG = 1
@@ -66,7 +66,7 @@ def prepare_apart(
             stdin=subprocess.PIPE,
             pass_fds=[theirs],
             start_new_session=True,
-            env={**os.environ, **given_env(config)},
+            env={**os.environ, **env_of(config, os.environ)},
         ) as process,
     ):
         os.close(theirs)
@@ -136,7 +136,7 @@ def main() -> None:
 def _encoder(config: TrainJobConfig, nodes: Sequence[str]) -> Encode:
     from train_jobs.driver.tokenizing_nodes import NodesEncoder
 
-    return NodesEncoder(config.data, nodes, config.workers.cpus, given_env(config))
+    return NodesEncoder(config.data, nodes, config.workers.cpus, env_of(config, os.environ))
 
 
 if __name__ == "__main__":

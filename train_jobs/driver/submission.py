@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import TrainJobConfig
-from cluster.environment import passed_on
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
@@ -145,8 +144,7 @@ class Submissions:
         work = None if local is None or config.task != "script" else local / "jobs" / job / WORK
         if work is None:
             package.check()
-        runtime_env = runtime_env_of(config)
-        runtime_env["env_vars"] = passed_on(config.env, os.environ, "env")
+        runtime_env = runtime_env_of(config, os.environ)
         record_submission(storage, job, name, config, submission_id)
         if work is not None:
             # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 
 from ray.actor import ActorHandle
@@ -82,10 +83,14 @@ class JobAgent(NodeAgent):
 
 
 class JobAgents(NodeAgents):
-    """Those of one job, as its driver keeps them."""
+    """Those of one job, as its driver keeps them; what a null of `env` passes on is in the driver's own.
+
+    Raises:
+        RequestError: it is not.
+    """
 
     def __init__(self, config: TrainJobConfig) -> None:
-        super().__init__(JobAgent, runtime_env=runtime_env_of(config))
+        super().__init__(JobAgent, runtime_env=runtime_env_of(config, os.environ))
 
     def reports(self, spec: GroupSpec) -> Reports:
         """What the ranks of a group report from now on."""

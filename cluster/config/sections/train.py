@@ -253,7 +253,8 @@ class TrainJobConfig(Section):
     `$SHOAL_EXPORT_DIR` and `$SHOAL_WORK_DIR` stand for directories of the job."""
     env: dict[VariableName, Argument | None] = Field(default={})
     """Environment variables of the job's processes (NCCL_DEBUG, HF_HOME, …). null passes on the value that a
-    variable has where the job is submitted; it is kept nowhere."""
+    variable has where the job is submitted, of `ray job submit` in the environment of its entrypoint; it is
+    kept nowhere, so that whoever resumes the job needs it too."""
     pip: tuple[str, ...] | None = Field(default=None, strict=False)
     """Packages to install for the job, as Ray's runtime_env has them (`lightning==2.5`)."""
     exclude: tuple[str, ...] = Field(default=(), strict=False)
