@@ -19,7 +19,7 @@ from train_jobs.parallel.rendezvous import join, open_store, reach_store, record
 from train_jobs.rank.assembly import RankAssembly
 from train_jobs.rank.link import LinkAddress, RankOrder, Worker, reach_heart, reach_worker
 from train_jobs.rank.reporters import is_collective, reporter_of, say_started
-from train_jobs.rank.script import torchrun_environment
+from train_jobs.rank.script import THREADS, torchrun_environment
 from train_jobs.rank.script_run import ScriptRun
 from train_jobs.records.workspace import Workspace
 from train_jobs.spec import DATA, LOGS
@@ -91,7 +91,9 @@ def _be_watched(worker: Worker, progress: Progress, hang_timeout_s: float) -> No
 def _meet(order: RankOrder, worker: Worker) -> None:
     """Make the group's default process group, and the environment that torchrun would have made."""
     config, place = order.spec.config, order.place
-    torch.set_num_threads(max(1, config.workers.cpus))
+    threads = None if THREADS in config.env else max(1, config.workers.cpus)
+    if threads is not None:
+        torch.set_num_threads(threads)
     # A script has its device for itself: no context of ours may lie beside its own.
     device = None if config.task == "script" else order.device
     if device is not None:
@@ -109,7 +111,7 @@ def _meet(order: RankOrder, worker: Worker) -> None:
             (host, int(port)),
             order.spec.job,
             order.spec.attempt,
-            config.workers.cpus,
+            threads,
             config.recovery.worker_failures,
         )
     )

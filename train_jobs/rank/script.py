@@ -18,6 +18,8 @@ from train_jobs.watch.rank_stacks import main_frames
 
 STOP_GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL for a script that is asked to stop."""
+THREADS = "OMP_NUM_THREADS"
+"""The variable that torch takes the number of its threads from; torchrun leaves one that is exported."""
 _POLL_S = 0.2
 _ASK_S = 2.0
 _TAIL_BYTES = 4000
@@ -50,7 +52,12 @@ class RankPlace:
 
 
 def torchrun_environment(
-    place: RankPlace, master: tuple[str, int], job: str, attempt: int, threads: int, max_restarts: int = 0
+    place: RankPlace,
+    master: tuple[str, int],
+    job: str,
+    attempt: int,
+    threads: int | None,
+    max_restarts: int = 0,
 ) -> dict[str, str]:
     """What torchrun sets for a rank (torch.distributed.run, "Environment Variables").
 
@@ -58,7 +65,7 @@ def torchrun_environment(
         master: address and port of the store of the group, which listens already (as torchrun's agent's does:
             a port that a script had to take for itself could be gone by then).
         attempt: counts from 1 over the life of the job.
-        threads: CPUs of the rank.
+        threads: CPUs of the rank; None where the job's own `env` says how many.
         max_restarts: attempts beyond the first, as far as their number is known.
     """
     return {
@@ -78,7 +85,7 @@ def torchrun_environment(
         "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        "OMP_NUM_THREADS": str(max(1, threads)),
+        **({} if threads is None else {THREADS: str(max(1, threads))}),
     }
 
 
