@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 import time
+import traceback
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -94,8 +96,8 @@ class BatchLoader:
 
     def _read_ahead(self, batch: int, place: Place) -> Generator[list[Batch]]:
         micro_batches = len(self.plan.micro_batches(batch, place))
-        loader: DataLoader[Batch] = DataLoader(
-            _Positions(self.samples, self.order, self.seed),
+        loader: DataLoader[Batch | Exception] = DataLoader(
+            _PositionsApart(_Positions(self.samples, self.order, self.seed)),
             sampler=_endless(self.plan, batch, place),
             batch_size=None,
             num_workers=self.workers,
@@ -105,7 +107,7 @@ class BatchLoader:
         )
         batches = iter(loader)
         while True:
-            yield [next(batches) for _ in range(micro_batches)]
+            yield [_unless_raised(next(batches)) for _ in range(micro_batches)]
 
 
 class _Positions(Dataset[Batch]):
@@ -119,6 +121,39 @@ class _Positions(Dataset[Batch]):
     def __getitem__(self, positions: range) -> Batch:
         indices = [self.order.at(position) for position in positions]
         return self.samples.batch(indices, [(self.seed, position) for position in positions])
+
+
+class _PositionsApart(Dataset[Batch | Exception]):
+    """The same in a process that loads ahead, with what is raised there as it is.
+
+    A DataLoader raises an exception whose message is a traceback; what a failure is goes by its own words.
+    """
+
+    def __init__(self, read: _Positions) -> None:
+        self.read = read
+
+    def __getitem__(self, positions: range) -> Batch | Exception:
+        try:
+            return self.read[positions]
+        except Exception as error:
+            error.add_note(f"raised in a process that loads ahead:\n{traceback.format_exc()}")
+            if not _travels(error):
+                raise  # as the DataLoader tells it
+            return error
+
+
+def _travels(error: Exception) -> bool:
+    """Whether an exception arrives as what it is; one with arguments of its own may not."""
+    try:
+        return isinstance(pickle.loads(pickle.dumps(error)), type(error))
+    except Exception:  # noqa: BLE001  (its class may do anything there)
+        return False
+
+
+def _unless_raised(batch: Batch | Exception) -> Batch:
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
 
 
 def _endless(plan: BatchPlan, batch: int, place: Place) -> Iterator[range]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import time
@@ -21,6 +22,8 @@ from train_jobs.data.loader import BatchLoader, StreamLoader, evaluation_batches
 from train_jobs.data.order import BatchPlan, Place, SampleOrder, batch_of_step
 from train_jobs.data.samples import PackedSamples
 from train_jobs.data.source import DatasetSamples, StreamSamples, as_samples
+from train_jobs.driver.failures import FailureClass, class_of
+from train_jobs.errors import bases_of
 
 PLAN = BatchPlan(global_size=8, micro=2)
 SAMPLES = PackedSamples(np.arange(500, dtype=np.uint16), 4)
@@ -53,6 +56,54 @@ def test_processes_that_load_ahead_end_at_once_when_they_are_not_needed_any_more
     assert not any(process.is_running() for process in processes)
     assert time.monotonic() - began < 4
     assert first_tokens(loader.step(1, Place(0, 1)))
+    loader.close()
+
+
+class OwnError(Exception):
+    """An exception with arguments of its own, which does not travel."""
+
+    def __init__(self, what: str, where: str) -> None:
+        super().__init__(f"{what} in {where}")
+
+
+class Raising(Dataset[dict[str, Any]]):
+    """Samples that cannot be read."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "failure_class"),
+    [
+        (OSError(errno.EIO, "Input/output error"), FailureClass.TRANSIENT),
+        (RequestError("row 7 of a.parquet cannot be read"), FailureClass.REQUEST),
+        (MemoryError("of this process"), FailureClass.MEMORY),
+        (KeyError("text"), FailureClass.CODE),
+    ],
+)
+def test_what_a_process_that_loads_ahead_raises_is_what_this_one_would(
+    error: Exception, failure_class: FailureClass
+) -> None:
+    loader = BatchLoader(DatasetSamples(Raising(error)), PLAN, seed=3, workers=1)
+    with pytest.raises(type(error)) as found:
+        loader.step(0, Place(0, 1))
+    loader.close()
+    assert str(found.value) == str(error)
+    assert class_of(type(error).__name__, str(found.value), bases_of(found.value)) is failure_class
+    assert "raise self.error" in found.value.__notes__[0], "the traceback says where"
+
+
+def test_an_exception_that_does_not_travel_is_told_by_its_traceback() -> None:
+    loader = BatchLoader(DatasetSamples(Raising(OwnError("a hole", "a file"))), PLAN, seed=3, workers=1)
+    with pytest.raises(RuntimeError, match="a hole in a file"):
+        loader.step(0, Place(0, 1))
     loader.close()
 
 
