@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters import LiveCluster, shoal
-from tests.integration.jobs import JobFile, events, job_file, metrics, wait_until
+from tests.integration.jobs import TIMEOUT_S, JobFile, events, job_file, metrics, wait_until
 from tests.train_jobs.rank.test_script import SCRIPTS
 
 SAMPLES, GLOBAL, MICRO, STEPS = 52, 8, 2, 60
@@ -96,6 +97,7 @@ def test_a_kill_and_a_change_of_workers_neither_repeat_nor_skip_a_sample(jobs: J
 @pytest.mark.slow
 def test_a_script_is_started_again_with_what_it_saved_and_its_logs_are_kept_by_rank(jobs: JobFile) -> None:
     run = jobs.submit("script")
+    following = jobs.start("logs", run.name, "--follow")
     log = run / "logs" / "attempt-1" / "rank-1.log"
     wait_until(lambda: log.exists() and "step 10," in log.read_text(), "step 10 of the script")
     ranks = events(run, "started")[0]["ranks"]
@@ -112,6 +114,17 @@ def test_a_script_is_started_again_with_what_it_saved_and_its_logs_are_kept_by_r
         began = int(again.split("from step ")[1].split()[0])
         assert began >= 9
         assert f"rank {rank}: step 40, loss" in again
+    followed, said = following.communicate(timeout=TIMEOUT_S)
+    story = jobs.shoal("logs", run.name).stdout
+    assert sorted(followed.splitlines()) == sorted(story.splitlines())
+    told = re.findall(
+        r"^(leased|failed attempt=1|recovered attempt=2|trained|finished|rank \d.* on$)", story, re.M
+    )
+    from_0, on = "rank 0 of 2: from step 0 on", f"rank 0 of 2: from step {began} on"
+    first_attempt, second = ["leased", from_0, "failed attempt=1"], ["leased", "recovered attempt=2", on]
+    assert told == [*first_attempt, *second, "trained", "finished"], story
+    assert "rank 1" not in re.findall(r"^rank \d", story, re.M)
+    assert f"what its ranks printed: {run}/logs" in said
 
 
 @pytest.mark.slow
