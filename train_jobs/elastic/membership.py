@@ -98,11 +98,13 @@ class Word:
         change: the next step needs a new view.
         broken: collectives of the rank's view will not end; who waits in one gives up.
         forgotten: the asker's view is not known here (whoever kept it died); it should be told again.
+        saves: a group of the view writes to the storage; who waits for the others waits for that.
     """
 
     change: bool = False
     broken: bool = False
     forgotten: bool = False
+    saves: bool = False
 
 
 class Beat(NamedTuple):
@@ -111,12 +113,14 @@ class Beat(NamedTuple):
     Attributes:
         view: number of the view that the rank is in; 0 where it is in none yet.
         age_s: how long ago it was sent.
+        saves: whether the rank writes to the storage.
     """
 
     group: str
     rank: int
     view: int
     age_s: float = 0.0
+    saves: bool = False
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ class _Outlook:
 class _Member:
     ranks: dict[int, float] = field(default_factory=dict)
     """When each rank was last heard of."""
+    saving: set[int] = field(default_factory=set)
+    """The ranks that have said that they write to the storage."""
     arrived: Standing | None = None
     """How far it has come, while it waits for a view."""
     leaving: bool = False
@@ -172,18 +178,21 @@ class Membership:
         group = beat.group
         if group in self._ended or group in self._left:
             return Word(broken=group in self._ended)
-        ranks = self._groups.setdefault(group, _Member()).ranks
-        before, sent = ranks.get(beat.rank, -math.inf), now - beat.age_s
+        member = self._groups.setdefault(group, _Member())
+        before, sent = member.ranks.get(beat.rank, -math.inf), now - beat.age_s
         if now - before > self.timeout_s:
             self._outlook = None  # it was thought lost, or is new
-        ranks[beat.rank] = max(before, sent)
+        if sent >= before and beat.saves != (beat.rank in member.saving):
+            self._outlook = None
+            member.saving ^= {beat.rank}
+        member.ranks[beat.rank] = max(before, sent)
         if self.view is None:
             return Word(forgotten=beat.view > 0)
-        if beat.view == 0:
-            return Word()
         word = self._word(now)
+        if beat.view == 0:
+            return Word(saves=word.saves)
         if beat.view != self.view.number or group not in self.view.groups:
-            return Word(change=word.change, broken=True)
+            return Word(change=word.change, broken=True, saves=word.saves)
         return word
 
     def remind(self, view: View, now: float) -> None:
@@ -325,4 +334,5 @@ class Membership:
         until = min(
             (last + self.timeout_s for last in heard if now - last <= self.timeout_s), default=math.inf
         )
-        return _Outlook(Word(change=change, broken=lost), until)
+        saves = any(member.saving and self._heard(member, now) for _, member in members if member is not None)
+        return _Outlook(Word(change=change, broken=lost, saves=saves), until)

@@ -172,6 +172,11 @@ class ReplicaQuorum:
         self._buckets.arm()
 
     def total(self, sums: Tensor) -> Tensor | None:
+        # The others may not have come to this step yet: the leading one saves between steps.
+        with self._progress.exchanging():
+            return self._total(sums)
+
+    def _total(self, sums: Tensor) -> Tensor | None:
         view = self._view
         assert view is not None, "a step has begun"
         self._take_state()
@@ -271,7 +276,7 @@ class ReplicaQuorum:
     def _agree(self) -> None:
         """Meet the other groups, and learn who goes on from which state."""
         began = time.perf_counter()
-        with self._progress.meeting():
+        with self._progress.meeting(), self._progress.exchanging():
             answer = self._arrive()
         if isinstance(answer, Goodbye):
             self.close()
@@ -370,12 +375,14 @@ class ReplicaQuorum:
             view, asked_at = self._view, time.monotonic()
             try:
                 number = 0 if view is None else view.number
-                word = self._lighthouse.heartbeat(Beat(group, rank, number), at_once)
+                beat = Beat(group, rank, number, saves=self._progress.saves)
+                word = self._lighthouse.heartbeat(beat, at_once)
                 if word.forgotten and view is not None:
                     self._lighthouse.remind(view)
                     self._beat_now.set()
             except Exception:  # noqa: BLE001  (it is away; the groups go on as they are)
                 continue
+            self._progress.others_save = word.saves
             if view is not self._view:
                 continue  # the answer is about a view that is over
             if word.change:

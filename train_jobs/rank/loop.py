@@ -123,7 +123,7 @@ class StepLoop:
             took_over, led = self.quorum.leads and not led, self.quorum.leads
             due = self._due(self.config.checkpoint.every_steps)
             # The group that wrote the checkpoints may have been lost while it wrote one.
-            if (due or (took_over and self.saver.lacks_last())) and step < self.config.steps:
+            if (due or (took_over and self._lacks_last())) and step < self.config.steps:
                 self._save()
             if self._due(self.config.evaluate.every_steps) and step < self.config.steps:
                 self.evaluate()
@@ -277,7 +277,8 @@ class StepLoop:
         self.guard.go_back(bad, step)
         with self.progress.starting():
             self._hold()
-            self.saver.finish()  # a save under way may be the checkpoint to go back to
+            with self.progress.saving():
+                self.saver.finish()  # a save under way may be the checkpoint to go back to
             self.quorum.forget()
             self.quorum.start()
         if self.guard.went_back > went_back:  # else a group that knows nothing of it had a newer state
@@ -403,6 +404,10 @@ class StepLoop:
                 self.saver.save()
         else:
             self.saver.last = self.state.step  # another group saves it
+
+    def _lacks_last(self) -> bool:
+        with self.progress.saving():
+            return self.saver.lacks_last()
 
     def _once(self, sums: Tensor) -> Tensor:
         """Sums that all ranks of a `tp` group have alike, counted for one of them."""

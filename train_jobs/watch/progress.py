@@ -17,12 +17,14 @@ class Activity:
         phase: what it does that may take longer than a micro-batch ("starting"); None while it steps.
         limit_s: how long that may take; infinite where only the user can tell.
         collectives: how many collectives it has begun; None where nobody counts. No progress by themselves.
+        saves: whether it writes to the storage, whatever else it is at.
     """
 
     count: int
     phase: str | None = None
     limit_s: float = 0.0
     collectives: int | None = field(default=None, compare=False)
+    saves: bool = field(default=False, compare=False)
 
 
 class Progress:
@@ -34,12 +36,15 @@ class Progress:
 
     Attributes:
         collectives: counts those that it has begun.
+        others_save: another group has said that it writes to the storage. Who waits for it does so for as
+            long as that takes: whoever watches that group itself sees to its limit.
     """
 
     def __init__(self, start_s: float = math.inf, save_s: float = math.inf) -> None:
         self.start_s = start_s
         self.save_s = save_s
         self.collectives: Callable[[], int | None] = lambda: None
+        self.others_save = False
         self._count = 0
         self._phases: list[tuple[str, float]] = []
 
@@ -55,9 +60,13 @@ class Progress:
         """While it waits for other groups."""
         return self._phase("waiting for other groups", self.start_s)
 
+    def exchanging(self) -> AbstractContextManager[None]:
+        """While it waits for other groups in a step: a phase only where one of them saves."""
+        return self._phase(_EXCHANGING, math.inf)
+
     def saving(self) -> AbstractContextManager[None]:
         """While it writes to the storage."""
-        return self._phase(SAVING, self.save_s)
+        return self._phase(_SAVING, self.save_s)
 
     def waiting(self) -> AbstractContextManager[None]:
         """While something runs of which only the user knows how long it takes."""
@@ -73,13 +82,20 @@ class Progress:
             self._count += 1
 
     @property
+    def saves(self) -> bool:
+        """Whether it writes to the storage."""
+        return any(name == _SAVING for name, _ in self._phases.copy())
+
+    @property
     def activity(self) -> Activity:
+        phases = [each for each in self._phases.copy() if each[0] != _EXCHANGING or self.others_save]
         # Of phases within one another the one that may take longest counts.
-        phase, limit_s = max(self._phases.copy(), key=lambda each: each[1], default=(None, 0.0))
-        return Activity(self._count, phase, limit_s, self.collectives())
+        phase, limit_s = max(phases, key=lambda each: each[1], default=(None, 0.0))
+        return Activity(self._count, phase, limit_s, self.collectives(), self.saves)
 
 
-SAVING = "saving"
+_SAVING = "saving"
+_EXCHANGING = "waiting for a group that saves"
 
 
 class HangWatch:
@@ -112,9 +128,9 @@ class HangWatch:
         return None if self._last is None else self._last.collectives
 
     @property
-    def phase(self) -> str | None:
-        """What the rank is at, as it has said last; None while it steps."""
-        return None if self._last is None else self._last.phase
+    def saves(self) -> bool:
+        """Whether the rank writes to the storage, as it has said last."""
+        return self._last is not None and self._last.saves
 
     def hang(self, now: float) -> str | None:
         """What is wrong, without the subject; None while nothing is."""

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from cluster.node.sessions import DEATH_S
 from train_jobs.errors import RankError
-from train_jobs.watch.progress import SAVING, Activity, HangWatch
+from train_jobs.watch.progress import Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
 
-_OF_HANG_TIMEOUT = 0.85
+OF_HANG_TIMEOUT = 0.85
 _FIRST_WORD_S = 300.0
 """What a rank imports may lie on a disk that many read from."""
 _AFTER_THE_CAUSE_S = 0.5
@@ -44,7 +44,7 @@ class RankWatch:
         self._keep = keep
         self._pause = pause
         # Earlier than asked for: keeping the stacks and ending the group takes time too.
-        self._hangs = HangWatch(_OF_HANG_TIMEOUT * hang_timeout_s, began, _FIRST_WORD_S)
+        self._hangs = HangWatch(OF_HANG_TIMEOUT * hang_timeout_s, began, _FIRST_WORD_S)
         self._process: RankStacks | None = None
         self._dead_since: float | None = None
 
@@ -60,7 +60,7 @@ class RankWatch:
     @property
     def saves(self) -> bool:
         """Whether the rank writes to the storage, as it has said last."""
-        return self._hangs.phase == SAVING
+        return self._hangs.saves
 
     def heard(self, activity: Activity, now: float) -> None:
         self._hangs.heard(activity, now)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, V
 from train_jobs.parallel.rendezvous import open_store
 from train_jobs.records.run_log import metric_key
 from train_jobs.spec import DATA
+from train_jobs.watch.progress import HangWatch, Progress
+from train_jobs.watch.rank_watch import OF_HANG_TIMEOUT
 
 
 class LocalLighthouse:
@@ -74,6 +78,7 @@ class Groups:
         pace_s: seconds by which every step is slowed down.
         spoilt: by global batch, what its loss is multiplied by.
         slow: the group whose forward passes take three times as long as the others'.
+        saving: a group whose saves take so many seconds longer; ranks that hang end then, as under a worker.
     """
 
     def __init__(
@@ -85,13 +90,14 @@ class Groups:
         pace_s: float = 0.0,
         spoilt: dict[int, float] | None = None,
         slow: str | None = None,
+        saving: tuple[str, float] = ("", 0.0),
     ) -> None:
         from train_jobs.data.preparation import prepare_data
 
         self.config = config
         self.run = run
         self.pace_s = pace_s
-        self.trouble = (json.dumps(spoilt or {}), slow)
+        self.trouble = (json.dumps(spoilt or {}), slow, *saving)
         self.processes: dict[str, list[RankProcess]] = {}
         prepare_data(config, run / DATA)
         self._lighthouse = LocalLighthouse(expected, timeout_s)
@@ -144,6 +150,10 @@ class Groups:
     def at_step(self, step: int, timeout_s: float = 60.0) -> None:
         """Wait until the job has done so many steps."""
         self._until(lambda: any(line["step"] >= step for line in self.lines()), timeout_s)
+
+    def saves(self, name: str, step: int, timeout_s: float = 60.0) -> None:
+        """Wait until a group whose saves are slow has begun one."""
+        self._until((self.run / name / f"saves-{step}").exists, timeout_s)
 
     def _until(self, found: Callable[[], Any], timeout_s: float) -> Any:
         deadline = time.monotonic() + timeout_s
@@ -206,6 +216,25 @@ class PacedReporter(FileReporter):
         return stop
 
 
+@contextlib.contextmanager
+def ended_if_it_hangs(progress: Progress, hang_timeout_s: float) -> Iterator[None]:
+    """End this process where it hangs, as its worker would."""
+    over, watch = threading.Event(), HangWatch(OF_HANG_TIMEOUT * hang_timeout_s, time.monotonic(), math.inf)
+
+    def look() -> None:
+        while not over.wait(0.05):
+            watch.heard(progress.activity, time.monotonic())
+            if (wrong := watch.hang(time.monotonic())) is not None:
+                print(f"the rank {wrong}", flush=True)
+                os._exit(1)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield
+    over.set()
+    thread.join()
+
+
 def train_group(
     config_json: str,
     run: str,
@@ -214,6 +243,8 @@ def train_group(
     pace_s: float,
     spoilt: str,
     slow: str | None,
+    saving: str,
+    saves_s: float,
 ) -> None:
     """A rank of a replica group, from joining to export; its state after every step is left as a digest."""
     import torch
@@ -227,6 +258,8 @@ def train_group(
     manager.connect()
     config = TrainJobConfig.model_validate_json(config_json)
     directory, rank = Path(run) / name, dist.get_rank()
+    recovery = config.recovery
+    progress = Progress(recovery.start_timeout_s, recovery.save_timeout_s)
     assembly = RankAssembly(
         config,
         Workspace(Storage(Path(run))),
@@ -235,7 +268,17 @@ def train_group(
         PacedReporter(directory, pace_s),
         torch.device("cpu"),
         (name, manager.reach()),
+        progress,
     )
+    if name == saving:
+        save = assembly.saver.save
+
+        def save_slowly() -> None:
+            (directory / f"saves-{assembly.state.step}").touch()
+            time.sleep(saves_s)
+            save()
+
+        assembly.saver.save = save_slowly  # type: ignore[method-assign]
     spoil(assembly.loop, json.loads(spoilt))
     if slow is not None:
         slow_down(assembly.parallel.module, lambda: 3.0 if name == slow else 1.0)
@@ -251,8 +294,11 @@ def train_group(
 
         assembly.loop.step = step_and_digest  # type: ignore[method-assign]
         assembly.begin()
-        outcome = assembly.loop.run()
-    if outcome == "finished" and assembly.quorum.leads:
-        assembly.export()
+        watched = ended_if_it_hangs(progress, recovery.hang_timeout_s)
+        with watched if saving else contextlib.nullcontext():
+            outcome = assembly.loop.run()
+            with progress.saving():
+                if outcome == "finished" and assembly.quorum.leads:
+                    assembly.export()
     end = {"outcome": outcome, "step": assembly.state.step, "leads": assembly.quorum.leads}
     (directory / f"end-{rank}.json").write_text(json.dumps(end))

@@ -31,6 +31,25 @@ def told(membership: Membership, group: str, standing: Standing, now: float) -> 
     return membership.answer(group, standing, now)
 
 
+def test_all_hear_that_a_group_saves_until_it_has_done_so_or_is_lost() -> None:
+    membership = agreed("a", "b")
+
+    def others_hear(now: float) -> list[bool]:
+        waiting = membership.heard(Beat("c", 0, 0), now)  # it has yet to join
+        return [membership.heard(Beat("b", 0, 1), now).saves, waiting.saves]
+
+    assert others_hear(0.5) == [False, False]
+    membership.heard(Beat("a", 0, 1, saves=True), 0.6)
+    assert others_hear(0.7) == [True, True]
+    membership.heard(Beat("a", 0, 1, age_s=0.5), 0.8)  # sent before, and late
+    assert others_hear(0.9) == [True, True]
+    membership.heard(Beat("a", 0, 1), 1.0)
+    assert others_hear(1.1) == [False, False]
+    membership.heard(Beat("a", 0, 1, saves=True), 1.2)
+    assert others_hear(1.2 + TIMEOUT_S) == [True, True]
+    assert others_hear(1.3 + TIMEOUT_S) == [False, False], "it has not been heard for too long"
+
+
 def test_the_first_view_waits_for_all_that_are_being_started() -> None:
     membership = Membership(["a", "b"], TIMEOUT_S)
     membership.arrive("b", NO_STATE, 2, 0)

@@ -194,6 +194,47 @@ def test_a_group_that_hangs_is_lost_after_the_heartbeat_timeout_and_may_come_bac
     check_steps(groups, alone(config, tmp_path / "alone"))
 
 
+SAVING: dict[str, Any] = {
+    "recovery": {"hang_timeout_s": 10.0},
+    "steps": 30,
+    "evaluate": {"every_steps": None},
+    "profile_every_steps": None,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_others_wait_for_a_group_that_saves_longer_than_a_step_may_take(
+    size: int, corpus: Path, tmp_path: Path
+) -> None:
+    parallel = {"strategy": "fsdp" if size == 2 else "ddp"}
+    workers = {"min": size, "max": 3 * size, "group": size}
+    config = tiny_job(corpus, **merged(merged(JOB, SAVING), {"workers": workers}), parallel=parallel)
+    groups = Groups(config, tmp_path / "run", ["a", "b"], saving=("a", 25.0))
+    groups.start("a", "b", size=size)
+    groups.saves("a", 20)
+    groups.start("c", size=size)  # it meets the others when the save is over
+    ended = groups.wait("a", "b", "c")
+    assert [end["outcome"] for end in ended] == ["finished"] * 3 * size
+    assert groups.events("resized")[0]["joined"] == ["c"]
+    assert not any(event["lost"] for event in groups.events("resized"))
+    check_steps(groups, alone(config, tmp_path / "alone"))
+
+
+@pytest.mark.slow
+def test_a_group_that_dies_while_it_saves_is_lost_and_another_saves(corpus: Path, tmp_path: Path) -> None:
+    config = tiny_job(corpus, **merged(JOB, SAVING))
+    groups = Groups(config, tmp_path / "run", ["a", "b"], saving=("a", 600.0))
+    groups.start("a", "b")
+    groups.saves("a", 20)
+    time.sleep(1.5 * config.recovery.hang_timeout_s)
+    groups.kill("a")
+    assert groups.changed(1)["lost"] == ["a"]
+    groups.wait("b")
+    check_steps(groups, alone(config, tmp_path / "alone"))
+    assert CheckpointStore(Storage(groups.run).child(CHECKPOINTS)).steps() == [21, 30]
+
+
 @pytest.mark.slow
 def test_a_job_that_lost_all_its_groups_goes_on_from_the_newest_checkpoint(
     corpus: Path, tmp_path: Path

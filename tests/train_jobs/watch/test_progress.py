@@ -79,3 +79,34 @@ def test_progress_counts_and_of_phases_in_one_another_the_longest_is_told() -> N
         with progress.waiting():
             assert progress.activity == Activity(3, "waiting", math.inf)
     assert progress.activity == Activity(5)
+
+
+def test_whatever_else_it_is_at_it_says_that_it_saves() -> None:
+    progress = Progress(start_s=60.0, save_s=30.0)
+    told = [progress.activity.saves]
+    with progress.starting():
+        told.append(progress.activity.saves)
+        with progress.saving():
+            told.append(progress.activity.saves)
+            assert progress.activity.phase == "starting", "which may take longer"
+    told.append(progress.activity.saves)
+    assert told == [False, False, True, False]
+
+
+def test_who_waits_for_a_group_that_saves_does_not_hang_and_who_waits_for_any_other_does() -> None:
+    progress, watch = Progress(start_s=30.0, save_s=60.0), HangWatch(TIMEOUT_S, 90.0, FIRST_WORD_S)
+
+    def hang_after(seconds: int, begin: int) -> str | None:
+        for second in range(seconds + 1):
+            watch.heard(progress.activity, begin + second)
+        return watch.hang(begin + seconds)
+
+    with progress.exchanging():
+        assert hang_after(9, 100) is None
+        progress.others_save = True
+        assert hang_after(1000, 109) is None
+        progress.others_save = False
+        assert hang_after(10, 1110) is None, "the time of a step begins when the save is over"
+        assert hang_after(1, 1120) == "has done nothing for 11.0 s"
+    progress.others_save = True
+    assert hang_after(11, 1122) == "has done nothing for 11.0 s", "it waits for nobody"

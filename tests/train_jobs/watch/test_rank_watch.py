@@ -263,7 +263,7 @@ def test_who_watches_knows_that_a_rank_saves() -> None:
     watch = RankWatch(0, HANG_S, lambda _: None, 0.0)
     assert not watch.saves, "it has said nothing yet"
     told = []
-    for phase in (None, "starting", "saving", None):
-        watch.heard(Activity(1, phase, 10.0), 1.0)
+    for phase, saves in (("starting", False), ("waiting", True), ("saving", True), (None, False)):
+        watch.heard(Activity(1, phase, 10.0, saves=saves), 1.0)
         told.append(watch.saves)
-    assert told == [False, False, True, False]
+    assert told == [False, True, True, False]
