@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import ray
@@ -12,6 +13,7 @@ import ray
 from cluster.files.storage import Storage
 from cluster.sharing.demand import Grant
 from cluster.state.nodes import alive_nodes
+from train_jobs.driver.departure import Departure
 from train_jobs.driver.job_lease import RENEW_S, JobLease
 from train_jobs.driver.roster import Gang, compare, gangs_of
 from train_jobs.elastic.lighthouse import LighthouseClient, start_lighthouse
@@ -45,6 +47,9 @@ class ReplicaGroupsJob(Protocol):
 
     def event(self, kind: str, **facts: object) -> None: ...
 
+    def has_started(self, attempt: int) -> bool:
+        """Whether all ranks of a group of an attempt have met, and have their state."""
+
     def is_saving(self, group: str) -> bool:
         """Whether ranks of a group write to the storage now."""
 
@@ -56,8 +61,9 @@ class ReplicaGroupsJob(Protocol):
 class _Running:
     group: Group
     gang: Gang
-    leave_by: float | None = None
-    """When a group that was asked to leave is taken down."""
+    departure: Departure | None = None
+    """Of a group that was asked to leave."""
+    taken_down: bool = False
 
 
 class ReplicaGroups:
@@ -103,10 +109,10 @@ class ReplicaGroups:
     def run(self, grant: Grant) -> tuple[GroupSpec, GroupOutcome]:
         """Run groups until the job is done, is stopped, or has none left; returns the last to end."""
         specs = [self._spec(gang) for gang in gangs_of(grant.nodes, self.units)]
-        attempt, names = specs[0].attempt, [spec.name for spec in specs]
-        lighthouse = start_lighthouse(self.name, attempt, names, self.heartbeat_timeout_s)
+        self._attempt, names = specs[0].attempt, [spec.name for spec in specs]
+        lighthouse = start_lighthouse(self.name, self._attempt, names, self.heartbeat_timeout_s)
         try:
-            self.lighthouse = LighthouseClient(self.name, attempt)
+            self.lighthouse = LighthouseClient(self.name, self._attempt)
             for spec in specs:
                 self._start(spec)
             return self._supervise()
@@ -126,9 +132,11 @@ class ReplicaGroups:
             if not self.running or (self._done is not None and time.monotonic() - self._done > _LAST_S):
                 # The job has finished when the group that exports the model has, whoever else has failed.
                 return min(last, key=lambda end: _RANKING.index(end[1].status))
+            if self.job.ask_to_stop() and not self._ending:
+                self._stop()
             if self._ending:
                 self._renew()  # what they have must not be given away while they save and export
-            elif not self.job.ask_to_stop():
+            else:
                 self._follow_grant()
             self._take_down()
 
@@ -146,6 +154,15 @@ class ReplicaGroups:
             wait = self.job.judge(spec, outcome, self._in_vain[gang])
             self._not_before[gang] = time.monotonic() + wait
 
+    def _stop(self) -> None:
+        """Let groups save and end, and those that have nothing to save end at once."""
+        self._ending = True
+        if self.job.has_started(self._attempt):
+            self._end_newcomers(self.running)
+            return
+        for each in self.running.values():
+            each.group.take_down()
+
     def _follow_grant(self) -> None:
         """Renew the lease, and let groups leave or start as the grant says."""
         grant = self._renew()
@@ -153,10 +170,11 @@ class ReplicaGroups:
             return
         if not grant.nodes and not self._took_part.isdisjoint(self.running):
             return  # nobody takes all that a job has: whoever keeps the leases is about to know better
-        staying = {name: each.gang for name, each in self.running.items() if each.leave_by is None}
+        staying = {name: each.gang for name, each in self.running.items() if each.departure is None}
         leaving, more = compare(gangs_of(grant.nodes, self.units), staying)
         for name in leaving:
-            self.running[name].leave_by = time.monotonic() + self.grace_s
+            leave_by = time.monotonic() + self.grace_s
+            self.running[name].departure = Departure(leave_by, partial(self.job.is_saving, name))
             self.lighthouse.leave(name)
             self.job.event("leaving", group=name, for_whom=list(grant.gave_way_to))
         self._end_newcomers(leaving)
@@ -171,7 +189,7 @@ class ReplicaGroups:
         starting = [
             node
             for name, each in self.running.items()
-            if name not in stepping and each.leave_by is None  # who leaves steps no more, but did
+            if name not in stepping and each.departure is None  # who leaves steps no more, but did
             for node in each.gang
         ]
         return self.lease.renew(held, starting)
@@ -180,12 +198,11 @@ class ReplicaGroups:
         """End groups that do not leave in time, and those whose nodes are gone."""
         alive = alive_nodes()
         for name, each in self.running.items():
-            late = each.leave_by is not None and time.monotonic() >= each.leave_by
-            # Who saves is about to leave: how long that may take, whoever watches its ranks knows.
-            if late and not self.job.is_saving(name):
+            departure = None if each.taken_down else each.departure
+            if departure is not None and departure.is_late(time.monotonic()):
                 self.job.event("reclaimed", group=name, after_s=self.grace_s)
                 each.group.take_down()
-                each.leave_by = float("inf")
+                each.taken_down = True
             elif not alive >= set(each.gang):
                 # Ray Train would find out too, but later; nothing of this group is left to save.
                 each.group.take_down()
@@ -219,14 +236,14 @@ class ReplicaGroups:
         name = ended.spec.name
         outcome = ended.outcome()
         each = self.running.pop(name)
-        if outcome.status == "failed" and each.leave_by is not None:
+        if outcome.status == "failed" and each.departure is not None:
             outcome = GroupOutcome("left", outcome.failures)  # it had to go, and is gone
         try:
             self.lighthouse.ended(name)
         except Exception as error:  # noqa: BLE001  (its silence says the same, later)
             print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
         ended.kill()
-        if each.leave_by is not None:
+        if each.departure is not None:
             self.agents.only({node for other in self.running.values() for node in other.gang})
         return outcome
 

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -14,6 +15,7 @@ from ray.actor import ActorHandle
 from cluster.files.storage import Storage
 from cluster.sharing.demand import Grant
 from cluster.state.nodes import alive_nodes
+from train_jobs.driver.departure import Departure
 from train_jobs.driver.job_lease import RENEW_S, JobLease
 from train_jobs.errors import RankError
 from train_jobs.group.group import Group, first_ended
@@ -53,7 +55,8 @@ class SingleGroup:
     When the grant is another one, the group saves at a step boundary and ends. Meanwhile the next one starts
     as far as it can without devices, which are its own as soon as the group before is gone. Until that is
     gone the next one does not step, even where it has its devices already. A group that has not started yet
-    and loses a device is ended at once: nothing is lost, and what it waits for may be somebody else's now.
+    and loses a device is ended at once: nothing is lost, and what it waits for may be somebody else's now. So
+    is one that is to stop before it has started.
 
     When ranks fail and the grant stays what it was, those of the next attempt start in the workers that are
     there: nothing of Ray Train starts again.
@@ -83,7 +86,7 @@ class SingleGroup:
         self.job.control.begin.remote(spec.attempt, spec.nodes)
         reports = self.agents.reports(spec)
         units, started = spec.nodes[:: self.lease.unit_size], False
-        leave_by: float | None = None
+        departure: Departure | None = None
         while not self._is_over(reports):
             self.job.control.begin.remote(spec.attempt, spec.nodes)  # again: it may have died meanwhile
             started = started or self.job.has_started(spec.attempt)
@@ -92,13 +95,18 @@ class SingleGroup:
                 self.group.kill()
                 outcome = GroupOutcome("left")
                 break
-            goes_on = not self.job.ask_to_stop() and leave_by is None
+            stops = self.job.ask_to_stop()
+            if stops and not started:
+                self.group.kill()
+                outcome = GroupOutcome("stopped")
+                break
+            goes_on = not stops and departure is None
             if goes_on and started and self._prepare(spec, grant_now):
                 somebody_waits = grant_now is not None and grant_now.gave_way_to
                 leave_by = time.monotonic() + self.grace_s if somebody_waits else math.inf
+                departure = Departure(leave_by, partial(self.job.is_saving, spec.name))
                 self.job.control.stop.remote()
-            # Who saves is about to leave: how long that may take, whoever watches the rank knows.
-            late = leave_by is not None and time.monotonic() > leave_by and not self.job.is_saving(spec.name)
+            late = departure is not None and departure.is_late(time.monotonic())
             if late or not alive_nodes() >= set(spec.nodes):
                 # Of a node that is gone Ray Train would hear too, but later; nothing is left to save there.
                 self.group.kill()
