@@ -17,7 +17,7 @@ from train_jobs.errors import ScriptError, last_exception
 from train_jobs.watch.rank_stacks import main_frames
 
 STOP_GRACE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL for a script that is asked to stop."""
+"""Seconds between SIGTERM and SIGKILL for a script that is asked to stop, and does not save."""
 THREADS = "OMP_NUM_THREADS"
 """The variable that torch takes the number of its threads from; torchrun leaves one that is exported."""
 _POLL_S = 0.2
@@ -105,6 +105,7 @@ class ScriptProcess:
         self, config: TrainJobConfig, environment: Mapping[str, str], log: Path, directory: Path
     ) -> None:
         self.log = log
+        self._save_timeout_s = config.recovery.save_timeout_s
         self._read = 0
         self._armed = [False, False]
         """Whether SIGABRT would have left stacks in the log, at the last looks."""
@@ -119,11 +120,17 @@ class ScriptProcess:
                 stderr=subprocess.STDOUT,
             )
 
-    def wait(self, stop_asked: Callable[[], bool], look: Callable[[], None] = lambda: None) -> str:
+    def wait(
+        self,
+        stop_asked: Callable[[], bool],
+        look: Callable[[], None] = lambda: None,
+        is_saving: Callable[[], bool] = lambda: False,
+    ) -> str:
         """Wait for the end: "finished", or "stopped" where that was asked for.
 
         Args:
             look: called again and again while it runs, and once when it has ended; what it raises goes on.
+            is_saving: whether it saves, asked again and again once it is to stop: then it may take longer.
 
         Raises:
             ScriptError: it ended with another exit code than 0; the message has the end of its output.
@@ -138,8 +145,10 @@ class ScriptProcess:
                 if stop_asked():
                     asked_at = now
                     self._process.terminate()
-            if asked_at is not None and now - asked_at > STOP_GRACE_S:
-                self._process.kill()
+            if asked_at is not None:
+                limit_s = self._save_timeout_s if is_saving() else STOP_GRACE_S
+                if now - asked_at > limit_s:
+                    self._process.kill()
         look()
         if asked_at is not None:
             return "stopped"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,8 @@ _LOOK_S = 2.0
 _STACKS_S = 15.0
 _SAVES_LOOK_S, _OF_LOOK = 2.0, 30.0
 """How often it is looked at what a script has saved: less often where a look takes its time."""
+_STILL_SAVES_S = 10.0
+"""So long after a change of what it has saved a script counts as saving."""
 _SLOW_READ_S = 1.0
 _NO_FILES = (0, 0, 0)
 _ENDED, _STANDS, _HANGS = "shoal/ended/", "shoal/stands/", "shoal/hangs"
@@ -50,6 +52,8 @@ class ScriptRun:
         self.progress = progress
         self.reporter = reporter_of(order, worker)
         self._run = Workspace(Storage(order.spec.run)).directory
+        self._saving = ExitStack()
+        """Open while the script saves that is to stop."""
 
     def prepare(self) -> None:
         """Its data is its own affair."""
@@ -66,10 +70,12 @@ class ScriptRun:
         environment = self._environment(meeting[0].rpartition(":")[2], log.with_suffix(".error.json"))
         self._process = ScriptProcess(self.order.spec.config, environment, log, self._run / WORK)
         self._watch = _ScriptWatch(self, self._process) if rank == 0 else None
+        self._files = None if self._watch is None else self._watch.files
         self._looked_at = time.monotonic()
         try:
             with self.progress.waiting():  # how long a script takes only itself knows
-                outcome = self._process.wait(self.worker.is_stopping, self._look)
+                with self._saving:
+                    outcome = self._process.wait(self.worker.is_stopping, self._look, self._is_saving)
                 self._store.set(f"{_ENDED}{rank}", "")
                 if rank == 0:
                     self._wait_for_all(_ENDED)
@@ -117,6 +123,19 @@ class ScriptRun:
             if self._store.check([_HANGS]):
                 self._say_where_it_stands(self._store.get(_HANGS).decode())
 
+    def _is_saving(self) -> bool:
+        """Whether what the script saves still changes, which those who wait for its end are told."""
+        now = time.monotonic()
+        self._files = self._files or _SavedFiles(self._run / CHECKPOINTS)
+        if self._watch is None:
+            self._files.look(now)
+        if now > self._files.changes_until:
+            self._saving.close()
+            return False
+        if not self.progress.saves:
+            self._saving.enter_context(self.progress.saving())
+        return True
+
     def _say_where_it_stands(self, wrong: str) -> NoReturn:
         self._stand(wrong, self._process.abort())
 
@@ -137,6 +156,36 @@ class ScriptRun:
         return [rank for rank in range(self.order.place.world_size) if self._store.check([f"{key}{rank}"])]
 
 
+class _SavedFiles:
+    """What a script has saved, looked at now and then.
+
+    Attributes:
+        changes_until: as long as it counts as changing, by the last look.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._seen: tuple[int, int, int] = _NO_FILES
+        self._seen = self._look()
+        self._next = time.monotonic() + _SAVES_LOOK_S
+        self.changes_until = -math.inf
+
+    def look(self, now: float) -> bool | None:
+        """Whether it has changed since the last look; None where none is due yet."""
+        if now < self._next:
+            return None
+        before, self._seen = self._seen, self._look()
+        took_s = time.monotonic() - now
+        self._next = time.monotonic() + max(_SAVES_LOOK_S, _OF_LOOK * took_s)
+        if self._seen != before:
+            self.changes_until = max(now + _STILL_SAVES_S, self._next + _LOOK_S)
+        return self._seen != before
+
+    def _look(self) -> tuple[int, int, int]:
+        """As it was, where the storage does not answer."""
+        return within(_LOOK_S, lambda: fingerprint(self._directory), otherwise=self._seen)
+
+
 class _ScriptWatch:
     """What rank 0 sees of its script, for all of them."""
 
@@ -147,10 +196,8 @@ class _ScriptWatch:
         self._progress = None if config.progress is None else ScriptProgress(config.progress)
         recovery = config.recovery
         self._stillness = Stillness(recovery.start_timeout_s, recovery.hang_timeout_s, now)
-        self._checkpoints = Path(Storage(run.order.spec.run).location, CHECKPOINTS)
-        self._saved: tuple[int, int, int] = _NO_FILES
-        self._saved, self._saves = self._look_at_files(), False
-        self._next_files = now + _SAVES_LOOK_S
+        self.files = _SavedFiles(Path(Storage(run.order.spec.run).location, CHECKPOINTS))
+        self._saves = False
         self._step_at: float | None = None
 
     def look(self, now: float) -> str | None:
@@ -162,8 +209,7 @@ class _ScriptWatch:
         if step is not None:
             self._stillness.moved(now, step=True)
             self._tell(step, now)
-        if now >= self._next_files:
-            self._see_files(now)
+        self._see_files(now)
         return None if self._progress is None else self._stillness.hang(now)
 
     def _tell(self, step: ScriptStep, now: float) -> None:
@@ -182,16 +228,10 @@ class _ScriptWatch:
 
     def _see_files(self, now: float) -> None:
         """A save is told of when it is whole: when nothing of it changes any more."""
-        files = self._look_at_files()
-        took_s = time.monotonic() - now
-        self._next_files = time.monotonic() + max(_SAVES_LOOK_S, _OF_LOOK * took_s)
-        if files != self._saved:
-            self._saved, self._saves = files, True
+        changed = self.files.look(now)
+        if changed:
+            self._saves = True
             self._stillness.moved(now)
-        elif self._saves:
+        elif changed is False and self._saves:
             self._saves = False
             self._owner.reporter.event("saved", attempt=self._owner.order.spec.attempt)
-
-    def _look_at_files(self) -> tuple[int, int, int]:
-        """As they were, where the storage does not answer."""
-        return within(_LOOK_S, lambda: fingerprint(self._checkpoints), otherwise=self._saved)

@@ -22,7 +22,7 @@ _USED = frozenset(
             f"recovery.{key}"
             for key in (
                 *("worker_failures", "node_failures", "hangs", "start_failures", "memory_failures"),
-                *("transient_errors", "retry", "hang_timeout_s", "start_timeout_s"),
+                *("transient_errors", "retry", "hang_timeout_s", "start_timeout_s", "save_timeout_s"),
             )
         ),
     }

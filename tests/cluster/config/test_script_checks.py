@@ -114,7 +114,6 @@ def test_mistakes_are_found_before_anything_starts(folder: Path, lines: str, key
         ("publish: m, publish_best: true", "publish_best"),
         ("recovery: {non_finite_loss: skip}", "recovery.non_finite_loss"),
         ("recovery: {loss_spike: {policy: warn}}", "recovery.loss_spike.policy"),
-        ("recovery: {save_timeout_s: 3}", "recovery.save_timeout_s"),
         ("recovery: {begin_anew: true}", "recovery.begin_anew"),
     ],
 )

@@ -234,6 +234,36 @@ def test_a_script_that_is_asked_to_stop_gets_sigterm(tmp_path: Path) -> None:
     assert process.log.read_text() == "ready\nsaving\n"
 
 
+@pytest.mark.parametrize(
+    ("saving", "save_timeout_s", "ends"), [(True, 600.0, True), (False, 600.0, False), (True, 0.5, False)]
+)
+def test_a_script_that_is_asked_to_stop_has_longer_while_it_saves(
+    saving: bool, save_timeout_s: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train_jobs.rank.script.STOP_GRACE_S", 0.2)
+    script, enough = tmp_path / "saves.py", tmp_path / "enough"
+    script.write_text(
+        "import os, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True))\n"
+        "print('ready', flush=True)\n"
+        f"while not os.path.exists({str(enough)!r}): time.sleep(0.05)\n"
+        "print('saved')\n"
+    )
+    asked = []
+
+    def is_saving() -> bool:
+        asked.append(time.monotonic())
+        if ends and asked[-1] - asked[0] > 1.0:
+            enough.touch()
+        return saving
+
+    config = job(script)
+    recovery = config.recovery.model_copy(update={"save_timeout_s": save_timeout_s})
+    (process,) = start(config.model_copy(update={"recovery": recovery}), tmp_path, 1)
+    stop = process.wait(lambda: "ready" in process.log.read_text(), is_saving=is_saving)
+    assert (stop, "saved" in process.log.read_text()) == ("stopped", ends)
+
+
 def hold(script: str, directory: str) -> None:
     """Start a script and never end."""
     start(job(Path(script)), Path(directory), 1)

@@ -136,6 +136,35 @@ def test_one_that_prints_or_saves_does_not_hang(server: Server, tmp_path: Path) 
 
 
 @pytest.mark.slow
+def test_those_who_wait_for_its_end_hear_that_a_script_saves(server: Server, tmp_path: Path) -> None:
+    ranks = ranks_of(
+        tmp_path,
+        "import os, pathlib, signal, sys, time\n"
+        "def save(*_):\n"
+        "    directory = pathlib.Path(os.environ['SHOAL_CHECKPOINT_DIR'])\n"
+        "    directory.mkdir(exist_ok=True)\n"
+        "    for part in range(200):\n"
+        "        (directory / f'{os.environ[\"RANK\"]}-{part}').touch()\n"
+        "        time.sleep(0.05)\n"
+        "    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\n"
+        "open('ready-' + os.environ['RANK'], 'w').close()\n"
+        "time.sleep(600)\n",
+    )
+
+    def are_ready() -> bool:
+        return all((tmp_path / WORK / f"ready-{rank}").exists() for rank in range(2))
+
+    told: dict[int, set[bool]] = {0: set(), 1: set()}
+    for rank, words in zip(ranks, told.values(), strict=True):
+        rank.is_stopping = are_ready  # type: ignore[method-assign]
+        rank.progress = lambda activity, words=words: words.add(activity.saves)  # type: ignore[method-assign]
+    run(server, ranks)
+    assert [rank.status for rank in ranks] == ["stopped", "stopped"]
+    assert told == {0: {False, True}, 1: {False, True}}
+
+
+@pytest.mark.slow
 def test_without_progress_nobody_knows_how_long_a_script_may_be_silent(
     server: Server, tmp_path: Path
 ) -> None:
