@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cluster.files.backend import MissingError
 from cluster.files.storage import Storage
+
+_BLOCK_BYTES = 1 << 20
+"""So much of a file is read at a time where it is read from its end on."""
 
 
 class LineReader:
@@ -68,6 +72,41 @@ def read_lines(storage: Storage, log: str) -> list[dict[str, Any]]:
         StorageError: the storage cannot be read.
     """
     return LineReader(storage, log).new()
+
+
+def newest_first(storage: Storage, log: str) -> Iterator[dict[str, Any]]:
+    """The lines of a log from its end on; a piece of it is read at a time, and no more than is asked for.
+
+    What an older version wrote whole is left out where the log lies in parts.
+
+    Raises:
+        StorageError: while it is gone through, the storage cannot be read.
+    """
+    for lines in _blocks_of_file(storage, log) if storage.appendable else _parts(storage, log):
+        yield from documents(reversed(lines))
+
+
+def _blocks_of_file(storage: Storage, log: str) -> Iterator[list[bytes]]:
+    """The lines of each block of the file, the last block first."""
+    try:
+        with storage.reader(f"{log}.jsonl") as file:
+            end = file.seek(0, os.SEEK_END)
+            beginning = b""  # of the block that was read before: the end of a line
+            while end:
+                start = max(0, end - _BLOCK_BYTES)
+                file.seek(start)
+                beginning, *lines = (file.read(end - start) + beginning).split(b"\n")
+                yield lines
+                end = start
+            yield [beginning]
+    except MissingError:
+        return
+
+
+def _parts(storage: Storage, log: str) -> Iterator[list[bytes]]:
+    """The lines of each part, the last part first."""
+    for name in reversed(storage.list(log)):
+        yield storage.read_bytes(f"{log}/{name}").split(b"\n")
 
 
 def documents(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:

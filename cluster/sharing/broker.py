@@ -19,7 +19,7 @@ from cluster.sharing.foreign import ForeignUse, countable
 from cluster.sharing.journal import Journal, journal_storage
 from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
 from cluster.sharing.listening_clock import ListeningClock
-from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report
+from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report, remembered
 from cluster.state.health import silent
 from cluster.state.nodes import ACCELERATOR_LABEL, name_of
 
@@ -67,9 +67,10 @@ class Broker:
         self._health = NodeHealth(self._info.get("avoid_after", FAILURES))
         self._drained: set[str] = set()
         if restarted:
-            self._health.recall(self._journal.after(None))
+            self._health.recall(self._journal.of_trust(lambda events: remembered(events, time.time())))
         after = "its death; whoever runs is heard first" if restarted else "the cluster's start"
-        self._journal.add([Event("broker_started", f"the broker starts after {after}")])
+        reason, facts = f"the broker starts after {after}", {"restarted": restarted}
+        self._journal.add([Event("broker_started", reason, facts=facts)])
         self._nodes_read: float | None = None
         self._suspects: set[str] = set()
         self._suspects_asked = time.monotonic()

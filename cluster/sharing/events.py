@@ -68,7 +68,7 @@ class Event:
         by: the holders that it gave way to.
         starting: those of `held` that are being started: nothing of them need be there yet.
         node, resources, foreign: of events of nodes: all that it has, and what strangers use of that.
-        facts: of events about the trust in a node, in place of what it has.
+        facts: of events about the trust in a node, in place of what it has; of the broker's start.
         reason: a sentence.
     """
 
@@ -101,14 +101,12 @@ class Event:
                 "starting": dict(self.starting),
                 "by": list(self.by),
             }
-        if self.node is not None and self.facts is not None:
-            document |= {"node": self.node, "facts": dict(self.facts)}
+        if self.node is not None:
+            document["node"] = self.node
+        if self.facts is not None:
+            document["facts"] = dict(self.facts)
         elif self.node is not None:
-            document |= {
-                "node": self.node,
-                "resources": dict(self.resources),
-                "foreign": dict(self.foreign),
-            }
+            document |= {"resources": dict(self.resources), "foreign": dict(self.foreign)}
         return {**document, "reason": self.reason}
 
 

@@ -1,30 +1,38 @@
-"""The log of events: the newest in memory, all of them in a file of the storage."""
+"""The log of events: the newest in memory, all of them in a file of the storage.
+
+What is told of the trust in nodes stands in a second log too: it is little, and counts for days, in which a
+busy cluster has more events than anybody wants to read at a start.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any
 
-from cluster.errors import ShoalError
-from cluster.files.line_reader import documents, read_lines
+from cluster.files.backend import StorageError
+from cluster.files.line_reader import newest_first, read_lines
 from cluster.files.line_writer import LineWriter
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
 from cluster.sharing.events import Event
 
 EVENTS = "events"
-"""Name of the log, as in cluster.files.line_writer."""
+TRUST = "trust"
+"""Names of the logs, as in cluster.files.line_writer."""
+_OF_TRUST = ("node_blamed", "node_trusted", "broker_started")
+"""The causes of what stands in the log of trust."""
 KEPT = 2000
 """Events in memory, for whoever watches."""
 MOST_UNWRITTEN = 20_000
 """Events that wait for a storage that does not answer; older ones are lost to the file, not the sequence."""
 READ_TIMEOUT_S = 5.0
-"""How long the end of the log may take to read when the broker starts."""
-_TAIL_BYTES = 256 * 1024
+"""How long the end of a log may take to read when the broker starts."""
 
 
 class Journal:
@@ -35,7 +43,7 @@ class Journal:
     it. Nothing here waits for the storage, and one that fails is tried again.
 
     Args:
-        storage: the directory of the log.
+        storage: the directory of the logs.
     """
 
     def __init__(self, storage: Storage, clock: Callable[[], float] = time.time) -> None:
@@ -64,6 +72,25 @@ class Journal:
                 lines.append({"seq": self._seq, "epoch": self.epoch, "time": now, **event.as_json()})
             self._kept.extend(lines)
             self._writer.add(EVENTS, lines)
+            self._writer.add(TRUST, [line for line in lines if line["cause"] in _OF_TRUST])
+
+    def of_trust(
+        self, which: Callable[[Iterator[dict[str, Any]]], Iterable[Mapping[str, Any]]]
+    ) -> list[Mapping[str, Any]]:
+        """What was written of the trust in nodes, the oldest first.
+
+        Args:
+            which: picks what counts out of all of it, the newest first, and reads no further than it must.
+                Where the storage fails, or takes too long, what was read by then is returned.
+        """
+        found: list[Mapping[str, Any]] = []
+
+        def read() -> None:
+            for line in which(filter(_is_event, newest_first(self._storage, TRUST))):
+                found.append(line)
+
+        within(READ_TIMEOUT_S, read, otherwise=None)
+        return found[::-1]
 
     def after(self, place: tuple[int, int] | None, most: int = KEPT) -> list[dict[str, Any]]:
         """The first events after (epoch, seq) that are still kept; with None, the newest."""
@@ -93,35 +120,22 @@ def read_events(storage: Storage) -> list[dict[str, Any]]:
     Raises:
         StorageError: the storage cannot be read.
     """
-    # A batch that was written, and yet reported as failed, is there again in the next one.
-    found = {(line["epoch"], line["seq"]): line for line in read_lines(storage, EVENTS) if _is_event(line)}
-    return [found[place] for place in sorted(found)]
+    return _in_order(read_lines(storage, EVENTS))
 
 
 def _newest(storage: Storage) -> list[dict[str, Any]]:
-    """The last events of a log; none where it cannot be read, which is no reason not to start."""
-    try:
-        path = storage.local_path(f"{EVENTS}.jsonl")
-        if path is None:
-            found: list[dict[str, Any]] = []
-            for name in sorted(storage.list(EVENTS), reverse=True):
-                found = _events(storage.read_bytes(f"{EVENTS}/{name}")) + found
-                if len(found) >= KEPT:
-                    break
-            return sorted(found, key=lambda line: (line["epoch"], line["seq"]))[-KEPT:]
-        if not path.exists():
-            return []
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            data = file.read()
-        return _events(data if size <= _TAIL_BYTES else data.partition(b"\n")[2])[-KEPT:]
-    except (ShoalError, OSError):
-        return []
+    """The last events of a log; those that can be read, which are no reason not to start."""
+    found: list[dict[str, Any]] = []
+    with suppress(StorageError):
+        for line in islice(filter(_is_event, newest_first(storage, EVENTS)), KEPT):
+            found.append(line)
+    return _in_order(found)
 
 
-def _events(data: bytes) -> list[dict[str, Any]]:
-    return [line for line in documents(data.splitlines()) if _is_event(line)]
+def _in_order(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    # A batch that was written, and yet reported as failed, is there again in the next one.
+    found = {(line["epoch"], line["seq"]): line for line in lines if _is_event(line)}
+    return [found[place] for place in sorted(found)]
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:

@@ -18,8 +18,8 @@ What happens to several jobs in the same moment is one failure, and a node that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -33,6 +33,9 @@ FIRST_S = 600.0
 """How long a node is avoided at first; twice as long each further time."""
 MOST_S = 86_400.0
 """The longest; and after so long without failures the next time counts as the first again."""
+MEMORY_S = 2 * MOST_S
+"""What was said of a node counts no more when nothing was said of it for so long: it is not avoided, and its
+next time is the first."""
 SAME_MOMENT_S = 5.0
 """Failures on one node within so many seconds are one failure."""
 _MOST_REPORTS = 2000
@@ -70,6 +73,9 @@ class Report:
         if self.against == "node":
             return ("lost", self.lost) if self.lost else ("broken", self.holder, self.time)
         return (self.holder, self.step)
+
+
+_FACTS = tuple(each.name for each in fields(Report))
 
 
 @dataclass(frozen=True)
@@ -150,11 +156,11 @@ class NodeHealth:
         return Event("node_trusted", f"{node} is trusted again: it was forgiven", node=node, facts=facts)
 
     def recall(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Take in what the log of a former self tells."""
+        """Take in what the log of a former self tells; what another version wrote otherwise is left out."""
         for event in events:
             facts = event.get("facts", {})
-            if event["cause"] == "node_blamed":
-                self._reports.append(Report(**facts))
+            if event["cause"] == "node_blamed" and all(name in facts for name in _FACTS):
+                self._reports.append(Report(**{name: facts[name] for name in _FACTS}))
             elif event["cause"] == "node_trusted" and facts.get("forgiven"):
                 self._forgiven[event["node"]] = float(facts["time"])
         self._verdicts = None
@@ -163,7 +169,7 @@ class NodeHealth:
         """The nodes that are avoided now, by name."""
         if self._verdicts is None:
             newest = {each.node: each.time for each in sorted(self._reports, key=lambda each: each.time)}
-            names = sorted(name for name, time in newest.items() if now - time <= 2 * MOST_S)
+            names = sorted(name for name, time in newest.items() if now - time <= MEMORY_S)
             self._reports = [each for each in self._reports if each.node in names]
             found = {name: self._judge(name) for name in names}
             self._verdicts = {name: verdict for name, verdict in found.items() if verdict is not None}
@@ -237,6 +243,31 @@ class NodeHealth:
             and abs(other.time - report.time) <= WINDOW_S
             for other in self._reports
         )
+
+
+def remembered(events: Iterable[Mapping[str, Any]], now: float) -> Iterator[Mapping[str, Any]]:
+    """Of events, the newest first, those that `recall` needs: no more of them are taken than that.
+
+    They reach back to the cluster's start; or to MEMORY_S before the first report of those that count, which
+    are those of a node that follow on one another, and are followed by now, without a pause of MEMORY_S.
+    """
+    first: dict[str, float] = {}
+    """By node, the first report that counts."""
+    reports = 0
+    for event in events:
+        facts = event.get("facts", {})
+        if event["cause"] == "broker_started" and not facts.get("restarted", True):
+            return
+        if "time" not in facts:
+            continue
+        time = float(facts["time"])
+        if min((now, *first.values())) - time > MEMORY_S or reports == _MOST_REPORTS:
+            return
+        if event["cause"] == "node_blamed":
+            reports += 1
+            if first.get(event["node"], now) - time <= MEMORY_S:
+                first[event["node"]] = time
+        yield event
 
 
 def _holders(failures: Sequence[_NodeFailure]) -> frozenset[str]:

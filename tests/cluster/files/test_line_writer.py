@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from cluster.files import line_writer
+from cluster.files import line_reader, line_writer
 from cluster.files.backend import StorageError
-from cluster.files.line_reader import LineReader, read_lines
+from cluster.files.line_reader import LineReader, newest_first, read_lines
 from cluster.files.line_writer import LineWriter
 from cluster.files.storage import Storage
 
@@ -280,3 +281,46 @@ def test_a_writer_that_is_closed_has_written_what_it_had(storage: Storage) -> No
     writer.add("log", lines(*range(50)))
     writer.close()
     assert numbers(storage) == list(range(50))
+
+
+@pytest.mark.parametrize("block_bytes", [1, 7, 50, 1 << 20])
+def test_lines_are_read_from_the_end_on_whatever_block_or_part_they_are_in(
+    block_bytes: int, storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_writer, "PART_BYTES", 30)
+    assert list(newest_first(storage, "log")) == []
+    writer = LineWriter(storage)
+    for number in range(20):
+        writer.add("log", [{"n": number, "text": "ü" * (number % 5)}])
+        assert number % 3 or writer.written(10.0)
+    assert writer.written(10.0)
+    assert list(newest_first(storage, "log")) == read_lines(storage, "log")[::-1]
+    assert [line["n"] for line in newest_first(storage, "log")] == list(range(20))[::-1]
+
+
+def test_what_was_cut_off_is_left_out_from_the_end_on_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_reader, "_BLOCK_BYTES", 4)
+    (tmp_path / "log.jsonl").write_bytes(b'{"n": 1}\n{"n": \n[]\n\xff\xfe\n\n{"n": 2}\n{"n"')
+    assert list(newest_first(Storage(tmp_path), "log")) == lines(2, 1)
+
+
+def test_from_the_end_on_no_more_parts_are_read_than_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_writer, "PART_BYTES", 30)
+    storage = object_store()
+    writer = LineWriter(storage)
+    for number in range(30):
+        writer.add("log", lines(number))
+        assert writer.written(10.0)
+    read: list[str] = []
+    whole = storage.read_bytes
+
+    def reads(path: str, start: int = 0) -> bytes:
+        read.append(path)
+        return whole(path, start)
+
+    monkeypatch.setattr(storage, "read_bytes", reads)
+    assert [line["n"] for line in islice(newest_first(storage, "log"), 4)] == [29, 28, 27, 26]
+    assert len(read) <= 2 < len(storage.list("log"))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+from pyarrow import fs
 
+from cluster.files.storage import Storage
 from cluster.sharing import broker as module
 from cluster.sharing.broker import Broker
 from cluster.sharing.demand import Demand
-from cluster.sharing.journal import journal_storage, read_events
-from cluster.sharing.node_health import Against
+from cluster.sharing.events import Event
+from cluster.sharing.journal import EVENTS, KEPT, TRUST, journal_storage, read_events
+from cluster.sharing.node_health import FIRST_S
 
 
 class StandIn:
@@ -73,10 +78,10 @@ def job(held: tuple[str, ...] = ()) -> Demand:
     return Demand("job/a", "training", {"CPU": 1}, 2, 2, held)
 
 
-def blame_twice(broker: Broker, clock: Clock, node: str = "id1", against: Against = "worker") -> None:
-    for step in (5, 9):
+def blame_twice(broker: Broker, clock: Clock, steps: tuple[int, int] = (5, 9)) -> None:
+    for step in steps:
         clock.now += 60
-        broker.blame(node, "job/a", against, step, True)
+        broker.blame("id1", "job/a", "worker", step, True)
 
 
 def test_a_job_that_failed_twice_on_a_node_is_granted_another(
@@ -139,3 +144,64 @@ def test_the_loss_of_a_node_that_was_drained_speaks_against_nobody(
         said = [event["cause"] for event in broker.events(None, 100)]
         assert ("node_blamed" in said) is not drained
         ray.dead = set()
+
+
+@pytest.fixture(params=["directory", "object store"])
+def kept(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """Where the broker's logs are."""
+    if request.param == "directory":
+        return journal_storage(str(tmp_path), "c")
+    memory = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
+    storage = Storage(f"/bucket/{uuid.uuid4().hex}", filesystem=memory)
+    monkeypatch.setattr(module, "journal_storage", lambda location, cluster: storage)
+    return storage
+
+
+def happen(broker: Broker, number: int) -> None:
+    """Have other things happen, and all of it written."""
+    event = Event("held", "of job/a, a worker runs " + "on " * 100, "job/a", "training", {"CPU": 1})
+    broker._journal.add([event] * number)
+    assert broker._journal.flushed(60.0)
+
+
+def test_it_is_remembered_whatever_else_has_happened_since_until_its_time_is_over(
+    start: Callable[[], Broker], ray: StandIn, clock: Clock, kept: Storage
+) -> None:
+    broker = start()
+    blame_twice(broker, clock)
+    happen(broker, KEPT + 100)
+    clock.now += FIRST_S
+    blame_twice(broker, clock, steps=(20, 30))
+    happen(broker, KEPT + 100)
+    before = broker.avoided()
+    assert before["id1"]["times"] == 2
+    ray.restarted = True
+    for _ in range(2):
+        again = start()
+        assert again.avoided() == before, "how often it was, too"
+        happen(again, KEPT + 100)
+    assert len(again.events(None, KEPT)) == KEPT
+    clock.now += 2 * FIRST_S
+    assert start().avoided() == {}
+    assert len(read_events(kept)) > 4 * KEPT
+
+
+def test_a_restart_remembers_nothing_of_the_cluster_before_this_one(
+    start: Callable[[], Broker], ray: StandIn, clock: Clock, kept: Storage
+) -> None:
+    broker = start()
+    blame_twice(broker, clock)
+    assert broker.avoided() != {}
+    assert broker._journal.flushed(60.0)
+    happen(start(), 1)
+    ray.restarted = True
+    assert start().avoided() == {}
+
+
+def test_a_broker_starts_over_logs_that_cannot_be_read(
+    start: Callable[[], Broker], ray: StandIn, tmp_path: Path
+) -> None:
+    for log in (EVENTS, TRUST):
+        (tmp_path / "sharing" / "c" / f"{log}.jsonl").mkdir(parents=True)
+    ray.restarted = True
+    assert start().avoided() == {}

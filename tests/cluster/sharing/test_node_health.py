@@ -5,11 +5,22 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from cluster.sharing.node_health import FAILURES, FIRST_S, MOST_S, WINDOW_S, NodeHealth, Report
+from cluster.sharing import node_health as module
+from cluster.sharing.node_health import (
+    FAILURES,
+    FIRST_S,
+    MEMORY_S,
+    MOST_S,
+    WINDOW_S,
+    NodeHealth,
+    Report,
+    remembered,
+)
 
 A_MINUTE = 60.0
 
@@ -218,3 +229,65 @@ def test_a_node_whose_accelerator_ended_a_kernel_is_avoided_at_once_until_the_pr
     again = fault(1, node="worker-2", against="device", step=0, elsewhere=False)
     assert avoided(told(first, again), 1) == set(), "it is the program's"
     assert avoided(told(first, failures=0), 0) == set()
+
+
+# -- what is read again after a restart ---------------------------------------------------------------------
+
+
+def written(*reports: Report) -> list[dict[str, Any]]:
+    return [NodeHealth().report(report).as_json() for report in reports]
+
+
+AFTER_A_WHILE = st.tuples(
+    st.integers(0, 25) | st.integers(25, 60), st.sampled_from(["worker-1", "worker-2"]), st.integers(0, 9)
+)
+
+
+@given(st.lists(AFTER_A_WHILE, max_size=30))
+@example([(20, "worker-1", 1)] * 4)
+@example([(23, "worker-1", 1)] * 12 + [(47, "worker-2", 1), (1, "worker-1", 1)])
+@settings(deadline=None)
+def test_what_is_remembered_over_a_restart_is_all_that_still_counts(
+    happened: list[tuple[int, str, int]],
+) -> None:
+    """Over weeks, each failure being enough that a node is avoided, and one in ten times it is forgiven."""
+    health, log, last = NodeHealth(1), [], 0
+    for step, (hours, node, draw) in enumerate(happened):
+        last += hours
+        report = fault(60 * last, node=node, job=f"on-{node}", step=step)
+        event = health.report(report) if draw else health.forgive(node, report.time)
+        log.append(event.as_json())
+    for hours_later in (0, 5, 30, 60):
+        now = 1000.0 + 60 * (last + hours_later) * A_MINUTE
+        again = NodeHealth(1)
+        again.recall(list(remembered(reversed(log), now))[::-1])
+        assert again.avoided(now) == health.avoided(now)
+
+
+def test_no_more_is_read_than_counts() -> None:
+    days = 24 * 60.0
+    old = [fault(minute) for minute in (0, 1, 2)]
+    counts = [fault(5 * days + minute) for minute in (0, 1, 2)]
+    of_others = [fault(2.9 * days, node="worker-2"), fault(3.1 * days, node="worker-2")]
+    log = written(*old, *of_others, *counts)
+    now = 1000.0 + 6.5 * days * A_MINUTE
+    assert len(list(remembered(reversed(log), now))) == 4, "to two days before the first that counts"
+    assert list(remembered(reversed(log), now + MEMORY_S)) == []
+    first = {"cause": "broker_started", "facts": {"restarted": False}}
+    again = {"cause": "broker_started", "facts": {"restarted": True}}
+    assert len(list(remembered(reversed([*log, first, *written(counts[0]), again]), now))) == 1
+
+
+def test_no_more_reports_are_read_than_are_kept(monkeypatch) -> None:
+    monkeypatch.setattr(module, "_MOST_REPORTS", 5)
+    log = written(*(fault(minute) for minute in range(20)))
+    kept = list(remembered(reversed(log), 1000.0 + 20 * A_MINUTE))
+    assert [each["facts"]["step"] for each in kept] == [1900, 1800, 1700, 1600, 1500]
+
+
+def test_what_another_version_wrote_otherwise_is_left_out() -> None:
+    health = NodeHealth(1)
+    (known,) = written(fault(0))
+    strange = [{**known, "facts": {"node": "worker-2", "time": 1000.0}}, {"cause": "node_blamed"}]
+    health.recall([*strange, {**known, "facts": {**known["facts"], "more": 1}}])
+    assert avoided(health, 0) == {"worker-1"}
