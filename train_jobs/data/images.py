@@ -63,7 +63,7 @@ class ImageFacts:
         return cls(labels, facts["mode"], facts["size"], mean, std, facts.get("content", ""))
 
 
-class Part:
+class RowsOfPart:
     """Which rows belong to one part of the data, by the rule of `is_held_out`.
 
     Args:
@@ -108,7 +108,7 @@ class ImageSamples:
         self.facts = facts
         self.data = data
         self.augment = data.augment
-        self.part = Part(data.held_out_every, held_out)
+        self.part = RowsOfPart(data.held_out_every, held_out)
         self.mean = np.asarray(facts.mean, dtype=np.float32)[:, None, None]
         self.std = np.asarray(facts.std, dtype=np.float32)[:, None, None]
 

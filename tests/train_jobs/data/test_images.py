@@ -21,7 +21,14 @@ from cluster.config import TrainJobConfig
 from cluster.config.sections.data import AugmentConfig
 from cluster.errors import RequestError
 from train_jobs.data.documents import is_held_out
-from train_jobs.data.images import ImageFacts, ImageSamples, Part, augmented, open_images, prepare_images
+from train_jobs.data.images import (
+    ImageFacts,
+    ImageSamples,
+    RowsOfPart,
+    augmented,
+    open_images,
+    prepare_images,
+)
 from train_jobs.data.order import SampleOrder
 
 CIFAR_LABELS = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -110,7 +117,7 @@ def test_a_file_of_its_own_may_be_what_is_evaluated_on(tmp_path: Path) -> None:
 def test_a_part_holds_the_rows_of_its_rule(rows: int, every: int) -> None:
     held_out = np.asarray([bool(is_held_out(row, every)) for row in range(rows)], dtype=bool)
     for wanted in (True, False, None):
-        part = Part(every, wanted)
+        part = RowsOfPart(every, wanted)
         expected = np.flatnonzero(held_out == wanted) if wanted is not None else np.arange(rows)
         assert part.before(rows) == len(expected)
         assert [part.row(index) for index in range(len(expected))] == expected.tolist()

@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train_jobs.data.arrangements import WHOLE, Arrangement, LengthGrouped, Order, Shuffled, Windowed
@@ -41,6 +41,7 @@ arrangements = st.one_of(
 )
 
 
+@settings(deadline=None)
 @given(arrangements, st.integers(0, 2**40), st.integers(0, 3))
 def test_an_epoch_holds_every_sample_once(arrangement: Arrangement, seed: int, epoch: int) -> None:
     order = list(arrangement.epoch(seed, epoch))
@@ -48,6 +49,7 @@ def test_an_epoch_holds_every_sample_once(arrangement: Arrangement, seed: int, e
     assert order == list(arrangement.epoch(seed, epoch))
 
 
+@settings(deadline=None)
 @given(
     arrangements,
     st.integers(1, 4),
@@ -73,6 +75,7 @@ def test_resizes_and_kills_neither_repeat_nor_skip_a_sample(
     assert len(set(samples[done - rest :])) == rest
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 60),
     st.integers(0, 2**40),
@@ -139,12 +142,14 @@ def test_a_batch_that_cannot_be_cut_evenly_is_refused() -> None:
         BatchPlan(32, 8).micro_batches(0, Place(0, 3))
 
 
+@settings(deadline=None)
 @given(st.integers(0, 200), st.integers(1, 9))
 def test_every_held_out_sample_belongs_to_exactly_one_rank(num_samples: int, size: int) -> None:
     shares = [sample for index in range(size) for sample in evaluation_share(num_samples, Place(index, size))]
     assert sorted(shares) == list(range(num_samples))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**40), st.integers(0, 3))
 def test_a_permutation_that_is_computed_has_every_element_once(length: int, seed: int, epoch: int) -> None:
     order = list(Permutation(length, [seed, epoch]))

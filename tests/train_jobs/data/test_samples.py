@@ -14,6 +14,7 @@ from train_jobs.data.order import SampleOrder
 from train_jobs.data.samples import DocumentSamples, PackedSamples, Pieces
 
 
+@settings(deadline=None)
 @given(st.integers(0, 300), st.integers(1, 40))
 def test_with_the_tail_kept_every_token_but_the_first_is_a_target_exactly_once(
     tokens: int, length: int
@@ -45,6 +46,7 @@ def test_without_the_tail_all_samples_are_full() -> None:
         samples.sample(2)
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(0, 50), min_size=1, max_size=20),
     st.integers(1, 12),
