@@ -34,6 +34,15 @@ def test_the_template_has_no_mistake_and_is_what_the_design_promises(tmp_path: P
     assert (app.model, app.tensor, app.replicas.min, app.replicas.max) == ("stdlib-lm@latest", 2, 1, 2)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "linear", "cosine", "warmup_stable_decay"])
+def test_its_job_is_tried_with_fewer_steps_than_its_warm_up_has(schedule: str, tmp_path: Path) -> None:
+    write_template(tmp_path)
+    changes = ("steps=10", f"optimizer.schedule={schedule}")
+    settings = [f"train_jobs.stdlib-lm.{change}" for change in changes]
+    job = load_config(tmp_path / CONFIG_FILE, settings).resolved.train_jobs["stdlib-lm"]
+    assert job.steps == 10 < job.optimizer.warmup_steps
+
+
 def test_editors_are_pointed_at_the_schema_beside_it() -> None:
     assert TEMPLATE.splitlines()[0] == f"# yaml-language-server: $schema=./{SCHEMA_FILE}"
 

@@ -60,3 +60,13 @@ def test_the_decay_is_a_tenth_of_the_steps_unless_said() -> None:
     config = OptimizerConfig(learning_rate=1.0, schedule="warmup_stable_decay")
     rates = [learning_rate(config, step, 50) for step in range(50)]
     assert [rate < 1.0 for rate in rates] == [False] * 46 + [True] * 4
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_a_warm_up_that_is_longer_than_the_job_ends_with_it_at_the_full_rate(name: str) -> None:
+    config = OptimizerConfig(
+        learning_rate=0.5,
+        schedule=name,  # type: ignore[arg-type]
+        warmup_steps=20,
+    )
+    assert [learning_rate(config, step, 4) for step in range(4)] == [0.125, 0.25, 0.375, 0.5]
