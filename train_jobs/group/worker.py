@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
@@ -29,6 +30,7 @@ from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank.script import RankPlace
 from train_jobs.records.control import SAVES_FOR_S, find_control
 from train_jobs.spec import LOGS, GroupSpec
+from train_jobs.watch.flight_recorder import FlightRecorder
 from train_jobs.watch.progress import Activity
 from train_jobs.watch.rank_stacks import RankStacks
 from train_jobs.watch.rank_watch import RankWatch
@@ -121,6 +123,26 @@ def _see_to_its_end(worker: RankWorker, here: ActorHandle, ended: ray.ObjectRef)
         return worker.outcome(f"its node's fork server ended ({error})")
 
 
+def _device() -> int | None:
+    """Index of this worker's GPU among those it can see."""
+    mine, visible = ray.get_runtime_context().get_accelerator_ids().get("GPU", []), os.environ.get(_VISIBLE)
+    return visible.split(",").index(mine[0]) if mine and visible is not None else None
+
+
+class _Flights:
+    """Where a rank's NCCL writes what it did last: on a disk of the node, wherever the run's files are."""
+
+    def __init__(self, rank: int) -> None:
+        self._directory = TemporaryDirectory(prefix="shoal-nccl-", ignore_cleanup_errors=True)
+        self.prefix = f"{self._directory.name}/rank-"
+        self.recorder = FlightRecorder(self.prefix, rank)
+
+    def take(self) -> bytes | None:
+        """What it has written; the directory is gone then."""
+        with self._directory:
+            return self.recorder.read()
+
+
 class RankWorker:
     """What a rank's process can ask; see train_jobs.rank.link.Worker."""
 
@@ -140,27 +162,29 @@ class RankWorker:
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
+        self._device = _device()
+        self._flights = None if self._device is None else _Flights(self.rank)
+        recorder = None if self._flights is None else self._flights.recorder
         hang_timeout_s = spec.config.recovery.hang_timeout_s
-        self.watched = RankWatch(self.rank, hang_timeout_s, self._keep_stacks, time.monotonic())
+        self.watched = RankWatch(
+            self.rank, hang_timeout_s, self._keep_stacks, time.monotonic(), recorder=recorder
+        )
         self._over = threading.Event()
         self._told_at = -math.inf
         self._status: str | None = None
         self._error: RankError | None = None
 
     def order(self) -> RankOrder:
-        context = ray.get_runtime_context()
-        mine, visible = context.get_accelerator_ids().get("GPU", []), os.environ.get(_VISIBLE)
-        device = None
-        if mine and visible is not None:
-            device = visible.split(",").index(mine[0])
+        context, visible = ray.get_runtime_context(), os.environ.get(_VISIBLE)
         return RankOrder(
             spec=self.spec,
             place=self._place,
             host=ray.util.get_node_ip_address(),
             node=context.get_node_labels().get(NODE_LABEL, context.get_node_id()),
-            device=device,
+            device=self._device,
             environment={} if visible is None else {_VISIBLE: visible},
             heart=self._heart,
+            flights=None if self._flights is None else self._flights.prefix,
         )
 
     def rendezvous(self, address: str | None) -> str:
@@ -214,8 +238,11 @@ class RankWorker:
         self._over.wait()
 
     def over(self) -> None:
-        """Nobody answers for the rank any more."""
+        """Nobody answers for the rank any more; what NCCL has written down of it goes to the logs."""
+        written = None if self._flights is None else self._flights.take()
         self._over.set()
+        if written is not None:
+            self._keep(f"nccl-of-{self.spec.name}-rank-{self.rank}", written)
 
     def outcome(self, how_it_ended: str) -> str:
         """What the rank said at its end.
@@ -230,13 +257,18 @@ class RankWorker:
         return self._status
 
     def _keep_stacks(self, stacks: str) -> None:
-        name = f"attempt-{self.spec.attempt}/rank-{self.rank}-of-{self.spec.name}.stack"
+        # The driver prints them as well.
+        self._keep(f"rank-{self.rank}-of-{self.spec.name}.stack", stacks.encode())
+
+    def _keep(self, name: str, content: bytes) -> None:
+        """Leave a file with the logs of the attempt."""
 
         def write() -> bool:
-            Storage(self.spec.run).child(LOGS).write_bytes(name, stacks.encode())
+            logs = Storage(self.spec.run).child(LOGS)
+            logs.write_bytes(f"attempt-{self.spec.attempt}/{name}", content)
             return True
 
-        if not within(_KEEP_S, write, otherwise=False):  # the driver prints it as well
+        if not within(_KEEP_S, write, otherwise=False):
             print(f"{name} could not be written", flush=True)
 
     def _reach_control(self) -> NamedActor:

@@ -68,17 +68,19 @@ def use_interface_of(host: str) -> None:
 
 
 def record_flights(prefix: str) -> None:
-    """Have NCCL remember its last operations, and write them down where one runs into its timeout.
+    """Have NCCL remember its last operations, and write them down when asked, or where one takes too long.
 
-    torch's flight recorder; `torchfrtrace` reads the files. What the user has set stays.
+    torch's flight recorder; `torchfrtrace` reads the files, `train_jobs.watch.flight_recorder` asks. What the
+    user has set stays.
 
     Args:
-        prefix: of the files' path; the rank is put behind it.
+        prefix: of the files' path, on a disk of this node, which has pipes; the rank is put behind it.
     """
     for variable, value in (
         ("TORCH_FR_BUFFER_SIZE", "2000"),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT", "1"),
         ("TORCH_FR_DUMP_TEMP_FILE", prefix),
+        ("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", prefix),
     ):
         os.environ.setdefault(variable, value)
 

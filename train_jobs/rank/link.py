@@ -37,6 +37,8 @@ class RankOrder:
         device: index of its GPU among those it can see; None where it has none.
         environment: what it has to have in its environment, besides what torchrun would set.
         heart: where it sends its heartbeats to the other groups, where there are any.
+        flights: how the paths begin to which NCCL's flight recorder is to write, in a directory that is the
+            rank's alone; None where there is no NCCL.
     """
 
     spec: GroupSpec
@@ -46,6 +48,7 @@ class RankOrder:
     device: int | None
     environment: Mapping[str, str]
     heart: LinkAddress | None = None
+    flights: str | None = None
 
 
 class Worker(Protocol):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
 import traceback
 from dataclasses import asdict
+from pathlib import Path
 
 import torch
 
@@ -22,7 +24,7 @@ from train_jobs.rank.reporters import is_collective, reporter_of, say_started
 from train_jobs.rank.script import THREADS, torchrun_environment
 from train_jobs.rank.script_run import ScriptRun
 from train_jobs.records.workspace import Workspace
-from train_jobs.spec import DATA, LOGS
+from train_jobs.spec import DATA
 from train_jobs.watch.progress import Progress
 from train_jobs.watch.rank_stacks import waits_for_others, write_stacks_when_asked
 
@@ -37,9 +39,9 @@ def run_rank_process(address: str, authkey: str) -> None:
         authkey: in hexadecimal digits.
     """
     worker = reach_worker(LinkAddress(address, bytes.fromhex(authkey)))
-    threading.Thread(target=_go_with, args=(worker,), name="worker's end", daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=worker.leave, daemon=True).start())
     order = worker.order()
+    threading.Thread(target=_go_with, args=(worker, order), name="worker's end", daemon=True).start()
     os.environ.update(order.environment)
     recovery = order.spec.config.recovery
     progress = Progress(recovery.start_timeout_s, recovery.save_timeout_s)
@@ -67,11 +69,13 @@ def _as_it_travels(error: Exception, rank: int, step: int | None) -> RankError:
     )
 
 
-def _go_with(worker: Worker) -> None:
+def _go_with(worker: Worker, order: RankOrder) -> None:
     """End this process when its worker is gone: its devices belong to somebody else then."""
     try:
         worker.stay()
     finally:
+        if order.flights is not None:  # else its worker removes it
+            shutil.rmtree(Path(order.flights).parent, ignore_errors=True)
         os._exit(1)
 
 
@@ -116,10 +120,8 @@ def _meet(order: RankOrder, worker: Worker) -> None:
         )
     )
     use_interface_of(order.host)
-    if device is not None and (run := Storage(order.spec.run).local_path()) is not None:
-        logs = run / LOGS / f"attempt-{order.spec.attempt}"
-        logs.mkdir(parents=True, exist_ok=True)
-        record_flights(str(logs / f"nccl-of-{order.spec.name}-rank-"))
+    if order.flights is not None:
+        record_flights(order.flights)  # a script has them from this process
     # Offloaded gradients lie on the CPU, and their norm is summed there.
     backend = "gloo" if device is None else "cpu:gloo,cuda:nccl"
     # The worker sees a hang first, and where it is; this is for what it cannot see. Once the first step is

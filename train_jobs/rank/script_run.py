@@ -21,10 +21,11 @@ from train_jobs.rank.script import ScriptProcess
 from train_jobs.rank.script_progress import ScriptProgress, ScriptStep, Stillness, fingerprint
 from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, EXPORT, LOGS, WORK
+from train_jobs.watch.flight_recorder import FlightRecorder
 from train_jobs.watch.progress import Progress
 
 _LOOK_S = 2.0
-_STACKS_S = 15.0
+_STACKS_S = 20.0
 _SAVES_LOOK_S, _OF_LOOK = 2.0, 30.0
 """How often it is looked at what a script has saved: less often where a look takes its time."""
 _STILL_SAVES_S = 10.0
@@ -137,6 +138,10 @@ class ScriptRun:
         return True
 
     def _say_where_it_stands(self, wrong: str) -> NoReturn:
+        flights = self.order.flights
+        recorder = None if flights is None else FlightRecorder(flights, self.order.place.rank)
+        if recorder is not None and recorder.ask():
+            recorder.wait()
         self._stand(wrong, self._process.abort())
 
     def _stand(self, wrong: str, output: str) -> NoReturn:

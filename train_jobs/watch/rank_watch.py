@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from cluster.node.sessions import DEATH_S
 from train_jobs.errors import RankError
+from train_jobs.watch.flight_recorder import FlightRecorder
 from train_jobs.watch.progress import Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
 
@@ -30,6 +31,7 @@ class RankWatch:
         keep: takes the stacks of a rank that hangs.
         began: when the rank was started; `now` of the other methods is of the same clock.
         pause: waits for so many seconds.
+        recorder: that of the rank's collectives, where it has one.
     """
 
     def __init__(
@@ -39,10 +41,12 @@ class RankWatch:
         keep: Callable[[str], None],
         began: float,
         pause: Callable[[float], None] = time.sleep,
+        recorder: FlightRecorder | None = None,
     ) -> None:
         self.rank = rank
         self._keep = keep
         self._pause = pause
+        self._recorder = recorder
         # Earlier than asked for: keeping the stacks and ending the group takes time too.
         self._hangs = HangWatch(OF_HANG_TIMEOUT * hang_timeout_s, began, _FIRST_WORD_S)
         self._process: RankStacks | None = None
@@ -82,6 +86,7 @@ class RankWatch:
             self._await_its_end(self._process, now)
             return
         state, stopped = self._process.state(), self._process.is_stopped()
+        asked = self._recorder is not None and self._recorder.ask()  # it writes while the stacks are had
         trace = self._process.dump()
         if trace is None and self._process.is_dead():
             return
@@ -91,6 +96,8 @@ class RankWatch:
             # The one that it waits for is heard first. One that waits for this rank would end with it, and
             # take with it where it stands: killed only when others have had the time to look at that.
             self._pause(_AFTER_THE_CAUSE_S)
+        if self._recorder is not None and asked:
+            self._recorder.wait(self._pause)
         self._process.kill()
         self._keep(trace)  # only now: a storage that does not answer must not keep the process alive
         if not self._await_death(self._process):

@@ -63,13 +63,15 @@ def test_what_the_user_has_said_stays(monkeypatch: pytest.MonkeyPatch, setting: 
 
 
 def test_nccl_remembers_what_it_did_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    variables = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_FR_DUMP_TEMP_FILE")
+    files = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
+    variables = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", *files)
     for variable in variables:
         monkeypatch.setenv(variable, "")  # so that it is put back
         monkeypatch.delenv(variable)
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
-    record_flights("/run/logs/nccl-rank-")
-    assert [os.environ[variable] for variable in variables] == ["0", "1", "/run/logs/nccl-rank-"]
+    prefix = "/tmp/shoal-nccl/rank-"
+    record_flights(prefix)
+    assert [os.environ[variable] for variable in variables] == ["0", "1", prefix, prefix]
 
 
 def test_a_store_listens_on_its_own_address_only() -> None:

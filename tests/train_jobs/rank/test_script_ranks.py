@@ -21,6 +21,7 @@ from train_jobs.group.outcome import rank_failure
 from train_jobs.rank.link import RankOrder
 from train_jobs.rank.script import RankPlace
 from train_jobs.spec import WORK, group_spec
+from train_jobs.watch.flight_recorder import FlightRecorder
 
 PROGRESS = r"step (?P<step>\d+)/(?P<steps>\d+), loss (?P<loss>\S+)"
 
@@ -32,7 +33,9 @@ def server() -> Iterator[Server]:
     started.close()
 
 
-def ranks_of(directory: Path, script: str, world_size: int = 2, **job: Any) -> list[LocalWorker]:
+def ranks_of(
+    directory: Path, script: str, world_size: int = 2, flights: str | None = None, **job: Any
+) -> list[LocalWorker]:
     (directory / WORK).mkdir()
     (directory / WORK / "train.py").write_text(script)
     workers = {"min": world_size, "max": world_size}
@@ -42,7 +45,7 @@ def ranks_of(directory: Path, script: str, world_size: int = 2, **job: Any) -> l
     spec = group_spec("job", config, str(directory), 3, 0, ["n1"] * world_size)
     met, addresses = threading.Event(), list[str]()
     places = [RankPlace(rank, world_size, rank, world_size, 0, 1) for rank in range(world_size)]
-    orders = [RankOrder(spec, place, "127.0.0.1", "n1", None, {}) for place in places]
+    orders = [RankOrder(spec, place, "127.0.0.1", "n1", None, {}, flights=flights) for place in places]
     return [LocalWorker(order, met, addresses) for order in orders]
 
 
@@ -112,6 +115,30 @@ def test_a_script_that_hangs_is_found_and_it_is_told_which_rank_does(server: Ser
     failure = classify(failures, ["n1", "n1"], {"n1"}, {})
     assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 1)
     assert failure.reason == "rank 1 did not get on: rank 0 has printed and saved nothing for 3 s"
+
+
+HANGS_IN_NCCL = """
+import os, time
+from pathlib import Path
+pipe = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + os.environ["RANK"] + ".pipe"
+os.mkfifo(pipe)
+asked = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+print("step 1/9, loss 1", flush=True)
+while not os.read(asked, 8):
+    time.sleep(0.1)
+Path(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + os.environ["RANK"]).write_text("what it did")
+time.sleep(600)
+"""
+
+
+def test_a_script_that_hangs_writes_down_what_its_nccl_did(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "flights").mkdir()
+    prefix = f"{tmp_path}/flights/rank-"
+    ranks = ranks_of(tmp_path, HANGS_IN_NCCL, 1, flights=prefix, recovery={"hang_timeout_s": 1.0})
+    run(server, ranks)
+    assert ranks[0].error is not None
+    assert ranks[0].error.hung
+    assert FlightRecorder(prefix, 0).read() == b"what it did"
 
 
 @pytest.mark.slow

@@ -9,10 +9,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from train_jobs.errors import RankError
+from train_jobs.watch.flight_recorder import FlightRecorder
 from train_jobs.watch.progress import Activity
 from train_jobs.watch.rank_stacks import RankStacks
 from train_jobs.watch.rank_watch import RankWatch
@@ -52,10 +54,14 @@ def rank(
 
 
 def watched(
-    number: int, process: RankStacks, keep: Callable[[str], None], pause: Callable[[float], None] = time.sleep
+    number: int,
+    process: RankStacks,
+    keep: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+    recorder: FlightRecorder | None = None,
 ) -> RankWatch:
     """One whose rank has done nothing since 0 s."""
-    watch = RankWatch(number, HANG_S, keep, 0.0, pause)
+    watch = RankWatch(number, HANG_S, keep, 0.0, pause, recorder)
     watch.watch(process)
     watch.heard(Activity(1), 0.0)
     return watch
@@ -216,6 +222,78 @@ def test_of_a_process_that_does_not_end_that_is_said() -> None:
     ):
         watched(0, stacks, lambda _: None, pauses.append).end_if_it_hangs(HANG_S)
     assert sum(pauses) == pytest.approx(30)
+
+
+class Nccl:
+    """As torch looks at its pipe and writes its file, for rank 0."""
+
+    def __init__(self, directory: Path, writes: bool = True) -> None:
+        self.prefix = f"{directory}/nccl-"
+        os.mkfifo(f"{self.prefix}0.pipe")
+        self._pipe = os.open(f"{self.prefix}0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+        self._writes = writes
+        self.pauses: list[float] = []
+
+    def pause(self, seconds: float) -> None:
+        """Time passes: in the first pause it begins to write, in the second it ends."""
+        self.pauses.append(seconds)
+        asked = len(self.pauses) > 1 or os.read(self._pipe, 8) == b"1"
+        if asked and self._writes and len(self.pauses) <= 2:
+            with Path(f"{self.prefix}0").open("ab") as file:
+                file.write(b"half")
+
+    def close(self) -> None:
+        os.close(self._pipe)
+
+
+@pytest.fixture
+def nccl(tmp_path: Path) -> Iterator[Nccl]:
+    fake = Nccl(tmp_path)
+    yield fake
+    fake.close()
+
+
+class SaysWhenKilled(RankStacks):
+    found: list[bytes | None]
+    recorder: FlightRecorder
+
+    def kill(self) -> None:
+        self.found.append(self.recorder.read())
+        super().kill()
+
+
+def test_a_rank_that_hangs_is_killed_when_nccl_has_written_down_what_it_did(nccl: Nccl) -> None:
+    recorder = FlightRecorder(nccl.prefix, 0)
+    with rank(OWN_CODE, seen_as=SaysWhenKilled) as (process, stacks):
+        assert isinstance(stacks, SaysWhenKilled)
+        stacks.found, stacks.recorder = [], recorder
+
+        def pause(seconds: float) -> None:
+            if stacks.found:
+                process.wait(5)
+            nccl.pause(seconds)
+
+        watch = watched(0, stacks, lambda _: None, pause, recorder)
+        with pytest.raises(RankError):
+            watch.end_if_it_hangs(HANG_S)
+    assert stacks.found == [b"halfhalf"]
+
+
+def test_an_nccl_that_writes_nothing_down_is_not_waited_for_long(tmp_path: Path) -> None:
+    fake = Nccl(tmp_path, writes=False)
+    recorder = FlightRecorder(fake.prefix, 0)
+    recorder.wait(fake.pause)
+    assert sum(fake.pauses) == pytest.approx(5)
+    assert recorder.read() is None
+    fake.close()
+
+
+def test_nobody_is_asked_where_no_nccl_is_there_or_none_that_looks(nccl: Nccl) -> None:
+    assert FlightRecorder(nccl.prefix, 0).ask()
+    assert not FlightRecorder(nccl.prefix, 1).ask()
+    nccl.close()
+    assert not FlightRecorder(nccl.prefix, 0).ask()
+    nccl._pipe = os.open(os.devnull, os.O_RDONLY)
 
 
 class LeavesOneBehind(RankStacks):
