@@ -29,6 +29,7 @@ from train_jobs.rank.script import RankPlace
 from train_jobs.spec import DATA, group_spec
 from train_jobs.watch.progress import Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
+from train_jobs.watch.rank_watch import RankWatch
 
 RANK = "train_jobs.rank.process:run_rank_process"
 
@@ -84,6 +85,7 @@ class LocalWorker:
         self.leaving = threading.Event()
         self.called = threading.Event()
         self.on_metric: Callable[[], bool] = lambda: False
+        self.activity: Activity | None = None
         self.hangs = HangWatch(order.spec.config.recovery.hang_timeout_s, time.monotonic(), 300.0)
 
     def order(self) -> RankOrder:
@@ -114,6 +116,7 @@ class LocalWorker:
         self.stacks = RankStacks(pid, stacks)
 
     def progress(self, activity: Activity) -> None:
+        self.activity = activity
         self.hangs.heard(activity, time.monotonic())
 
     def finish(self, status: str) -> None:
@@ -250,6 +253,32 @@ def test_of_ranks_that_stand_alike_the_one_is_named_that_has_begun_fewer_collect
     assert (failure.failure_class, failure.rank) == (FailureClass.HANG, 1), begun
     for rank in ranks:
         rank.stacks.kill()
+    assert {server.answer()["id"], server.answer()["id"]} == {0, 1}
+
+
+def test_a_rank_that_reads_its_weights_slowly_hangs_only_when_the_time_of_the_start_is_over(
+    server: Server, tmp_path: Path
+) -> None:
+    task = {"task": "tests.train_jobs.rank.slow_task:Task", "evaluate": {"every_steps": None}, "steps": 3}
+    limits = {"hang_timeout_s": 30.0, "start_timeout_s": 600.0}
+    ranks = workers(tmp_path, **task, parallel={"strategy": "ddp"}, recovery=limits)
+    start(server, ranks)
+    built = tmp_path / "builds"
+    while not built.exists() or any(rank.hangs.phase != "starting" for rank in ranks):
+        time.sleep(0.02)
+    kept: list[str] = []
+    watches = [RankWatch(number, limits["hang_timeout_s"], kept.append, 0.0) for number in range(2)]
+    for watch, rank in zip(watches, ranks, strict=True):
+        watch.watch(rank.stacks)
+        assert rank.activity is not None
+        for now in range(0, 601, 10):  # on a clock of its own, so that nobody has to wait
+            watch.heard(rank.activity, float(now))
+            watch.end_if_it_hangs(float(now))
+    with pytest.raises(RankError, match=r"has been starting for 601\.0 s") as caught:
+        watches[0].end_if_it_hangs(601.0)
+    assert (caught.value.hung, caught.value.collective) == (True, False)
+    assert "in build" in kept[0]
+    ranks[1].stacks.kill()
     assert {server.answer()["id"], server.answer()["id"]} == {0, 1}
 
 
