@@ -13,7 +13,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from cluster.config.sections.parallel import Dtype
 from cluster.planning.hardware import find_accelerator
-from train_jobs.data.source import Batch
+from train_jobs.data.source import Samples
 from train_jobs.tasks.task import Task
 from train_jobs.tasks.weights import DTYPES
 
@@ -22,13 +22,15 @@ _PEAK_SIZE = 1024
 _PEAK_S = 0.15
 
 
-def count_flops(model: nn.Module, task: Task, batch: Batch) -> float | None:
-    """Floating-point operations of forward and backward of a batch; None where they cannot be counted.
+def count_flops(model: nn.Module, task: Task, samples: Samples) -> float | None:
+    """Floating-point operations of forward and backward of one sample; None where they cannot be counted.
 
     They are counted on a copy without data (device `meta`): nothing is computed. What activation
     checkpointing computes twice counts once, as model FLOPs do (Chowdhery et al., PaLM, 2022, appendix B).
     """
     try:
+        batch = samples.batch([0], None)
+        task = copy.copy(task)  # a tensor that it keeps from its first batch is not to be one without data
         empty = _without_data(model)
         if isinstance(empty, PreTrainedModel):
             # With an attention of its own name a model makes no mask, for which transformers looks at values.
@@ -37,8 +39,9 @@ def count_flops(model: nn.Module, task: Task, batch: Batch) -> float | None:
         with FlopCounterMode(display=False) as counter:
             task.loss(empty, {name: tensor.to("meta") for name, tensor in batch.items()}).loss.backward()
     except Exception as error:  # noqa: BLE001
-        # A loss that looks at its values cannot be run without them, one of a single sample may not be
-        # defined: whatever it is, a figure is no reason to end a job. What is really wrong the steps say.
+        # A loss that looks at its values cannot be run without them; a batch of a single sample, or its loss,
+        # may not be defined: whatever it is, a figure is no reason to end a job. What is really wrong the
+        # steps say.
         print(
             f"operations cannot be counted, so that no MFU is known: {type(error).__name__}: {error}",
             flush=True,

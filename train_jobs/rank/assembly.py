@@ -87,7 +87,7 @@ class RankAssembly:
             raise RequestError("the task gives no sample to train on")
         flops = None
         if not isinstance(samples, StreamSamples):
-            flops = count_flops(model, self.task, samples.batch([0], None))
+            flops = count_flops(model, self.task, samples)
         blocks = blocks_of(model)  # FSDP2 gives them other names
         self.parallel = parallelize(model, blocks, self.mesh, config)
         if on_meta:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable
 from pathlib import Path
@@ -62,6 +63,9 @@ class CustomTask:
         self.builds_on_meta: bool = getattr(own, "builds_on_meta", False)
         self.collate: Collate | None = getattr(own, "collate", None)
         self.content: str | None = getattr(own, "content", None)
+
+    def __copy__(self) -> CustomTask:
+        return CustomTask(copy.copy(self.own), self.precision)
 
     def build(self) -> nn.Module:
         return self.own.build()
