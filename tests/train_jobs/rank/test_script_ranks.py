@@ -33,19 +33,35 @@ def server() -> Iterator[Server]:
     started.close()
 
 
+def job_of(world_size: int, **job: Any) -> TrainJobConfig:
+    workers = {"min": world_size, "max": world_size}
+    return TrainJobConfig.model_validate(
+        {"task": "script", "script": "train.py", "workers": workers, "progress": PROGRESS, **job}
+    )
+
+
 def ranks_of(
     directory: Path, script: str, world_size: int = 2, flights: str | None = None, **job: Any
 ) -> list[LocalWorker]:
     (directory / WORK).mkdir()
     (directory / WORK / "train.py").write_text(script)
-    workers = {"min": world_size, "max": world_size}
-    config = TrainJobConfig.model_validate(
-        {"task": "script", "script": "train.py", "workers": workers, "progress": PROGRESS, **job}
-    )
-    spec = group_spec("job", config, str(directory), 3, 0, ["n1"] * world_size)
+    return group_of(directory, world_size, flights=flights, **job)
+
+
+def group_of(
+    directory: Path,
+    world_size: int,
+    attempt: int = 3,
+    device: int | None = None,
+    flights: str | None = None,
+    **job: Any,
+) -> list[LocalWorker]:
+    """The workers of an attempt whose script lies there already."""
+    config = job_of(world_size, **job)
+    spec = group_spec("job", config, str(directory), attempt, 0, ["n1"] * world_size)
     met, addresses = threading.Event(), list[str]()
     places = [RankPlace(rank, world_size, rank, world_size, 0, 1) for rank in range(world_size)]
-    orders = [RankOrder(spec, place, "127.0.0.1", "n1", None, {}, flights=flights) for place in places]
+    orders = [RankOrder(spec, place, "127.0.0.1", "n1", device, {}, flights=flights) for place in places]
     return [LocalWorker(order, met, addresses) for order in orders]
 
 
