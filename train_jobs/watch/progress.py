@@ -128,6 +128,11 @@ class HangWatch:
         return None if self._last is None else self._last.collectives
 
     @property
+    def phase(self) -> str | None:
+        """What the rank is at, as it has said last; None while it steps."""
+        return None if self._last is None else self._last.phase
+
+    @property
     def saves(self) -> bool:
         """Whether the rank writes to the storage, as it has said last."""
         return self._last is not None and self._last.saves

@@ -16,6 +16,7 @@ from train_jobs.elastic.exchange import Exchange
 from train_jobs.elastic.membership import Standing, View
 from train_jobs.elastic.replicas import ReplicaQuorum, ReplicaSettings
 from train_jobs.parallel.rendezvous import open_store
+from train_jobs.watch.progress import Progress
 
 CUDA = torch.device("cuda", 0)
 
@@ -121,6 +122,7 @@ def quorum_over(group: LateGroup) -> ReplicaQuorum:
     quorum._receiving = None
     quorum._statistics = []
     quorum._alike = True
+    quorum._progress = Progress()
     quorum._noticed = 0
     quorum._changes = False
     quorum._confirmed = (1, float("inf"))
