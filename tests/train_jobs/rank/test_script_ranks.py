@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -316,3 +317,17 @@ def test_what_a_script_has_started_goes_with_it(server: Server, tmp_path: Path, 
     os.kill(script.pid if killed == "script" else pid, signal.SIGKILL)
     server.answer()
     assert psutil.wait_procs([child, script], timeout=10)[1] == []
+
+
+def test_a_script_has_its_device_for_itself(tmp_path: Path) -> None:
+    """A CUDA context of its rank's own process would take memory there that the script lacks."""
+    with closing(Server(PRELOADED[0], "tests.train_jobs.rank.guarded_gpu")) as guarded:
+        (scripted,) = ranks_of(tmp_path, "print('step 1/1, loss 1', flush=True)\n", 1, device=0)
+        run(guarded, [scripted])
+        assert (scripted.status, scripted.error) == ("finished", None)
+        assert scripted.lines[-1]["step"] == 1
+        # One of our own step loops takes its device, and hears that it may not.
+        (own,) = group_of(tmp_path, 1, device=0, task="causal_lm", script=None, progress=None)
+        run(guarded, [own])
+        assert own.error is not None
+        assert own.error.message == "a CUDA context would be made here"
