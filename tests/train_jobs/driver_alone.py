@@ -30,6 +30,7 @@ class DriverAlone(Driver):
         self.job, self.config, self.storage = "own-1", config, storage
         self.run_storage = storage.child("jobs", self.job)
         self.workspace = Workspace(self.run_storage)
+        self.run_storage.write_bytes("config.yaml", b"")  # by whoever submits the job
         self.single = SimpleNamespace(kill=lambda: None)
         self.lease = SimpleNamespace(release=lambda: None)
         self.control = SimpleNamespace(last_step=SimpleNamespace(remote=lambda: 0))

@@ -19,7 +19,7 @@ from cluster.models.registry import Registry
 from tests.train_jobs.driver_alone import DriverAlone, do_without_ray
 from tests.train_jobs.ranks import tiny_job
 from train_jobs.driver.data_errors import StoppedError
-from train_jobs.spec import EXPORT, RAY_TRAIN, command_digest
+from train_jobs.spec import EXPORT, EXPORT_FACTS, RAY_TRAIN, command_digest
 
 WEIGHTS = f"{EXPORT}/model.safetensors"
 
@@ -37,9 +37,10 @@ class LeavesAModel(DriverAlone):
         directory = self.workspace.directory / EXPORT
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "model.safetensors").write_bytes(b"weights")
-        if self.config.task != "script":
-            (directory / "shoal.json").write_text(json.dumps({"step": 8, "evaluation": None}))
         self.workspace.put(EXPORT)
+        if self.config.task != "script":
+            facts = {"export": "first", "step": 8, "evaluation": None}
+            self.run_storage.write_bytes(EXPORT_FACTS, json.dumps(facts).encode())
         if self.stopped:
             raise StoppedError("the job was asked to stop")
         if self.config.task == "script":
