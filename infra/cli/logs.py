@@ -255,19 +255,20 @@ def _print_ranks(
     from infra.cli.train import storage_of, submissions_if_up
     from infra.rank_output import RankOutput
     from train_jobs.records.listing import is_running, run_of
-    from train_jobs.records.run_log import summarize
+    from train_jobs.records.run_log import RunFollower
 
     if rank != "all" and not rank.isdecimal():
         raise RequestError(f"--rank is a number, or `all`, not {rank!r}")
     storage = storage_of(loaded)
     run = run_of(storage, job)
-    if not _is_script(storage, summarize(job, run)):
+    follower = RunFollower(job, run)
+    if not _is_script(storage, follower.look()):
         raise RequestError(f"{job} is no script: its ranks print nothing; `shoal logs {job}` has its log")
     output = RankOutput(run, None if rank == "all" else int(rank))
     submissions = submissions_if_up(loaded) if follow else None
 
     def look() -> tuple[list[RankLine], bool]:
-        runs = submissions is not None and is_running(summarize(job, run), submissions.statuses())
+        runs = submissions is not None and is_running(follower.look(), submissions.statuses())
         return list(output.new(last=not runs)), runs
 
     _show(look, follow, tail, lambda line: _write_printed(line, as_json, named=rank == "all"))
