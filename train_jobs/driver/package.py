@@ -68,7 +68,8 @@ class Package:
 
     def sentences(self) -> list[str]:
         """What travels and what does not, for a person."""
-        said = [f"{counted(len(self.files), 'file')} travel, {_show(self.size_bytes)}"]
+        travel = "travels" if len(self.files) == 1 else "travel"
+        said = [f"{counted(len(self.files), 'file')} {travel}, {_show(self.size_bytes)}"]
         for reason, names in self.left_out.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             said.append(f"left out by {reason}: {', '.join(names[:_SHOWN])}{more}")
