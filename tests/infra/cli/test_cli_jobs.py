@@ -154,6 +154,9 @@ def test_resume_of_a_script_says_what_is_left_to_do_and_shows_only_what_is_print
     trained: bool, said: str, storage: Storage, ray: Ray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.py").write_text("")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "train.bin").write_text("")
+    (tmp_path / ".gitignore").write_text("data\n")
     config = TrainJobConfig.model_validate({"task": "script", "script": "train.py"})
     record_submission(storage, JOB, "lm", config, JOB)
     preparing = {"kind": "preparing", "task": "script"}
@@ -167,4 +170,6 @@ def test_resume_of_a_script_says_what_is_left_to_do_and_shows_only_what_is_print
     assert call(["resume", "lm", "--json"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == said
+    assert any(line.startswith("3 files travel, ") for line in lines)
+    assert "left out by .gitignore: data" in lines
     assert "of the past" not in lines
