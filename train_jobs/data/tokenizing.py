@@ -6,15 +6,17 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cluster.config.sections.data import DataConfig
-from cluster.errors import RequestError, ShoalError
+from cluster.errors import ShoalError
 from cluster.wording import counted, lasting
-from train_jobs.data.documents import CorpusPart, Document, document_of, held_out_of
+from train_jobs.data.documents import CorpusPart, document_of, held_out_of
+from train_jobs.data.encoder import DocumentEncoder
 from train_jobs.data.token_streams import Encoded, StreamWriter, token_type
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ _LOOK_S = 5.0
 """After so many seconds it is known how long the rest will take."""
 LONG_S = 60.0
 """More than so much is worth other nodes' help."""
+_encoder_of = lru_cache(maxsize=1)(DocumentEncoder)
+"""All parts have the same tokenizer, and it takes a while to copy one."""
 
 Tell = Callable[[str], None]
 """Takes a sentence about how far something is."""
@@ -57,12 +61,13 @@ def encode_part(index: int, part: CorpusPart, tokenizer: PreTrainedTokenizerBase
         RequestError: it cannot be read, or a conversation does not fit the tokenizer's template.
     """
     kind, end = token_type(len(tokenizer)), tokenizer.eos_token_id
+    encoder = _encoder_of(tokenizer)
     documents = (document_of(name, value, held_out=False) for name, value in part.texts())
     batch = list(islice(documents, _BATCH))
     while True:
         following = list(islice(documents, _BATCH))
         encoded = []
-        for document, tokens in zip(batch, _encoded(tokenizer, batch), strict=True):
+        for document, tokens in zip(batch, encoder(batch), strict=True):
             ends = end is None or (document.chat is not None and tokens[-1:] == [end])
             encoded.append(np.asarray(tokens if ends else [*tokens, end], dtype=kind))
         lengths = np.asarray([len(each) for each in encoded], dtype=np.int64)
@@ -70,32 +75,6 @@ def encode_part(index: int, part: CorpusPart, tokenizer: PreTrainedTokenizerBase
         if not following:
             return
         batch = following
-
-
-def _encoded(tokenizer: PreTrainedTokenizerBase, documents: Sequence[Document]) -> list[list[int]]:
-    # What looks like a special token in a text is text: a page about `<|endoftext|>` does not end there.
-    plain = [document.text for document in documents if document.chat is None]
-    as_text = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
-    encoded = tokenizer(plain, **as_text) if plain else {}
-    tokens = iter(encoded.get("input_ids", ()))
-    return [
-        next(tokens) if document.chat is None else _of_chat(tokenizer, document) for document in documents
-    ]
-
-
-def _of_chat(tokenizer: PreTrainedTokenizerBase, document: Document) -> list[int]:
-    assert document.chat is not None, "it is a conversation"
-    if tokenizer.chat_template is None:
-        raise RequestError(
-            f"{document.name} holds a conversation, and the tokenizer has no chat template;"
-            " data.tokenizer, or model.directory, should name one that has"
-        )
-    chat: list[dict[str, Any]] = [dict(said) for said in document.chat]
-    try:
-        tokens: Any = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False)
-    except Exception as error:  # a template raises what it likes
-        raise RequestError(f"{document.name}: the tokenizer's chat template refuses it: {error}") from error
-    return list(tokens)
 
 
 def digest_of_parts(parts: Iterable[CorpusPart]) -> str:

@@ -210,8 +210,9 @@ def test_conversations_are_put_into_the_words_of_the_template(tmp_path: Path) ->
     first = tokenizer.decode(streams.train.tokens[: streams.train.starts[1]].tolist())
     asked = "<|im_start|>user\nhello 0 by me<|im_end|>\n"
     assert first == f"{asked}<|im_start|>assistant\n<|im_end|> fish<|im_end|>\n<|endoftext|>"
-    begins = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert int((streams.train.tokens == begins).sum()) == 2 * 18
+    for turn in ("<|im_start|>", "<|im_end|>"):
+        found = streams.train.tokens == tokenizer.convert_tokens_to_ids(turn)
+        assert int(found.sum()) == 2 * 18, "what is said has none"
 
 
 def test_a_conversation_that_has_no_template_or_does_not_fit_it_is_told(tmp_path: Path) -> None:
