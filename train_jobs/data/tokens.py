@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.documents import corpus_parts, read_documents
+from train_jobs.data.own_tokenizer import train_tokenizer
 from train_jobs.data.token_streams import (
     FACTS,
     TOKENIZER,
@@ -32,35 +32,11 @@ from train_jobs.data.tokenizing import (
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-END_OF_TEXT = "<|endoftext|>"
 _OF_TOKENIZERS = (".json", ".jinja", ".model", ".tiktoken", ".txt")
 """How the files end that a tokenizer is read from."""
 
 
 def _nobody(_: str) -> None: ...
-
-
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerBase:
-    """A byte-level BPE of at most `vocab_size` tokens, in transformers' own class."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END_OF_TEXT],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token=END_OF_TEXT,
-        bos_token=END_OF_TEXT,
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:

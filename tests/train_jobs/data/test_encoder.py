@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from transformers import PreTrainedTokenizerBase
 
-from tests.train_jobs.ranks import WORDS
+from tests.train_jobs.tokenizers import TEXTS, TOKENIZERS
 from train_jobs.data import encoder
 from train_jobs.data.documents import CorpusPart
 from train_jobs.data.encoder import DocumentEncoder
+from train_jobs.data.own_tokenizer import train_tokenizer
 from train_jobs.data.tokenizing import encode_part
-from train_jobs.data.tokens import train_tokenizer
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>"
@@ -31,48 +31,8 @@ EVERYTHING = (
     "{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}<|im_end|>{% endfor %}"
 )
 TURNS = ("<|im_start|>", "<|im_end|>")
-TEXTS = [f"{WORDS}\nuser assistant system hello < | > / . , im_start im_end end of text s ? ( )"] * 20
-
-
-def llama_like(
-    pre_tokenizer: Any = None, normalizer: Any = None, model: Any = None, trainer: Any = None
-) -> PreTrainedTokenizerBase:
-    """A tokenizer that writes blanks as ▁."""
-    special = ["<unk>", "<s>", "</s>"]
-    tokenizer = Tokenizer(model or models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    of_bytes = [f"<0x{byte:02X}>" for byte in range(256)]
-    tokenizer.train_from_iterator(
-        TEXTS,
-        trainer
-        or trainers.BpeTrainer(vocab_size=500, special_tokens=[*special, *of_bytes], show_progress=False),
-    )
-    tokenizer.pre_tokenizer, tokenizer.normalizer = pre_tokenizer, normalizer
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token="</s>", bos_token="<s>", unk_token="<unk>"
-    )
-
-
-def unigram() -> PreTrainedTokenizerBase:
-    trainer = trainers.UnigramTrainer(
-        vocab_size=90, unk_token="<unk>", special_tokens=["<unk>", "<s>", "</s>"], show_progress=False
-    )
-    return llama_like(pre_tokenizers.Metaspace(prepend_scheme="first"), None, models.Unigram(), trainer)
-
-
-TOKENIZERS: dict[str, Callable[[], PreTrainedTokenizerBase]] = {
-    "byte level": lambda: train_tokenizer(TEXTS, 400),
-    "first": lambda: llama_like(pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
-    "always": lambda: llama_like(pre_tokenizers.Metaspace(prepend_scheme="always", split=False)),
-    "prepended": lambda: llama_like(
-        None, normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    ),
-    "unigram": unigram,
-    "in Python": ByT5Tokenizer,
-}
+EXACT = [kind for kind in TOKENIZERS if kind != "word pieces"]
+"""Those that give a text back as it was."""
 
 
 @cache
@@ -109,7 +69,7 @@ def special_in(tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int]) -> lis
     return tokenizer.convert_ids_to_tokens([token for token in tokens if token in special])
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", EXACT)
 def test_special_tokens_of_a_conversation_are_those_that_the_template_writes(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     end = str(tokenizer.eos_token)
@@ -194,7 +154,7 @@ def test_text_that_has_the_names_of_tokens_stays_as_it_is() -> None:
         assert special_in(tokenizer, tokens) == [*TURNS * len(chat), "<|endoftext|>"]
 
 
-@pytest.mark.parametrize("kind", TOKENIZERS)
+@pytest.mark.parametrize("kind", EXACT)
 def test_text_of_every_tokenizer_that_looks_like_a_special_token_stays_text(kind: str) -> None:
     tokenizer = tokenizer_of(kind)
     end = str(tokenizer.eos_token)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import random
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,12 @@ import pytest
 
 from cluster.config import TrainJobConfig
 from cluster.errors import RequestError
-from tests.train_jobs.ranks import WORDS, tiny_job, write_corpus
+from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data import tokens
 from train_jobs.data.documents import read_documents
+from train_jobs.data.own_tokenizer import train_tokenizer
 from train_jobs.data.token_streams import TokenStreams
-from train_jobs.data.tokens import load_tokenizer, prepare_tokens, train_tokenizer
+from train_jobs.data.tokens import load_tokenizer, prepare_tokens
 
 
 def prepared(config: TrainJobConfig, directory: Path) -> TokenStreams:
@@ -224,16 +223,3 @@ def test_a_conversation_that_has_no_template_or_does_not_fit_it_is_told(tmp_path
     data = {**column, "tokenizer": str(chat_tokenizer(tmp_path / "tokenizer"))}
     with pytest.raises(RequestError, match=r"row 0: the tokenizer's chat template refuses it: no tool"):
         prepare_tokens(tiny_job(chats(tmp_path / "b.parquet", "tool"), data=data), tmp_path / "data")
-
-
-def test_a_long_text_without_a_blank_takes_no_longer_than_any_other() -> None:
-    tokenizer = train_tokenizer([WORDS] * 20, 400)
-    chance = random.Random(1)
-    whole = "".join(chance.choices("abcdefgh", k=1_000_000))
-    parted = " ".join(whole[start : start + 6] for start in range(0, len(whole), 6))
-    times = []
-    for text in (parted, whole):
-        began = time.perf_counter()
-        tokenizer(text, add_special_tokens=False, verbose=False)
-        times.append(time.perf_counter() - began)
-    assert times[1] < 10 * times[0] + 1
