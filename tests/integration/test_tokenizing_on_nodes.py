@@ -97,9 +97,9 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory,
     elsewhere = tmp_path_factory.mktemp("elsewhere")  # what lies beside the config file all jobs have
     (elsewhere / "sitecustomize.py").write_text(
         "import os\n"
-        "import train_jobs.data.tokenizing as tokenizing\n"
+        "from train_jobs.data import remaining, tokenizing\n"
         "os.sched_getaffinity = lambda _: {0}\n"
-        "tokenizing._LOOK_S, tokenizing.LONG_S = 0.0, 0.0\n"
+        "remaining.LOOK_S, tokenizing.LONG_S = 0.0, 0.0\n"
     )
     plain = merged(JOB, {"data": {"source": str(corpus)}, "steps": 20})
     path = f"{elsewhere}:{Path.cwd()}"

@@ -78,17 +78,24 @@ def corpus_parts(data: DataConfig) -> list[CorpusPart]:
     return parts
 
 
-def read_documents(data: DataConfig) -> Iterator[Document]:
+def read_documents(data: DataConfig, at: Callable[[int, int], None] = lambda *_: None) -> Iterator[Document]:
     """All documents of a corpus in order.
+
+    Args:
+        at: told before each how many rows are read of how many.
 
     Raises:
         RequestError: as of corpus_parts.
     """
-    index = 0
-    for part in corpus_parts(data):
-        for name, value in part.texts():
+    parts = corpus_parts(data)
+    index = before = 0
+    rows = sum(part.rows for part in parts)
+    for part in parts:
+        for row, (name, value) in enumerate(part.texts()):
+            at(before + row, rows)
             yield document_of(name, value, held_out=held_out_of(data, index, apart=part.apart))
             index += not part.apart
+        before += part.rows
 
 
 def held_out_of(data: DataConfig, index: Any, *, apart: bool) -> Any:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
+
+from cluster.config.sections.data import DataConfig
+from cluster.wording import counted
+from train_jobs.data.documents import read_documents
+from train_jobs.data.remaining import RemainingWork
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,3 +41,21 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         bos_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
     )
+
+
+def texts_to_train_on(data: DataConfig, tell: Callable[[str], None]) -> Iterator[str]:
+    """All documents that are not held out.
+
+    Args:
+        tell: told with each how far that is, and at the end that the rest is the trainer's.
+
+    Raises:
+        RequestError: as of read_documents.
+    """
+    remaining, number = RemainingWork(), 0
+    for document in read_documents(data, remaining.at):
+        tell(f"training a tokenizer: read {counted(number, 'document')} so far{remaining.left}")
+        if not document.held_out:
+            number += 1
+            yield document.text
+    tell(f"training a tokenizer: making its tokens of the words of {counted(number, 'document')}")

@@ -17,14 +17,13 @@ from cluster.errors import ShoalError
 from cluster.wording import counted, lasting
 from train_jobs.data.documents import CorpusPart, document_of, held_out_of
 from train_jobs.data.encoder import DocumentEncoder
+from train_jobs.data.remaining import RemainingWork
 from train_jobs.data.token_streams import Encoded, StreamWriter, token_type
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BATCH = 256  # documents tokenized at once: bounds the memory, keeps the tokenizer's threads busy
-_LOOK_S = 5.0
-"""After so many seconds it is known how long the rest will take."""
 LONG_S = 60.0
 """More than so much is worth other nodes' help."""
 _encoder_of = lru_cache(maxsize=1)(DocumentEncoder)
@@ -105,27 +104,17 @@ def write_streams(
         RequestError: a part cannot be read or encoded.
     """
     rows = [part.rows for part in parts]
-    first: tuple[float, int] | None = None
+    remaining = RemainingWork(clock)
     for encoded in encode(parts, tokenizer, writer.parts):
         assert encoded.part == writer.parts, "parts come in their order"
         apart = parts[encoded.part].apart
         places = writer.documents + np.arange(len(encoded.lengths))
         held_out = np.broadcast_to(held_out_of(data, places, apart=apart), places.shape)
         writer.add(encoded, held_out)
-        done = sum(rows[: writer.parts]) + (0 if encoded.last else writer.of_part)
-        now = clock()
-        begun, before = first = first or (now, done)  # what starts for it is none of the work
-        took = now - begun
-        rest_s = took / max(1, done - before) * (sum(rows) - done)
-        tell(_how_far(writer, done / max(1, sum(rows)), rest_s if took >= _LOOK_S else None))
+        remaining.at(sum(rows[: writer.parts]) + (0 if encoded.last else writer.of_part), sum(rows))
+        so_far = f"tokenized {counted(writer.documents, 'document')}, {writer.tokens:,} tokens so far"
+        tell(f"{so_far}{remaining.left}")
         left = len(parts) - writer.parts
-        if hand_over and took >= _LOOK_S and rest_s > LONG_S and left > 1:
+        if hand_over and remaining.is_known and remaining.rest_s > LONG_S and left > 1:
             writer.keep()
-            raise LongWorkError(rest_s)
-
-
-def _how_far(writer: StreamWriter, share: float, rest_s: float | None) -> str:
-    so_far = f"tokenized {counted(writer.documents, 'document')}, {writer.tokens:,} tokens so far"
-    if rest_s is None or share >= 1:
-        return so_far
-    return f"{so_far} ({share:.0%}, about {lasting(rest_s)} left)"
+            raise LongWorkError(remaining.rest_s)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
-from train_jobs.data.documents import corpus_parts, read_documents
-from train_jobs.data.own_tokenizer import train_tokenizer
+from train_jobs.data.documents import corpus_parts
+from train_jobs.data.own_tokenizer import texts_to_train_on, train_tokenizer
 from train_jobs.data.token_streams import (
     FACTS,
     TOKENIZER,
@@ -51,11 +51,14 @@ def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:
         ) from error
 
 
-def tokenizer_for(config: TrainJobConfig, own: Path | None = None) -> PreTrainedTokenizerBase:
+def tokenizer_for(
+    config: TrainJobConfig, own: Path | None = None, tell: Tell = _nobody
+) -> PreTrainedTokenizerBase:
     """The tokenizer that the config names, or one trained on the documents that are not held out.
 
     Args:
         own: where the one lies that the job has trained before: its model knows no other.
+        tell: told again and again how far the training is.
     """
     if config.data.tokenizer is not None:
         return load_tokenizer(config.data.tokenizer, "data.tokenizer")
@@ -63,10 +66,7 @@ def tokenizer_for(config: TrainJobConfig, own: Path | None = None) -> PreTrained
         return load_tokenizer(config.model.directory, "model.directory")
     if own is not None:
         return load_tokenizer(str(own), "the job's own tokenizer")
-    return train_tokenizer(
-        (document.text for document in read_documents(config.data) if not document.held_out),
-        config.model.vocab_size,
-    )
+    return train_tokenizer(texts_to_train_on(config.data, tell), config.model.vocab_size)
 
 
 def prepare_tokens(
@@ -107,7 +107,8 @@ def prepare_tokens(
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
-        tokenizer_for(config, directory / TOKENIZER if trained else None).save_pretrained(staged / TOKENIZER)
+        own = directory / TOKENIZER if trained else None
+        tokenizer_for(config, own, tell).save_pretrained(staged / TOKENIZER)
     tokenizer = load_tokenizer(str(staged / TOKENIZER), "the job's own tokenizer")
     with StreamWriter(staged, token_type(len(tokenizer)), origin) as writer:
         try:

@@ -13,18 +13,20 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
-from train_jobs.data import preparation
 from train_jobs.data.preparation import is_prepared, prepare_data
 from train_jobs.data.tokenizing import Encode, LongWorkError, Tell, encode_here
 from train_jobs.driver.data_errors import ERRORS, StoppedError
+from train_jobs.driver.data_words import DataWords
 from train_jobs.spec import env_of
 
 _LOOK_S = 0.1
@@ -44,7 +46,7 @@ def prepare_apart(
 
     Args:
         stop: asked again and again; may take its time.
-        tell: told every few seconds how far that is.
+        tell: told every few seconds how far that is, or how long it has been there.
         nodes: where the job has leased workers, node id of each; None does it here.
         hand_over: it ends where it takes long here.
 
@@ -110,17 +112,10 @@ def main() -> None:
     nodes: list[str] | None = json.loads(sys.argv[4])
     config = TrainJobConfig.model_validate_json(sys.stdin.read())
     answer: dict[str, object]
-    next_word = time.monotonic() + preparation.FIRST_WORD_S
-
-    def tell(words: str) -> None:
-        nonlocal next_word
-        if time.monotonic() >= next_word:
-            next_word = time.monotonic() + preparation.WORD_S
-            os.write(answers, json.dumps({"said": words}).encode() + b"\n")
-
     try:
         encode = encode_here if nodes is None else _encoder(config, nodes)
-        answer = {"changed": prepare_data(config, directory, tell, encode, json.loads(sys.argv[5]))}
+        with _telling(answers) as tell:
+            answer = {"changed": prepare_data(config, directory, tell, encode, json.loads(sys.argv[5]))}
     except LongWorkError as error:
         answer = {"rest_s": error.rest_s}
     except ShoalError as error:
@@ -130,6 +125,37 @@ def main() -> None:
         traceback.print_exc()
         words = f"the data cannot be prepared: {type(error).__name__}: {error}"
         answer = {"error": words, "kind": ShoalError.__name__}
+    _write(answers, answer)
+
+
+@contextmanager
+def _telling(answers: int) -> Iterator[Tell]:
+    """Passes on how far the data is; a thread does so where a library works in silence."""
+    words, one_at_a_time, over = DataWords(time.monotonic()), threading.Lock(), threading.Event()
+
+    def say(said: str | None) -> None:
+        if said is not None:
+            _write(answers, {"said": said})
+
+    def tell(told: str) -> None:
+        with one_at_a_time:
+            say(words.hear(told, time.monotonic()))
+
+    def look() -> None:
+        while not over.wait(_LOOK_S):
+            with one_at_a_time:
+                say(words.look(time.monotonic()))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield tell
+    finally:
+        over.set()
+        thread.join()  # the answer is the last word
+
+
+def _write(answers: int, answer: Mapping[str, object]) -> None:
     os.write(answers, json.dumps(answer).encode() + b"\n")
 
 

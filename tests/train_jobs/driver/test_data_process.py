@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -81,6 +82,24 @@ def test_an_exception_of_the_library_is_told(tmp_path: Path, monkeypatch: pytest
     config = tiny_job(write_corpus(tmp_path / "corpus.parquet"))
     with pytest.raises(ShoalError, match="cannot be prepared: IndexError: list index out of range"):
         prepare_apart(config, tmp_path / "data", lambda: False)
+
+
+def test_it_is_told_that_a_tokenizer_is_trained_for_as_long_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import train_jobs.data.preparation as data\n"
+        "import train_jobs.driver.data_words as words\n"
+        "data.FIRST_WORD_S = data.WORD_S = words.STILL_S = 0.2\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{Path.cwd()}")
+    config, said = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000}), list[str]()
+    making = re.compile(
+        r"training a tokenizer: making its tokens of the words of \d+ documents, for \d+ s now"
+    )
+    with pytest.raises(StoppedError):  # as soon as both were said
+        prepare_apart(config, tmp_path / "data", lambda: any(map(making.fullmatch, said)), said.append)
+    assert any(each.startswith("training a tokenizer: read ") for each in said)
 
 
 def test_it_is_told_how_far_it_is_and_who_tells_and_dies_has_told_nothing(
