@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 import subprocess
 import sys
@@ -69,8 +70,8 @@ def faltering(port: int) -> Iterator[tuple[int, list[str]]]:
 
 
 @contextmanager
-def late(port: int, part: str, seconds: float) -> Iterator[tuple[int, threading.Event]]:
-    """A port behind which what is written to paths with this part in them comes late, while it is asked for.
+def late(port: int, paths: str, seconds: float) -> Iterator[tuple[int, threading.Event]]:
+    """A port behind which what is written to paths of a pattern comes late, while it is asked for.
 
     Yields:
         the port, and what is set to ask for it.
@@ -78,7 +79,7 @@ def late(port: int, part: str, seconds: float) -> Iterator[tuple[int, threading.
     asked = threading.Event()
 
     def wait(request: str) -> bool:
-        if asked.is_set() and request.startswith("PUT") and part in request:
+        if asked.is_set() and request.startswith("PUT") and re.search(paths, request):
             time.sleep(seconds)
         return False
 

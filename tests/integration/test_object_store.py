@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def behind() -> Iterator[tuple[int, threading.Event]]:
     """The port of a store, and what is set to have it take the events of runs late."""
-    with object_store() as port, late(port, "/events/", 10.0) as (front, asked):
+    with object_store() as port, late(port, r"/jobs/[^/]+/events/", 2.0) as (front, asked):
         yield front, asked
 
 
