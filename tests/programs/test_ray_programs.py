@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,11 +54,20 @@ def submit(
     return ray_job(cluster, folder, "submit", *options, "--", "python", *entrypoint)
 
 
-def start(cluster: LiveCluster, folder: Path, *entrypoint: str) -> str:
-    """The id of a job that runs on."""
-    done = submit(cluster, folder, *entrypoint, wait=False)
-    assert done.returncode == 0, done.stderr
-    return re.findall(r"Job '(\S+)' submitted", done.stdout)[0]
+@pytest.fixture
+def start(running_cluster: LiveCluster, folder: Path) -> Iterator[Callable[..., str]]:
+    """Starts a job that runs on, at most to the end of the test; its id."""
+    jobs: list[str] = []
+
+    def started(*entrypoint: str) -> str:
+        done = submit(running_cluster, folder, *entrypoint, wait=False)
+        assert done.returncode == 0, done.stderr
+        jobs.extend(re.findall(r"Job '(\S+)' submitted", done.stdout))
+        return jobs[-1]
+
+    yield started
+    for job in jobs:
+        ray_job(running_cluster, folder, "stop", job)
 
 
 @dataclass(frozen=True)
@@ -92,9 +102,9 @@ PROGRAMS_OF_RAY = {
     "tune": Program(
         ("tune_search.py", "--delay", "0.5"),
         ("--steps", "1000"),
-        r"lr 0\.5, step 4, pid (\d+)",
-        r"restored lr 0\.5, from step (\d+) on",
-        "3 trials, best lr 0.5, step 19",
+        r"high, step 4, pid (\d+)",
+        r"restored high, from step (\d+) on",
+        "3 trials, best high, step 19",
         "search/objective_*/checkpoint_*/state.json",
     ),
 }
@@ -106,9 +116,13 @@ def program(request: pytest.FixtureRequest) -> Program:
 
 
 def test_it_is_killed_and_goes_on_from_its_own_checkpoint(
-    running_cluster: LiveCluster, folder: Path, tmp_path: Path, program: Program
+    running_cluster: LiveCluster,
+    folder: Path,
+    tmp_path: Path,
+    program: Program,
+    start: Callable[..., str],
 ) -> None:
-    job = start(running_cluster, folder, *program.words, "--storage", str(tmp_path))
+    job = start(*program.words, "--storage", str(tmp_path))
 
     def said() -> str:
         return ray_job(running_cluster, folder, "logs", job).stdout
@@ -124,8 +138,14 @@ def test_it_is_killed_and_goes_on_from_its_own_checkpoint(
     assert list(tmp_path.glob(program.saved))
 
 
-def test_it_is_stopped(running_cluster: LiveCluster, folder: Path, tmp_path: Path, program: Program) -> None:
-    job = start(running_cluster, folder, *program.words, *program.long, "--storage", str(tmp_path))
+def test_it_is_stopped(
+    running_cluster: LiveCluster,
+    folder: Path,
+    tmp_path: Path,
+    program: Program,
+    start: Callable[..., str],
+) -> None:
+    job = start(*program.words, *program.long, "--storage", str(tmp_path))
     wait_until(
         lambda: re.search(program.step, ray_job(running_cluster, folder, "logs", job).stdout), "its start"
     )

@@ -10,21 +10,24 @@ from pathlib import Path
 
 from ray import tune
 
+RATES = {"low": 0.01, "middle": 0.1, "high": 0.5}
+
 
 def objective(config):
+    lr = RATES[config["rate"]]
     weight, start = 0.0, 0
     checkpoint = tune.get_checkpoint()
     if checkpoint:
         with checkpoint.as_directory() as directory:
             saved = json.loads(Path(directory, "state.json").read_text())
         weight, start = saved["weight"], saved["step"] + 1
-        print(f"restored lr {config['lr']}, from step {start} on", flush=True)
+        print(f"restored {config['rate']}, from step {start} on", flush=True)
     for step in range(start, config["steps"]):
-        weight += config["lr"] * (1.0 - weight)
+        weight += lr * (1.0 - weight)
         time.sleep(config["delay"])
         if step == config["exit_at"]:
             raise ValueError("asked to fail")
-        print(f"lr {config['lr']}, step {step}, pid {os.getpid()}", flush=True)
+        print(f"{config['rate']}, step {step}, pid {os.getpid()}", flush=True)
         with tempfile.TemporaryDirectory() as directory:
             Path(directory, "state.json").write_text(json.dumps({"weight": weight, "step": step}))
             tune.report(
@@ -41,7 +44,7 @@ parser.add_argument("--exit-at", type=int, default=-1)
 args = parser.parse_args()
 tuner = tune.Tuner(
     tune.with_resources(objective, {"cpu": 1}),
-    param_space={"lr": tune.grid_search([0.01, 0.1, 0.5]), **vars(args)},
+    param_space={"rate": tune.grid_search(list(RATES)), **vars(args)},
     run_config=tune.RunConfig(
         name="search",
         storage_path=args.storage,
@@ -53,4 +56,4 @@ if results.num_errors:
     print(f"failed: {results.errors[0]}", flush=True)
     sys.exit(3)
 best = results.get_best_result("score", "min")
-print(f"{len(results)} trials, best lr {best.config['lr']}, step {best.metrics['step']}", flush=True)
+print(f"{len(results)} trials, best {best.config['rate']}, step {best.metrics['step']}", flush=True)
