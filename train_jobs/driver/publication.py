@@ -45,9 +45,8 @@ class Publication:
         earlier = [each for each in self.registry.versions(self.name) if each.job == self.job]
         facts = self._facts(summary)
         if facts is None and self.config.task == "script" and earlier:
-            return earlier[
-                -1
-            ], False  # it has not run again, and what it had left was deleted when this was made
+            # It has not run again, and what it had left was deleted when this was made.
+            return earlier[-1], False
         if facts is None:
             raise RequestError(f"there is no model to publish as {self.name}: the job has left none")
         for version in earlier:
