@@ -15,6 +15,7 @@ from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient
 from train_jobs.driver.driver import Driver
+from train_jobs.driver.left_behind import end_process
 from train_jobs.driver.submission import new_job_id, record_submission
 from train_jobs.records.run_config import read_run_config
 from train_jobs.spec import env_of
@@ -67,4 +68,4 @@ def _submission_id() -> str | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

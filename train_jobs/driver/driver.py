@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -32,6 +33,7 @@ from train_jobs.driver.failures import (
 )
 from train_jobs.driver.job_data import JobData
 from train_jobs.driver.job_lease import JobLease
+from train_jobs.driver.left_behind import Result, is_left_behind, unless_stopped
 from train_jobs.driver.publication import Publication
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
@@ -53,6 +55,9 @@ from train_jobs.spec import (
     group_spec,
     plan_groups,
 )
+
+_END_S = 30.0
+"""What the end of a job waits for the storage: less than `shoal stop` gives a job."""
 
 
 class Driver:
@@ -99,13 +104,12 @@ class Driver:
             self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
             try:
                 self._prepare_data()
-                if not self._has_trained():
-                    self.run_storage.delete(EXPORT_FACTS)  # of a model that was left before
+                if self._unless_stopped(self._is_to_train, "what it has done is looked up"):
                     self._train()
             finally:
                 self.single.kill()
                 self.lease.release()  # publishing needs no devices
-            model = self._publish()
+            model = self._unless_stopped(self._publish, "its model is published")
         except StoppedError:
             return self._finish("stopped", 1)
         except ShoalError as error:
@@ -115,10 +119,13 @@ class Driver:
             raise
         return self._finish("succeeded", 0, model=model)
 
-    def _has_trained(self) -> bool:
-        """Whether this script has run to its end before: then it is only published."""
+    def _is_to_train(self) -> bool:
+        """False of a script that has run to its end before: it is only published."""
         scripted = self.config.task == "script"
-        return scripted and summarize(self.job, self.run_storage).trained == command_digest(self.config)
+        if scripted and summarize(self.job, self.run_storage).trained == command_digest(self.config):
+            return False
+        self.run_storage.delete(EXPORT_FACTS)  # of a model that was left before
+        return True
 
     def _prepare_data(self) -> None:
         if self.config.task == "script" and not self.workspace.mounted:
@@ -127,13 +134,19 @@ class Driver:
                 f"{self.storage.location} is none"
             )
         if self.config.task == "script":
-            update_work(Path.cwd(), self.workspace.directory / WORK)
-        self.workspace.fetch(DATA)
+            work = self.workspace.directory / WORK
+            self._unless_stopped(lambda: update_work(Path.cwd(), work), "the job's files are copied")
+        self._unless_stopped(lambda: self.workspace.fetch(DATA), "the job's data is fetched")
 
         data = JobData(self, self.lease, self.workspace.directory / DATA)
         if data.prepare() or not self.workspace.has(DATA):
             with self.lease.kept(data.units):  # an upload may take longer than a lease lives
-                self.workspace.put(DATA)
+                self._unless_stopped(
+                    lambda: self.workspace.put(DATA), "the job's data is put into the storage"
+                )
+
+    def _unless_stopped(self, work: Callable[[], Result], words: str) -> Result:
+        return unless_stopped(work, self.is_stopping, words)
 
     # -- lease, group, failure, again ------------------------------------------------------------------
 
@@ -289,22 +302,31 @@ class Driver:
         return version.reference
 
     def _finish(self, status: str, exit_code: int, model: str | None = None, error: str | None = None) -> int:
-        if self.config.task == "script":
-            step = ray.get(self.control.last_step.remote(), timeout=60)
-        else:
-            step = CheckpointStore(self.run_storage.child(CHECKPOINTS)).newest() or 0
-        for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
-            try:
-                self.workspace.forget(scratch)
-                if scratch == EXPORT:
-                    self.run_storage.delete(EXPORT_FACTS)
-            except ShoalError as problem:  # it is in nobody's way
-                print(f"{scratch} could not be deleted: {problem}", flush=True)
-        self.workspace.clear()
+        step = ray.get(self.control.last_step.remote(), timeout=60)
+        ends_at = time.monotonic() + _END_S
+
+        def for_the_end(work: Callable[[], Result], words: str) -> Result:
+            return unless_stopped(work, lambda: time.monotonic() > ends_at, words)
+
+        try:
+            if self.config.task != "script":
+                checkpoints = CheckpointStore(self.run_storage.child(CHECKPOINTS))
+                step = for_the_end(checkpoints.newest, "its checkpoints are listed") or 0
+            for_the_end(lambda: self._clear_away(status), "its files are cleared away")
+        except ShoalError as problem:  # the next run goes by what is there, and none of it is in its way
+            print(f"not all could be done at the end: {problem}", flush=True)
+        if not is_left_behind():  # it may read what this node has copied
+            self.workspace.clear()
         self._event("finished", status=status, step=step, model=model, error=error, exit_code=exit_code)
         if error is not None:
             print(error, flush=True)
         return exit_code
+
+    def _clear_away(self, status: str) -> None:
+        self.workspace.forget(RAY_TRAIN)
+        if status == "succeeded":
+            self.workspace.forget(EXPORT)
+            self.run_storage.delete(EXPORT_FACTS)
 
     # -- small things -------------------------------------------------------------------------------------
 

@@ -63,7 +63,8 @@ def _files(directory: Path) -> Iterator[str]:
 def _copy(source: Path, target: Path) -> None:
     """Readers see all of the old or all of the new file; its rights and times travel with it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    beside = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+    # Whoever is killed on the way leaves it; the next one writes there again.
+    beside = target.with_name(f".{target.name}.copied")
     try:
         shutil.copy2(source, beside)
         beside.replace(target)

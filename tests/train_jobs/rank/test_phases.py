@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cluster.config import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
+from train_jobs.rank import process
+from train_jobs.records.workspace import Workspace
 
 STEP_S = 1.0
 ALONE_S = 3.0
@@ -67,6 +72,27 @@ def trained(config: TrainJobConfig, run: Path, attempt: int, at: str) -> list[in
     run_program(rank_0_is_slow, run, 2, config.model_dump_json(), str(run), attempt, at)
     lines = [line for line in reports(run) if "kind" not in line and line["attempt"] == attempt]
     return [line["step"] for line in lines if "loss" in line]
+
+
+def test_a_node_has_its_data_before_its_ranks_meet(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    spec = SimpleNamespace(config=job(corpus), run=str(tmp_path), job="own-1", attempt=1, nodes=["here"])
+    worker = SimpleNamespace(
+        order=lambda: SimpleNamespace(environment={}, spec=spec, heart=None, device=None),
+        stay=threading.Event().wait,
+        finish=done.append,
+    )
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(process, "reach_worker", lambda _: worker)
+    monkeypatch.setattr(process, "reporter_of", lambda *_: None)
+    monkeypatch.setattr(process, "_be_watched", lambda *_: None)
+    monkeypatch.setattr(process, "_meet", lambda *_: done.append("met"))
+    monkeypatch.setattr(process._TaskRun, "run", lambda _: "finished")
+    monkeypatch.setattr(Workspace, "fetch", lambda _, name: done.append(f"{name} fetched"))
+    process.run_rank_process("127.0.0.1:1", "00")
+    assert done == ["data fetched", "met", "finished"]
 
 
 @pytest.mark.parametrize("asynchronous", [True, pytest.param(False, marks=pytest.mark.slow)])
