@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -305,16 +306,18 @@ class Driver:
         step = ray.get(self.control.last_step.remote(), timeout=60)
         ends_at = time.monotonic() + _END_S
 
-        def for_the_end(work: Callable[[], Result], words: str) -> Result:
-            return unless_stopped(work, lambda: time.monotonic() > ends_at, words)
+        def at_the_end(work: Callable[[], Result], words: str, otherwise: Result) -> Result:
+            try:
+                return unless_stopped(work, lambda: time.monotonic() > ends_at, words)
+            except ShoalError as problem:  # the next run goes by what is there, and none of it is in its way
+                print(f"not all could be done at the end: {problem}", flush=True)
+                return otherwise
 
-        try:
-            if self.config.task != "script":
-                checkpoints = CheckpointStore(self.run_storage.child(CHECKPOINTS))
-                step = for_the_end(checkpoints.newest, "its checkpoints are listed") or 0
-            for_the_end(lambda: self._clear_away(status), "its files are cleared away")
-        except ShoalError as problem:  # the next run goes by what is there, and none of it is in its way
-            print(f"not all could be done at the end: {problem}", flush=True)
+        if self.config.task != "script":
+            checkpoints = CheckpointStore(self.run_storage.child(CHECKPOINTS))
+            step = at_the_end(lambda: checkpoints.newest() or 0, "its checkpoints are listed", step)
+        for scratch in (RAY_TRAIN, EXPORT) if status == "succeeded" else (RAY_TRAIN,):
+            at_the_end(partial(self._forget, scratch), f"{scratch} is deleted", None)
         if not is_left_behind():  # it may read what this node has copied
             self.workspace.clear()
         self._event("finished", status=status, step=step, model=model, error=error, exit_code=exit_code)
@@ -322,10 +325,9 @@ class Driver:
             print(error, flush=True)
         return exit_code
 
-    def _clear_away(self, status: str) -> None:
-        self.workspace.forget(RAY_TRAIN)
-        if status == "succeeded":
-            self.workspace.forget(EXPORT)
+    def _forget(self, scratch: str) -> None:
+        self.workspace.forget(scratch)
+        if scratch == EXPORT:
             self.run_storage.delete(EXPORT_FACTS)
 
     # -- small things -------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from train_jobs.driver.data_errors import StoppedError
 
 _LOOK_S = 0.1
 
-
 Result = TypeVar("Result")
 
 

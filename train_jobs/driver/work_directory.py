@@ -12,6 +12,8 @@ from pathlib import Path
 
 RECORD = ".shoal-files.json"
 """In the directory: the files that were copied there, each with its digest as it was then."""
+_HALF = ".shoal-half"
+"""What is being copied. One name: whoever is killed on the way leaves it, and the next one writes over it."""
 _CHUNK = 1 << 20
 
 
@@ -56,15 +58,14 @@ def _files(directory: Path) -> Iterator[str]:
         directories[:] = [name for name in directories if name != "__pycache__"]
         for name in names:
             file = Path(path, name)
-            if file.is_file() and name != RECORD:  # not a pipe, nor a link that leads nowhere
+            if file.is_file() and name not in (RECORD, _HALF):  # not a pipe, nor a link that leads nowhere
                 yield file.relative_to(directory).as_posix()
 
 
 def _copy(source: Path, target: Path) -> None:
     """Readers see all of the old or all of the new file; its rights and times travel with it."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    # Whoever is killed on the way leaves it; the next one writes there again.
-    beside = target.with_name(f".{target.name}.copied")
+    beside = target.with_name(_HALF)
     try:
         shutil.copy2(source, beside)
         beside.replace(target)

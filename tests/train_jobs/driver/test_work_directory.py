@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from train_jobs.driver.work_directory import RECORD, update_work
+from train_jobs.driver.work_directory import _HALF, RECORD, update_work
 
 
 @pytest.fixture
@@ -96,6 +96,17 @@ def test_a_kill_on_the_way_loses_nothing(
     assert files(work) == ["lib/model.py", "log.txt"], "no half of a file"
     (work / "log.txt").write_text("mine")
     assert update_work(source, work) == ["lib/model.py", "log.txt", "run.sh", "train.py"]
+
+
+def test_what_a_kill_left_half_is_written_over(source: Path, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / _HALF).write_text("half of")
+    copied = update_work(source, work)
+    assert {path: (work / path).read_bytes() for path in copied} == {
+        path: (source / path).read_bytes() for path in copied
+    }
+    assert not list(work.rglob(_HALF))
 
 
 def test_some_of_the_files_may_be_named(source: Path, tmp_path: Path) -> None:
