@@ -76,6 +76,10 @@ class Mesh:
         assert group is not None, "every rank is in it"
         return group
 
+    def meet(self) -> None:
+        """Wait for all ranks, whichever of them works alone: nobody waits for it in a group of steps."""
+        dist.barrier(group=self.patient)
+
     def background(self) -> dist.ProcessGroup:
         """A group like that of its own, for another thread: its collectives must not mix with others."""
         group = dist.new_group(backend="gloo", timeout=self._patience)
@@ -88,7 +92,7 @@ class Mesh:
 
         All ranks begin it together: none that is late may keep another waiting in such a group.
         """
-        dist.barrier(group=self.patient)
+        self.meet()
         before = groups_of_process()
         yield
         made = groups_of_process() - before

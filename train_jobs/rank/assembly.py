@@ -89,11 +89,14 @@ class RankAssembly:
         if not isinstance(samples, StreamSamples):
             flops = count_flops(model, self.task, samples)
         blocks = blocks_of(model)  # FSDP2 gives them other names
+        self.mesh.meet()  # one may read its weights and samples for longer than another
         self.parallel = parallelize(model, blocks, self.mesh, config)
         if on_meta:
             assert isinstance(self.parallel, ShardedModel)
             with torch.random.fork_rng(devices=[]):  # ranks stay alike
-                self.parallel.take_weights(self._build() if dist.get_rank() == 0 else None)
+                whole = self._build() if dist.get_rank() == 0 else None
+            self.mesh.meet()
+            self.parallel.take_weights(whole)
         optimizer = self.parallel.optimizer(config.optimizer)
         loss_scale = self.parallel.loss_scale(config)
         loader = make_loader(

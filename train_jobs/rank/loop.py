@@ -102,7 +102,7 @@ class StepLoop:
             self.evaluate()
         with self.progress.saving():
             self.saver.finish()
-            dist.barrier(group=self.mesh.patient)  # rank 0 may have older checkpoints to clear away
+            self.mesh.meet()  # rank 0 may have older checkpoints to clear away
         totals = self.meter.totals()
         if totals is not None and self.quorum.leads:
             self.reporter.event("measured", attempt=self.attempt, **totals)

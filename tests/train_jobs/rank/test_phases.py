@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,8 +39,15 @@ def rank_0_is_slow(config_json: str, run: str, attempt: int, at: str) -> None:
     from train_jobs.checkpoint import restore
     from train_jobs.checkpoint.store import CheckpointStore
     from train_jobs.parallel import mesh
+    from train_jobs.parallel.torch_private import set_timeout
+    from train_jobs.rank.assembly import RankAssembly
 
     mesh.AFTER_HANG_S = 0.0
+    if at == "building":
+        assert dist.group.WORLD is not None
+        set_timeout(dist.group.WORLD, timedelta(seconds=STEP_S))
+    if dist.get_rank() == 0 and at == "building":
+        RankAssembly._build = slowly(RankAssembly._build)  # type: ignore[method-assign]
     if dist.get_rank() == 0 and at == "listing":
         restore._candidates = slowly(restore._candidates)
     if dist.get_rank() == 0 and at == "preparing":
@@ -105,6 +113,15 @@ def test_the_others_wait_for_rank_0_where_it_works_alone(
     config = job(corpus, checkpoint={"every_steps": 4, "keep": 1, "asynchronous": asynchronous})
     assert trained(config, tmp_path, 1, at) == [*range(1, 9)]
     assert (tmp_path / "export" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
+def test_nobody_waits_in_a_group_of_steps_for_one_that_builds_its_model(
+    strategy: str, corpus: Path, tmp_path: Path
+) -> None:
+    """Under `fsdp` rank 0 alone reads the weights; under `ddp` each does, and one may take longer."""
+    config = job(corpus, parallel={"strategy": strategy})
+    assert trained(config, tmp_path, 1, "building") == [*range(1, 9)]
 
 
 @pytest.mark.slow
