@@ -92,11 +92,7 @@ class RankAssembly:
         self.mesh.meet()  # one may read its weights and samples for longer than another
         self.parallel = parallelize(model, blocks, self.mesh, config)
         if on_meta:
-            assert isinstance(self.parallel, ShardedModel)
-            with torch.random.fork_rng(devices=[]):  # ranks stay alike
-                whole = self._build() if dist.get_rank() == 0 else None
-            self.mesh.meet()
-            self.parallel.take_weights(whole)
+            self._take_weights()
         optimizer = self.parallel.optimizer(config.optimizer)
         loss_scale = self.parallel.loss_scale(config)
         loader = make_loader(
@@ -168,6 +164,14 @@ class RankAssembly:
             self.config.seed
         )  # a task of the user's may not think of it, and ranks must be alike
         return self.task.build()
+
+    def _take_weights(self) -> None:
+        """Fill a model without weights from the one that rank 0 builds, which is gone on return."""
+        assert isinstance(self.parallel, ShardedModel)
+        with torch.random.fork_rng(devices=[]):  # ranks stay alike
+            whole = self._build() if dist.get_rank() == 0 else None
+        self.mesh.meet()
+        self.parallel.take_weights(whole)
 
     def _replica(self, group: str, lighthouse: RankLighthouse) -> ReplicaQuorum:
         config = self.config

@@ -103,8 +103,7 @@ def main() -> None:
         threading.Thread(target=trainer.fit, daemon=True).start()
         found = _kill_again_and_again(out, int(sys.argv[1]))
     print(json.dumps(found), flush=True)
-    # Its workers end with it. Ray's own shutdown now and then ends a process in which another thread still
-    # trains with exit code 1.
+    # Its workers end with it. Ray's own shutdown, while the other thread trains, now and then exits with 1.
     os._exit(0)
 
 
