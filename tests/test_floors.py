@@ -83,7 +83,7 @@ SAME_IDEA = {
     "tools": "the tools of an API's requests",
     "checkpoints": "checkpoints, on the command line and as what faults are done to",
     "clock": "faults of clocks, and the scenarios with them",
-    "network": "faults of networks, and the scenarios with them",
+    "network": "networks of hosts, and the scenarios with their faults",
     "nodes": "faults of nodes, and the scenarios with them",
     "quickstart": "the quickstart, and its command",
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from infra.lab.faults import network
-from infra.lab.faults.network import Network
+from infra.lab.hosts import network
+from infra.lab.hosts.network import CabledNetwork
 from train_jobs.parallel import rendezvous
 from train_jobs.parallel.rendezvous import (
     interface_of,
@@ -106,7 +106,7 @@ def test_a_rank_waits_at_the_store_for_one_that_comes_as_late_as_the_start_allow
 @pytest.mark.slow
 @pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
 def test_ranks_of_two_hosts_meet_though_each_host_calls_itself_by_a_loopback_address(tmp_path: Path) -> None:
-    with Network(2, tmp_path) as hosts:
+    with CabledNetwork(2, tmp_path) as hosts:
 
         def start(rank: int, *arguments: str) -> subprocess.Popen[str]:
             host = f"{hosts.subnet}.{11 + rank}"

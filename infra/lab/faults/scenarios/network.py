@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from cluster.hosts.embedded import EmbeddedProvider
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
-from infra.lab.faults import network
 from infra.lab.faults.fault_course import longest_gap_s
 from infra.lab.faults.laboratory import OTHER_ORDER, VICTIM, Laboratory, wait_between_checkpoints
-from infra.lab.faults.network import Network, Way
 from infra.lab.faults.processes import node_of
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from infra.lab.faults.scenarios.nodes import bring_back
 from infra.lab.faults.scenarios.workers import lose_group, wait_for_groups
+from infra.lab.hosts import network
+from infra.lab.hosts.network import CabledNetwork, Way
 
 _BRIEF_S = 5.0
 _WORSE_S = 20.0
@@ -30,7 +30,7 @@ class _Wired:
     """A cluster whose nodes are joined by cables."""
 
     cluster: OwnCluster
-    network: Network
+    network: CabledNetwork
 
     def place(self, node: str) -> int:
         """The place of a node among all, the head's first, which is that of its host."""
@@ -48,7 +48,7 @@ class _Wired:
 @contextmanager
 def _wired(lab: Laboratory) -> Iterator[_Wired]:
     with (
-        Network(3, lab.directory) as network,
+        CabledNetwork(3, lab.directory) as network,
         lab.own_cluster(EmbeddedProvider(network.hosts)) as cluster,
     ):
         yield _Wired(cluster, network)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from infra.lab.faults import network
-from infra.lab.faults.network import Network, Way
+from infra.lab.hosts import network
+from infra.lab.hosts.network import CabledNetwork, Way
 
 pytestmark = pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
 
@@ -28,12 +28,12 @@ while data := connection.recv(65536):
 
 
 @pytest.fixture
-def joined(tmp_path: Path) -> Iterator[Network]:
-    with Network(2, tmp_path) as network:
+def joined(tmp_path: Path) -> Iterator[CabledNetwork]:
+    with CabledNetwork(2, tmp_path) as network:
         yield network
 
 
-def echo(network: Network, host: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
+def echo(network: CabledNetwork, host: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A connection of this machine to a program on a host that sends back what it gets."""
     address = f"{network.subnet}.{10 + host}"
     command = [*network.hosts.prefix(host), sys.executable, "-c", ECHO, address]
@@ -53,7 +53,7 @@ def back(connection: socket.socket, data: bytes, timeout_s: float = 5.0) -> byte
     return bytes(received)
 
 
-def test_frames_get_through_whole_in_both_directions(joined: Network) -> None:
+def test_frames_get_through_whole_in_both_directions(joined: CabledNetwork) -> None:
     for host in (1, 2):
         process, connection = echo(joined, host)
         data = bytes(range(256)) * 4000  # more than a frame, and more than a segment of the offloads
@@ -63,7 +63,9 @@ def test_frames_get_through_whole_in_both_directions(joined: Network) -> None:
 
 
 @pytest.mark.parametrize("ways", [(), (Way.IN,), (Way.OUT,)], ids=["both", "in", "out"])
-def test_a_cut_cable_lets_nothing_through_until_it_is_mended(ways: tuple[Way, ...], joined: Network) -> None:
+def test_a_cut_cable_lets_nothing_through_until_it_is_mended(
+    ways: tuple[Way, ...], joined: CabledNetwork
+) -> None:
     process, connection = echo(joined, 1)
     other, whole = echo(joined, 2)
     with connection, whole:
@@ -79,7 +81,7 @@ def test_a_cut_cable_lets_nothing_through_until_it_is_mended(ways: tuple[Way, ..
     other.wait(5)
 
 
-def test_what_is_cut_is_one_direction(joined: Network) -> None:
+def test_what_is_cut_is_one_direction(joined: CabledNetwork) -> None:
     address = f"{joined.subnet}.11"
     listens = [
         *joined.hosts.prefix(1),
@@ -108,7 +110,7 @@ def test_what_is_cut_is_one_direction(joined: Network) -> None:
 
 
 @pytest.mark.slow
-def test_a_worse_cable_takes_longer_and_loses_frames(joined: Network) -> None:
+def test_a_worse_cable_takes_longer_and_loses_frames(joined: CabledNetwork) -> None:
     process, connection = echo(joined, 1)
     with connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -130,7 +132,7 @@ def test_nothing_of_it_is_left(tmp_path: Path) -> None:
         return subprocess.run(["ip", "-br", "link"], capture_output=True, text=True, check=True).stdout
 
     before = interfaces()
-    with Network(1, tmp_path) as network:
+    with CabledNetwork(1, tmp_path) as network:
         assert network._tag in interfaces()
     assert interfaces() == before
     spaces = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
