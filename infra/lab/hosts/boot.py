@@ -133,9 +133,9 @@ def _assemble(build: Build, root: Path) -> None:
     (disk / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {build.name}\n{names}")
     for name in OWN:
         _bind(disk / name, root / name, writable=True)
-    for place in ("dev", "sys"):
-        (root / place).mkdir()
-        _mount("--rbind", f"/{place}", root / place)
+    for name in ("dev", "sys"):
+        (root / name).mkdir()
+        _mount("--rbind", f"/{name}", root / name)
     (root / "proc").mkdir()
     _mount("-t", "proc", "proc", root / "proc")
     (root / "run").mkdir()

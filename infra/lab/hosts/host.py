@@ -47,13 +47,8 @@ class Host:
         self._place.joinpath("build.json").write_text(self._build.as_json())
         self._network.plug(self._number)
         namespaces = ["unshare", "--mount", "--uts", "--pid", "--ipc", "--fork", "--kill-child"]
-        boot = [
-            sys.executable,
-            "-m",
-            "infra.lab.hosts.boot",
-            self._place / "build.json",
-            self._place / "root",
-        ]
+        told = [str(self._place / name) for name in ("build.json", "root")]
+        boot = [sys.executable, "-m", "infra.lab.hosts.boot", *told]
         with self._place.joinpath("boot.log").open("wb") as log:
             process = subprocess.Popen(
                 # Not `ip netns exec`, which would mount another /sys, without the control groups.
