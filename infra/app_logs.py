@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
+from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord, point_at
-from cluster.state.state_directory import state_directory
 from infra.log_lines import LogLine, Origin
 from serve_apps.controller.ray_private import replica_named
 from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE
@@ -114,7 +114,7 @@ class AppLogs:
     def __init__(self, record: ClusterRecord) -> None:
         point_at(record)
         self._url, self._address = record.dashboard_url, record.gcs_address
-        self._directory = state_directory(record.name)
+        self._directory = session_directory(record.name)
 
     def apps(self) -> list[str]:
         """The apps of which there is anything; `gateway` stands for all that the gateways have logged."""

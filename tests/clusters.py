@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 
+from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord, environment, read_record
 from cluster.state.state_directory import state_directory
 
@@ -153,26 +154,27 @@ def started(directory: Path, *cluster_lines: str) -> Iterator[LiveCluster]:
 def leftovers(record: ClusterRecord) -> dict[str, Any]:
     """What is there of a cluster: processes, sockets, files; empty when it is gone."""
     subnet = record.head_ip.rpartition(".")[0] + "."
-    directory = state_directory(record.name)
+    directory, session = state_directory(record.name), session_directory(record.name)
     lock = directory.with_name(f".{directory.name}.lock")
     listening = [each for each in psutil.net_connections("inet") if each.status == psutil.CONN_LISTEN]
     found = {
         "processes": [process.info for process in processes_of(record)],
         "sockets": [str(each.laddr) for each in listening if _is_in(each.laddr.ip, subnet)],
-        "files": [str(path) for path in (directory, lock) if path.exists()],
+        "files": [str(path) for path in (directory, session, lock) if path.exists()],
     }
     return {what: items for what, items in found.items() if items}
 
 
 def processes_of(record: ClusterRecord) -> list[psutil.Process]:
-    """The live processes of a cluster: those that carry its mark, and those that use files of its directory.
+    """The live processes of a cluster: those that carry its mark, and those that use its files.
 
     Read without our own code; the second kind would show one that has lost its mark.
     """
-    directory = str(state_directory(record.name))
+    directories = [str(each(record.name)) for each in (state_directory, session_directory)]
     found = {process.pid: process for process in marked_processes(record.cluster_id)}
     for process in _live_processes():
-        if any(path == directory or path.startswith(f"{directory}/") for path in _open_paths(process.pid)):
+        paths = [f"{path}/" for path in _open_paths(process.pid)]
+        if any(path.startswith(f"{directory}/") for path in paths for directory in directories):
             found[process.pid] = process
     return list(found.values())
 

@@ -55,6 +55,8 @@ class Identity:
     """The config's cluster section as it was started."""
     serve_host: str = "127.0.0.1"
     serve_port: int = SERVE_PORT
+    machine: str = ""
+    """What the machine calls itself that it was started on; empty where an older version wrote it."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Where a cluster of this machine keeps what it needs while it is up: one private directory each.
+"""Where what a person's commands know of clusters is kept: one private directory each.
 
-    /tmp/shoal-<uid>/<name>/        0700, ours: token, record, logs, Ray's own temp dirs
-    /tmp/shoal-<uid>/.<name>.lock   held while one command starts or stops the cluster
+    ~/.local/state/shoal/<name>/        0700, ours: record, token, logs of the nodes' starts
+    ~/.local/state/shoal/.<name>.lock   held while one command starts or stops the cluster
 
-The path is short because Ray puts unix sockets under it, whose paths the kernel limits to 107 bytes.
+$XDG_STATE_HOME, where it is set, is in the place of ~/.local/state. A home may be one of several machines'.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import hashlib
 import os
 import stat
 import threading
@@ -21,49 +20,47 @@ from pathlib import Path
 
 from cluster.errors import ShoalError
 
-SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket on Linux."""
-RAY_SOCKET_BYTES = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead")
-"""What Ray appends to a node's temp dir for its longest socket, with the longest process id."""
-NODE_BYTES = len("/n999")
-"""What we append to the state directory for a node's temp dir."""
 LOCK_TIMEOUT_S = 180.0
 POLL_S = 0.05
 
 
 def state_root() -> Path:
-    """The directory of all clusters of this user on this machine."""
-    return Path(f"/tmp/shoal-{os.getuid()}")
-
-
-def state_directory(name: str, root: Path | None = None) -> Path:
-    """The directory of one cluster; a name that would make socket paths too long is shortened by its hash.
+    """The directory of all clusters that this user knows of.
 
     Raises:
-        ShoalError: not even the shortened name fits under this root.
+        ShoalError: this user has no home.
     """
-    root = root or state_root()
-    room = SOCKET_PATH_BYTES - NODE_BYTES - RAY_SOCKET_BYTES - len(os.fsencode(root)) - len("/")
-    if len(name) <= room:
-        return root / name
-    digest = "~" + hashlib.sha256(name.encode()).hexdigest()[:8]  # `~` is in no name, so it meets none
-    if len(digest) > room:
-        raise ShoalError(
-            f"the directory {root} is too long: Ray's unix sockets below it would need more than"
-            f" {SOCKET_PATH_BYTES} bytes of path, which is all the kernel allows"
-        )
-    return root / (name[: room - len(digest)] + digest)
+    base = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(base):  # so the XDG Base Directory Specification has it
+        try:
+            base = str(Path.home() / ".local/state")
+        except RuntimeError as error:
+            raise ShoalError(
+                "this user has no home to keep what is known of clusters in: set HOME or XDG_STATE_HOME"
+            ) from error
+    return Path(base, "shoal")
+
+
+def state_directory(name: str) -> Path:
+    """The directory of one cluster."""
+    return state_root() / name
 
 
 def require_private(directory: Path) -> None:
     """Make sure that a directory is ours alone, and create it where it is not there.
 
     Raises:
-        ShoalError: it is something else, or others can read or change it; whoever can do that could start
-            programs as us, so nothing is read from it.
+        ShoalError: it cannot be made; it is something else; or others can read or change it: whoever can do
+            that could start programs as us, so nothing is read from it.
     """
-    with contextlib.suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+    except OSError as error:
+        raise ShoalError(
+            f"{directory} cannot be made ({error.strerror}); XDG_STATE_HOME names another place"
+        ) from error
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise ShoalError(f"{directory} is not a directory; remove it, or whoever put it there should")
@@ -98,7 +95,7 @@ def locked(
         ShoalError: another process held it for all of `timeout_s`.
     """
     directory = state_directory(name)
-    path = directory.with_name(f".{directory.name}.lock")
+    path = directory.with_name(f".{name}.lock")
     deadline = time.monotonic() + timeout_s
     pause = threading.Event()
     descriptor = _try_lock(path)

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.state.state_directory import state_directory
 from tests.clusters import caller_environment, shoal, shoal_command
 
 TIMEOUT_S = 200.0
@@ -36,7 +37,7 @@ def processes_below(directory: Path) -> list[psutil.Process]:
 
 def state_of(process: subprocess.Popen[str]) -> Path:
     """The state directory of a quickstart's cluster, whose name holds the process id."""
-    return Path(f"/tmp/shoal-{os.getuid()}/quickstart-{process.pid}")
+    return state_directory(f"quickstart-{process.pid}")
 
 
 def cut_off(directory: Path, moment: str, number: signal.Signals) -> tuple[subprocess.Popen[str], list[str]]:

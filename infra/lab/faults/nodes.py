@@ -13,14 +13,15 @@ import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.hosts.node_command import (
+from cluster.hosts.embedded.node_command import (
     HeadPorts,
     NodeStart,
     node_command,
     node_environment,
     store_bytes,
 )
-from cluster.hosts.processes import of_node
+from cluster.hosts.embedded.processes import of_node
+from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord
 from cluster.state.health import answers
 from cluster.state.record import read_identity
@@ -51,7 +52,7 @@ def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> 
     identity = read_identity(record.name)
     assert identity is not None, "the cluster was started"
     cluster = ClusterConfig.model_validate(identity.cluster)
-    shapes, directory = cluster.node_shapes(), state_directory(record.name)
+    shapes, directory = cluster.node_shapes(), session_directory(record.name)
     index = [each for each, _ in shapes].index(name)
     node = NodeStart(name, record.nodes[index].ip, shapes[index][1], directory / f"n{index}")
     ports = None
@@ -68,7 +69,9 @@ def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> 
     store = store_bytes(psutil.virtual_memory().total, len(shapes))
     done = subprocess.run(
         [*prefix, *node_command(sys.executable, node, identity, record.gcs_address, store, ports)],
-        env=node_environment(os.environ, sys.executable, node, identity, record.gcs_address, directory),
+        env=node_environment(
+            os.environ, sys.executable, node, identity, record.gcs_address, state_directory(record.name)
+        ),
         cwd=directory,
         capture_output=True,
         text=True,

@@ -16,8 +16,8 @@ from typing import Self
 import psutil
 
 from cluster.errors import ShoalError
-from cluster.hosts.addresses import FIRST_HOST
-from cluster.hosts.embedded import Hosts
+from cluster.hosts.embedded.addresses import FIRST_HOST
+from cluster.hosts.embedded.embedded_provider import Hosts
 from infra.lab.hosts.cable import QUALITY
 
 _NETWORK = "198.18"

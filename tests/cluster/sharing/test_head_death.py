@@ -16,8 +16,9 @@ import psutil
 import pytest
 
 from cluster.config.sections.cluster import NodeConfig
-from cluster.hosts.node_command import HeadPorts, NodeStart, node_command, node_environment
-from cluster.hosts.processes import NODE_NAME
+from cluster.hosts.embedded.node_command import HeadPorts, NodeStart, node_command, node_environment
+from cluster.hosts.embedded.processes import NODE_NAME
+from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import head_is_silent
 from cluster.state.health import answers, wait_until
 from cluster.state.record import read_identity
@@ -154,7 +155,8 @@ def on_head(process: psutil.Process) -> bool:
 
 def restart_head(cluster: LiveCluster) -> None:
     """What an operator does, or Kubernetes: the same node again, at the same address."""
-    record, directory = cluster.record, state_directory(cluster.record.name)
+    record = cluster.record
+    state, directory = state_directory(record.name), session_directory(record.name)
     identity = read_identity(record.name)
     assert identity is not None
     node = NodeStart("head", record.head_ip, NodeConfig(name="head", cpus=0), directory / "n0")
@@ -167,6 +169,6 @@ def restart_head(cluster: LiveCluster) -> None:
         ports = HeadPorts(gcs, client=probe.getsockname()[1], raylet=raylet)
     command = node_command(sys.executable, node, identity, record.gcs_address, 100 * 2**20, ports)
     caller = {**clusters.caller_environment()}
-    variables = node_environment(caller, sys.executable, node, identity, record.gcs_address, directory)
+    variables = node_environment(caller, sys.executable, node, identity, record.gcs_address, state)
     done = subprocess.run(command, env=variables, cwd=directory, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

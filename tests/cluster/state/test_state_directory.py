@@ -1,9 +1,8 @@
-"""The state directory: short enough for sockets, private, and locked by one command at a time."""
+"""The state directory: private, and locked by one command at a time."""
 
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -15,28 +14,23 @@ from cluster.errors import ShoalError
 from cluster.state import state_directory as module
 from cluster.state.state_directory import locked, require_private, state_directory, write_private
 
-# What Ray really puts under a node's temp dir: the longest name of a socket it was seen to use.
-RAY_SOCKET = "session_2026-11-21_12-04-48_336030_4194304/sockets/dash_MetricsHead"
+
+def test_it_lies_where_people_look_for_such_things(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_directory("demo") == tmp_path / ".local/state/shoal/demo"
+    monkeypatch.setenv("XDG_STATE_HOME", "/srv/state")
+    assert state_directory("demo") == Path("/srv/state/shoal/demo")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative")  # which the specification has ignored
+    assert state_directory("demo") == tmp_path / ".local/state/shoal/demo"
 
 
-@pytest.mark.parametrize("length", [1, 20, 63])
-@pytest.mark.parametrize("uid", [0, 1000, 4294967294])
-def test_a_socket_can_be_bound_under_any_name(tmp_path: Path, length: int, uid: int) -> None:
-    directory = state_directory("n" * length, Path(f"/tmp/shoal-{uid}"))
-    path = str(directory / "n244" / RAY_SOCKET)
-    with socket.socket(socket.AF_UNIX) as listener, pytest.raises(FileNotFoundError):
-        listener.bind(path)  # an OSError "path too long" otherwise; the directory is not there
-    assert tmp_path.exists()
-
-
-def test_long_names_that_begin_alike_have_directories_of_their_own() -> None:
-    names = ["a" * 62 + last for last in "bcd"] + ["a" * 12]
-    assert len({state_directory(name) for name in names}) == 4
-
-
-def test_a_root_that_leaves_no_room_is_a_sentence() -> None:
-    with pytest.raises(ShoalError, match="107 bytes"):
-        state_directory("demo", Path("/tmp") / ("x" * 60))
+def test_a_place_that_cannot_be_made_is_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file/state"))
+    with pytest.raises(ShoalError, match=r"cannot be made \(Not a directory\); XDG_STATE_HOME names another"):  # noqa: SIM117
+        with locked("demo"):
+            pass
 
 
 def test_a_new_directory_is_ours_alone(tmp_path: Path) -> None:
@@ -75,7 +69,6 @@ def test_a_secret_is_readable_by_us_alone(tmp_path: Path) -> None:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(module, "state_root", lambda: tmp_path / "r")
-    monkeypatch.setattr(module, "SOCKET_PATH_BYTES", 1000)
     return tmp_path / "r"
 
 
@@ -94,7 +87,6 @@ import sys, time
 from pathlib import Path
 from cluster.state import state_directory as module
 module.state_root = lambda: Path({str(root)!r})
-module.SOCKET_PATH_BYTES = 1000
 with module.locked("demo"):
     print("held", flush=True)
     time.sleep(600)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cluster.hosts.embedded import EmbeddedProvider
+from cluster.hosts.embedded.embedded_provider import EmbeddedProvider
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults.fault_course import longest_gap_s
 from infra.lab.faults.laboratory import OTHER_ORDER, VICTIM, Laboratory, wait_between_checkpoints

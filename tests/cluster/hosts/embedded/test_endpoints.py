@@ -10,7 +10,7 @@ import pytest
 
 from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError
-from cluster.hosts.endpoints import addresses_in_use, choose_endpoint, free_port, free_ports
+from cluster.hosts.embedded.endpoints import addresses_in_use, choose_endpoint, free_port, free_ports
 
 HOST = "127.9.9.9"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.config.sections.cluster import NodeConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError
-from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
+from cluster.hosts.embedded.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE, Identity
 
@@ -23,6 +23,9 @@ STORE_SHARE = 0.2
 """Share of the machine's memory for all object stores together."""
 LEAST_STORE_BYTES = 80 * 1024**2
 """Ray refuses fewer than 75 MiB."""
+
+TEMPORARY = "t"
+"""In the session directory: temporary files of all nodes."""
 
 JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
@@ -66,7 +69,8 @@ class NodeStart:
     ip: str
     shape: NodeConfig
     directory: Path
-    """Ray's temp dir of this node alone: nodes that share one take each other's names."""
+    """Ray's temp dir of this node alone: nodes that share one take each other's names. It lies in the session
+    directory of its cluster."""
     gpu_indices: tuple[str, ...] = ()
     """The machine's GPUs that are this node's, as CUDA_VISIBLE_DEVICES names them."""
 
@@ -142,7 +146,7 @@ def node_environment(
     node: NodeStart,
     identity: Identity,
     gcs_address: str,
-    directory: Path,
+    state: Path,
     own: Mapping[str, str | None] | None = None,
 ) -> dict[str, str]:
     """The environment of everything that runs on the node.
@@ -151,7 +155,7 @@ def node_environment(
         caller: the environment of whoever calls `up`.
         python: the interpreter that runs `up`.
         gcs_address: HOST:PORT of the head's GCS.
-        directory: the cluster's state directory.
+        state: the cluster's state directory.
         own: the cluster's `env`; None passes the caller's value on.
 
     Raises:
@@ -176,18 +180,18 @@ def node_environment(
         # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.
         "CUDA_VISIBLE_DEVICES": ",".join(node.gpu_indices),
         CLUSTER_ID: identity.cluster_id,
-        CLUSTER_STATE: str(directory),
+        CLUSTER_STATE: str(state),
         NODE_NAME: node.name,
         KEEP_ENVIRONMENT: "1",
         # Ray's own actors ask Ray's API about each other, and without an address they look for any cluster
         # of this machine: a second one would mislead them.
         "RAY_ADDRESS": gcs_address,
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(directory / TOKEN_FILE),
+        "RAY_AUTH_TOKEN_PATH": str(state / TOKEN_FILE),
         # Where Serve's proxy listens, whoever starts Serve: the dashboard does, for `serve deploy`.
         "RAY_SERVE_DEFAULT_HTTP_HOST": identity.serve_host,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_JOB_STOP_WAIT_TIME_S": variables.get("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_WAIT_S)),
         # Temporary files of jobs and of Ray go away with the cluster.
-        "TMPDIR": str(directory / "t"),
+        "TMPDIR": str(node.directory.parent / TEMPORARY),
     }

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError, ShoalError
-from cluster.hosts.addresses import (
+from cluster.hosts.embedded.addresses import (
     FIRST_HOST,
     LAST_HOST,
     SUBNETS,

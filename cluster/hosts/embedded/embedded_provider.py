@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
+import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,22 +19,24 @@ import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import RequestError, ShoalError
-from cluster.hosts import processes
-from cluster.hosts.addresses import (
+from cluster.hosts.embedded import processes
+from cluster.hosts.embedded.addresses import (
     choose_subnet,
     node_addresses,
     serve_proxy_address,
     subnets_of,
 )
-from cluster.hosts.endpoints import EVERY_HOST, addresses_in_use, choose_endpoint, free_ports
-from cluster.hosts.gpus import divide, machine_gpus
-from cluster.hosts.node_command import (
+from cluster.hosts.embedded.endpoints import EVERY_HOST, addresses_in_use, choose_endpoint, free_ports
+from cluster.hosts.embedded.gpus import divide, machine_gpus
+from cluster.hosts.embedded.node_command import (
+    TEMPORARY,
     HeadPorts,
     NodeStart,
     node_command,
     node_environment,
     store_bytes,
 )
+from cluster.hosts.embedded.session_directory import session_directory
 from cluster.hosts.provider import Started, Tell
 from cluster.state import connection
 from cluster.state.health import answers, silent, wait_until
@@ -58,6 +61,8 @@ GATEWAY_PORT = 8000
 START_TIMEOUT_S = 90.0
 """Longest that the nodes may take to start."""
 TAIL_LINES = 15
+LOGS = "logs"
+"""In the state directory: what the nodes' starts printed."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class EmbeddedProvider:
     def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
         config_path = config_path.absolute()
         with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+            _require_here(cluster.name)
             record = self._found_up(cluster, config_path, tell)
             if record is not None:
                 return Started(record, was_up=True)
@@ -106,6 +112,7 @@ class EmbeddedProvider:
 
     def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
         with locked(name, lambda: tell(_waiting(name))):
+            _require_here(name)
             identity = read_identity(name)
             if identity is not None and config_path is not None:
                 other = Path(identity.config_path)
@@ -148,7 +155,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
     shapes = cluster.node_shapes()
     wanted = [shape.gpus for _, shape in shapes]
     gpus = divide(wanted, machine_gpus() if any(wanted) else ())
-    directory = state_directory(cluster.name)
+    state, directory = state_directory(cluster.name), session_directory(cluster.name)
     try:
         identity = _claim(cluster, config_path, hosts)
         ips = node_addresses(identity.subnet, len(shapes))
@@ -157,7 +164,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
         ]
         tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
-        gcs_address = _start_nodes(nodes, identity, hosts, directory, cluster.env)
+        gcs_address = _start_nodes(nodes, identity, hosts, state, cluster.env)
         record = ClusterRecord(
             name=cluster.name,
             cluster_id=identity.cluster_id,
@@ -171,7 +178,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             gateway_port=identity.gateway_port,
             serve_host=identity.serve_host,
             serve_port=identity.serve_port,
-            token_path=str(directory / TOKEN_FILE),
+            token_path=str(state / TOKEN_FILE),
         )
         record = _found(cluster, record, nodes)
         write_record(record)
@@ -183,7 +190,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
 
 def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
     """Choose addresses and ports that no other cluster has, and write them down before anything starts."""
-    directory = state_directory(cluster.name)
+    state, session = state_directory(cluster.name), session_directory(cluster.name)
     # One at a time, since a choice counts for others only once it is written.
     with locked(".addresses"):
         others = other_identities(cluster.name)
@@ -199,11 +206,13 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
         if gateway[0] not in EVERY_HOST:  # such a one leaves it those who ask at its own address
             others_at.add(gateway)
         proxy = choose_endpoint("serve_proxy", cluster.serve_proxy, own, SERVE_PORT, others_at)
-        require_private(directory)
+        for directory in (state, session.parent, session):
+            require_private(directory)
         identity = Identity(
             name=cluster.name,
             cluster_id=str(uuid.uuid4()),
             config_path=str(config_path),
+            machine=machine(),
             subnet=subnet,
             dashboard_host=dashboard[0],
             dashboard_port=dashboard[1],
@@ -214,9 +223,9 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
             cluster=cluster.model_dump(mode="json"),
         )
         write_identity(identity)
-    write_private(directory / TOKEN_FILE, secrets.token_hex(32))
-    for name in ("t", "logs"):
-        (directory / name).mkdir()
+    write_private(state / TOKEN_FILE, secrets.token_hex(32))
+    (state / LOGS).mkdir()
+    (session / TEMPORARY).mkdir()
     return identity
 
 
@@ -224,7 +233,7 @@ def _start_nodes(
     nodes: Sequence[NodeStart],
     identity: Identity,
     hosts: Hosts,
-    directory: Path,
+    state: Path,
     own: Mapping[str, str | None],
 ) -> str:
     """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
@@ -244,13 +253,13 @@ def _start_nodes(
     def launch(node: NodeStart, head: HeadPorts | None) -> None:
         prefix = hosts.prefix(len(launched))
         command = [*prefix, *node_command(sys.executable, node, identity, gcs_address, store, head)]
-        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, directory, own)
-        log = directory / "logs" / f"{node.name}.log"
+        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, state, own)
+        log = state / LOGS / f"{node.name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 command,
                 env=variables,
-                cwd=directory,
+                cwd=node.directory.parent,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -353,21 +362,42 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
     return replace(record, nodes=tuple(found[node.name] for node in nodes))
 
 
+def _require_here(name: str) -> None:
+    """A home may be one of several machines', and each runs clusters of its own.
+
+    Raises:
+        RequestError: the cluster runs on another machine.
+    """
+    identity = read_identity(name)
+    if identity is not None and identity.machine not in ("", machine()):
+        raise RequestError(
+            f"cluster {name} was started on {identity.machine}, whose home is this machine's too: run the"
+            " command there, or give this cluster another cluster.name"
+        )
+
+
+def machine() -> str:
+    """What this machine calls itself."""
+    return socket.gethostname()
+
+
 def _clean(name: str) -> bool:
     """End every process of the cluster and remove its state; False when there was neither."""
-    directory = state_directory(name)
-    # Also without the identity file: whatever removes old files from /tmp knows nothing of clusters.
-    ids = processes.cluster_ids(str(directory))
+    state, session = state_directory(name), session_directory(name)
+    # Also without the identity file: whoever removes old files knows nothing of clusters.
+    ids = processes.cluster_ids(str(state))
     identity = read_identity(name)
     if identity is not None:
         ids.add(identity.cluster_id)
     for cluster_id in sorted(ids):
         processes.end_cluster(cluster_id)
-    had_state = directory.exists()
-    if had_state:
+    there = [directory for directory in (session, state) if directory.exists()]
+    for directory in there:
         require_private(directory)
         shutil.rmtree(directory)
-    return had_state or bool(ids)
+    with suppress(OSError):  # other clusters are there
+        session.parent.rmdir()
+    return bool(there or ids)
 
 
 def _waiting(name: str) -> str:

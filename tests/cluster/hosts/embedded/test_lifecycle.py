@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,8 @@ import pytest
 from cluster.errors import ShoalError
 from cluster.state.connection import require_record
 from cluster.state.health import wait_until
-from cluster.state.record import Identity, read_identity, read_record
-from cluster.state.state_directory import state_directory
+from cluster.state.record import Identity, read_identity, read_record, write_identity
+from cluster.state.state_directory import require_private, state_directory
 from tests.clusters import (
     LiveCluster,
     alive,
@@ -113,6 +114,22 @@ def test_an_up_that_was_killed_half_way_is_cleaned_up_by_down(tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (0, f"cluster {name} is down\n"), done.stderr
     assert marked_processes(identity.cluster_id) == []
     assert files_of(name) == []
+
+
+def test_a_cluster_of_another_machine_with_the_same_home_is_left_alone(tmp_path: Path) -> None:
+    name = unique_name()
+    path = write_config(tmp_path, name, *ONE_NODE)
+    require_private(state_directory(name))
+    write_identity(Identity(name, "1", str(path), "127.1.2", "127.0.0.1", 1, "127.0.0.1", 2, machine="gpu-7"))
+    try:
+        for command in ("up", "down"):
+            done = shoal(command, "-f", str(path))
+            assert done.returncode == 2
+            assert f"cluster {name} was started on gpu-7, whose home is this machine's too" in done.stderr
+        assert read_identity(name) is not None
+    finally:
+        for file in files_of(name):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
 
 
 def test_an_interrupted_up_leaves_nothing(tmp_path: Path) -> None:

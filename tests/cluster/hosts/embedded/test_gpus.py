@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.errors import RequestError
-from cluster.hosts.gpus import divide
+from cluster.hosts.embedded.gpus import divide
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.integers(0, 8))

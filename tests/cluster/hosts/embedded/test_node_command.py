@@ -9,7 +9,13 @@ import pytest
 
 from cluster.config.sections.cluster import NodeConfig
 from cluster.errors import RequestError
-from cluster.hosts.node_command import HeadPorts, NodeStart, node_command, node_environment, store_bytes
+from cluster.hosts.embedded.node_command import (
+    HeadPorts,
+    NodeStart,
+    node_command,
+    node_environment,
+    store_bytes,
+)
 from cluster.state.record import Identity
 
 GCS = "127.7.8.10:6379"

@@ -1,0 +1,1 @@
+"""The embedded provider: every node is a raylet of its own on this machine. Only here one machine is all."""
