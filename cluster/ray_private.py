@@ -27,6 +27,23 @@ def draining_nodes() -> set[str]:
     return set(state.get_draining_nodes())
 
 
+def authentication_token() -> str | None:
+    """The token that this process shows to Ray; None where Ray asks for none.
+
+    Ray finds it in RAY_AUTH_TOKEN, in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token, and
+    tells nobody which, nor whether RAY_AUTH_MODE, which it sets itself where there is one, has it used.
+    """
+    from ray._raylet import (  # type: ignore[attr-defined]
+        AuthenticationMode,
+        AuthenticationTokenLoader,
+        get_authentication_mode,
+    )
+
+    if get_authentication_mode() != AuthenticationMode.TOKEN:
+        return None
+    return str(AuthenticationTokenLoader.instance().get_raw_token()) or None
+
+
 def read_credentials_again() -> None:
     """Make Ray go by RAY_AUTH_MODE and by the token as they are now.
 

@@ -13,7 +13,7 @@ from serve_apps.controller.client import ControllerClient, start_controller
 from serve_apps.controller.following import LOOK_EVERY_S, Say, follow, say_nothing
 from serve_apps.gateway.start import start_gateway
 from serve_apps.models import find_model
-from serve_apps.spec import AppSpec
+from serve_apps.spec import GATEWAY, AppSpec
 from serve_apps.status import app_statuses
 
 READY_TIMEOUT_S = 600.0
@@ -117,6 +117,25 @@ def remove(names: Sequence[str]) -> None:
     pause = threading.Event()
     while any(name in names for name in controller.describe()):
         pause.wait(LOOK_EVERY_S)
+
+
+def end_serving(say: Say = say_nothing) -> None:
+    """Take all apps down, and then the controller, the gateway, and Serve where Shoal has started it and it
+    has no application of others. Nothing happens where nothing has been served."""
+    from ray import serve
+
+    controller = ControllerClient.find()
+    if controller is None:
+        return
+    names = [name for name, row in controller.describe().items() if row["status"] != "deleting"]
+    if names:
+        say(f"ending {', '.join(names)}")
+        remove(names)
+    started = controller.serving()["started"]
+    controller.end()  # it would bring the gateway back
+    serve.delete(GATEWAY)
+    if started and not serve.status().applications:
+        serve.shutdown()
 
 
 def start_serve(info: Mapping[str, Any], deadline: float, say: Say = say_nothing) -> None:

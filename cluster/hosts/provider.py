@@ -24,7 +24,14 @@ class Started:
 
 
 class Provider(Protocol):
-    """Starts and stops the nodes of a cluster. Safe to call from several processes at once."""
+    """Starts and stops the nodes of a cluster. Safe to call from several processes at once.
+
+    Attributes:
+        owns_nodes: its nodes end with `down`, and with them whatever runs there; where not, the jobs and apps
+            are ended before.
+    """
+
+    owns_nodes: bool
 
     def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
         """Start the cluster, or find it up; whole or not at all.

@@ -45,7 +45,7 @@ class Broker:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
             `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
             `patience_s` and `settle_s` are the ledger's times; `avoid_after` is the number of failures after
-            which a node is avoided.
+            which a node is avoided; where nodes are `probed`, nothing is granted on one before it was.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -66,6 +66,9 @@ class Broker:
         self._journal = Journal(journal_storage(self._info["storage"], self._info["name"]))
         self._health = NodeHealth(self._info.get("avoid_after", FAILURES))
         self._drained: set[str] = set()
+        self._misfits: dict[str, list[str]] = {}
+        """Why nodes do not fit, by id; nothing of those that were looked at and do."""
+        self._probed: set[str] = set()
         if restarted:
             self._health.recall(self._journal.of_trust(lambda events: remembered(events, time.time())))
         after = "its death; whoever runs is heard first" if restarted else "the cluster's start"
@@ -112,7 +115,8 @@ class Broker:
                 return
             gone = not rows[node_id]["Alive"] or node_id in self._suspects
             lost = node_id if against == "node" and gone else None
-            report = Report(name_of(rows[node_id]), holder, against, step, elsewhere, time.time(), lost)
+            name = name_of(rows[node_id], rows.values())
+            report = Report(name, holder, against, step, elsewhere, time.time(), lost)
             self._journal.add([self._health.report(report)])
             self._nodes_read = None
 
@@ -134,6 +138,24 @@ class Broker:
             self._journal.add([self._health.forgive(name, now)])
             self._nodes_read = None
             return known
+
+    def judge(self, misfits: Mapping[str, list[str]]) -> None:
+        """Take in what a probe says of nodes, by id: why they do not fit; nothing of those that do."""
+        with self._clock.call():
+            self._probed |= misfits.keys()
+            self._misfits |= {node: sentences for node, sentences in misfits.items() if sentences}
+            for node in misfits:
+                if not misfits[node]:
+                    self._misfits.pop(node, None)
+            self._nodes_read = None
+
+    def judged(self) -> list[str]:
+        """The ids of the nodes that were looked at."""
+        return sorted(self._probed)
+
+    def misfits(self) -> dict[str, list[str]]:
+        """Why nodes that do not fit do not, by node id."""
+        return dict(self._misfits)
 
     def release(self, holder: str) -> None:
         """End a lease."""
@@ -177,7 +199,9 @@ class Broker:
             # Who runs on a node that is about to go leaves it in good order: nothing is granted there.
             draining = draining_nodes()
             self._drained |= draining
-            absent = self._suspects | draining
+            absent = self._suspects | draining | self._misfits.keys()
+            if self._info.get("probed"):
+                absent |= {node.node_id for node in nodes} - self._probed
             self._journal.add(self._health.changes(time.time()))
             avoided = self._health.avoided(time.time())
             present = [
@@ -222,16 +246,17 @@ def silent_nodes(node_ids: Collection[str]) -> list[str]:
 
 def grantable_nodes() -> list[Node]:
     """The nodes that Ray says are alive, with all they have; needs a connection to the cluster."""
+    rows = sorted(ray.nodes(), key=lambda row: row["NodeID"])
     return [
         Node(
             node_id=row["NodeID"],
             # Ray adds resources of its own (node:<ip>, memory, object_store_memory); no unit asks for
             # the former, and the latter change with the machine.
             resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
-            name=name_of(row),
+            name=name_of(row, rows),
             accelerator=accelerator_of(row.get("Labels", {})),
         )
-        for row in sorted(ray.nodes(), key=lambda row: row["NodeID"])
+        for row in rows
         if row["Alive"]
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import ray
@@ -161,6 +161,18 @@ class BrokerClient:
     def forgive(self, node_id: str) -> bool:
         """Trust a node again, whatever was said against it; whether it was avoided."""
         return self._call("forgive", node_id)
+
+    def misfits(self) -> dict[str, list[str]]:
+        """Why nodes that do not fit do not, by node id."""
+        return self._call("misfits")
+
+    def judged(self) -> list[str]:
+        """The ids of the nodes that were looked at since the broker's start."""
+        return self._call("judged")
+
+    def judge(self, misfits: Mapping[str, list[str]]) -> None:
+        """Say of nodes, by id, why they do not fit; nothing of those that do."""
+        self._call("judge", dict(misfits))
 
     def foreign(self) -> dict[str, dict[str, float]]:
         """What strangers use of the nodes, by node id, in Ray's names."""

@@ -47,14 +47,17 @@ def require_record(name: str) -> ClusterRecord:
 
 def environment(record: ClusterRecord) -> dict[str, str]:
     """The variables under which Ray's own tools (`ray`, `serve`, `ray.init()`) work against the cluster."""
-    return {
+    variables = {
         "RAY_ADDRESS": record.gcs_address,
         "RAY_API_SERVER_ADDRESS": record.dashboard_url,
         "RAY_DASHBOARD_ADDRESS": record.dashboard_url,
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": record.token_path,
-        "RAY_SERVE_DEFAULT_HTTP_HOST": record.serve_host,
+        "RAY_AUTH_MODE": "disabled",
     }
+    if record.token_path is not None:
+        variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": record.token_path}
+    if record.serve_host is not None:
+        variables["RAY_SERVE_DEFAULT_HTTP_HOST"] = record.serve_host
+    return variables
 
 
 def point_at(record: ClusterRecord) -> None:
@@ -102,6 +105,7 @@ def connect(record: ClusterRecord) -> None:
             ray.init(
                 address=record.gcs_address,
                 namespace=NAMESPACE,
+                runtime_env={"env_vars": dict(record.env)} if record.env else None,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -33,13 +33,14 @@ def node_states() -> list[NodeState]:
 
     free = available_resources_by_node()
     states = []
-    for row in ray.nodes():
+    rows = ray.nodes()
+    for row in rows:
         # Ray gives every node resources that only name it; they say nothing to a reader.
         has = {key: value for key, value in row["Resources"].items() if not key.startswith("node:")}
         left = free.get(row["NodeID"], {})
         states.append(
             NodeState(
-                name=name_of(row),
+                name=name_of(row, rows),
                 node_id=row["NodeID"],
                 alive=row["Alive"],
                 head=HEAD_RESOURCE in row["Resources"],
@@ -61,9 +62,20 @@ def node_names() -> dict[str, str]:
     """Names of all nodes by node id, of dead ones too."""
     import ray
 
-    return {row["NodeID"]: name_of(row) for row in ray.nodes()}
+    rows = ray.nodes()
+    return {row["NodeID"]: name_of(row, rows) for row in rows}
 
 
-def name_of(row: Mapping[str, Any]) -> str:
-    """What to call a node of Ray's list."""
-    return row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName") or row["NodeManagerAddress"]
+def name_of(row: Mapping[str, Any], rows: Collection[Mapping[str, Any]] = ()) -> str:
+    """What to call a node of Ray's list: as whoever started it said, else as its host calls itself.
+
+    Args:
+        rows: all of the list; where several nodes of it that are alive stand on one host, they are called by
+            their addresses.
+    """
+    given = row.get("Labels", {}).get(NODE_LABEL) or row.get("NodeName")
+    if given and given != row["NodeManagerAddress"]:
+        return str(given)
+    host = row.get("NodeManagerHostname")
+    beside = sum(each.get("NodeManagerHostname") == host and each["Alive"] for each in rows)
+    return str(host) if host and beside < 2 else str(row["NodeManagerAddress"])

@@ -8,6 +8,7 @@ second is a start that did not end.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -53,7 +54,7 @@ class Identity:
     gateway_port: int
     cluster: Mapping[str, Any] = field(default_factory=dict)
     """The config's cluster section as it was started."""
-    serve_host: str = "127.0.0.1"
+    serve_host: str = ""
     serve_port: int = SERVE_PORT
     machine: str = ""
     """What the machine calls itself that it was started on; empty where an older version wrote it."""
@@ -76,17 +77,23 @@ class ClusterRecord:
     dashboard_url: str
     gateway_host: str
     gateway_port: int
-    token_path: str
+    token_path: str | None
+    """The file with Ray's token; None where the cluster asks for none."""
     nodes: tuple[NodeRecord, ...] = ()
-    """The head first."""
-    serve_host: str = "127.0.0.1"
-    """Where Ray Serve's own proxy listens."""
+    """Those that were started with the cluster, the head first; none where somebody else starts them."""
+    serve_host: str | None = None
+    """Where Ray Serve's own proxy listens; None for where Ray has it."""
     serve_port: int = SERVE_PORT
+    provider: str = "embedded"
+    python: str = sys.executable
+    """The interpreter on the head."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables of everything of ours that runs there, where the nodes' own environment lacks them."""
 
     @property
     def serve_url(self) -> str:
         """Ray Serve's own proxy, for applications that are not Shoal's."""
-        return http_url(self.serve_host, self.serve_port, self.head_ip)
+        return http_url(self.serve_host or "", self.serve_port, self.head_ip)
 
     @property
     def gateway_url(self) -> str:

@@ -12,6 +12,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import threading
 import time
@@ -71,6 +72,14 @@ def require_private(directory: Path) -> None:
             f"{directory} is open to others (mode {stat.S_IMODE(found.st_mode):o}); it must be 700."
             f" If you trust what is in it: chmod 700 {directory}"
         )
+
+
+def remove_state(name: str) -> None:
+    """Forget a cluster; its lock stays with who holds it."""
+    directory = state_directory(name)
+    if directory.exists():
+        require_private(directory)
+        shutil.rmtree(directory)
 
 
 def write_private(path: Path, text: str) -> None:

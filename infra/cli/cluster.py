@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 SERVE_START_S = 120.0
 
 Told = TypeVar("Told")
-Sharing = tuple[list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]]]
-"""The leases; by node id what strangers use, and which nodes are avoided."""
+Sharing = tuple[
+    list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]], dict[str, list[str]]
+]
+"""The leases; by node id what strangers use, which nodes are avoided, and which do not fit and why."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,10 +70,17 @@ def _start_serve(record: ClusterRecord) -> None:
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Stop every process of the cluster."""
     from cluster.hosts import PROVIDERS
+    from cluster.state.record import read_record
 
     loaded = load(file, settings, across=False)
     cluster = loaded.config.cluster
-    stopped = PROVIDERS[cluster.provider]().down(cluster.name, say, loaded.path)
+    provider = PROVIDERS[cluster.provider]()
+    record = read_record(cluster.name)
+    if record is not None and not provider.owns_nodes:
+        from infra.tenants import end_tenants
+
+        end_tenants(record, say)
+    stopped = provider.down(cluster.name, say, loaded.path)
     if as_json:
         print_json({"name": cluster.name, "stopped": stopped})
     else:
@@ -154,9 +163,9 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
     try:
         from cluster.state.nodes import node_states
 
-        nobody: Sharing = ([], {}, {})
+        nobody: Sharing = ([], {}, {}, {})
         nothing: list[dict[str, Any]] = []
-        leases, foreign, avoided = nobody if fresh else _told(_sharing, nobody)
+        leases, foreign, avoided, misfits = nobody if fresh else _told(_sharing, nobody)
         return {
             "name": record.name,
             "address": record.gcs_address,
@@ -166,6 +175,7 @@ def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, 
                     **state.as_json(),
                     "foreign": foreign.get(state.node_id, {}),
                     "avoided": avoided.get(state.node_id),
+                    "misfits": misfits.get(state.node_id, []),
                 }
                 for state in node_states()
             ],
@@ -184,7 +194,7 @@ def _sharing() -> Sharing:
     from cluster.sharing.client import BrokerClient
 
     broker = BrokerClient()
-    return broker.leases(), broker.foreign(), broker.avoided()
+    return broker.leases(), broker.foreign(), broker.avoided(), broker.misfits()
 
 
 def _drivers(record: ClusterRecord) -> dict[str, str] | None:
@@ -235,7 +245,7 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     console = Console(file=sys.stdout, highlight=False)
     console.print(f"cluster [bold]{record.name}[/bold] at {record.gcs_address}")
     console.print(_nodes_table(document["nodes"]))
-    for line in avoided_lines(document["nodes"]):
+    for line in (*avoided_lines(document["nodes"]), *misfit_lines(document["nodes"])):
         console.print(line, soft_wrap=True, markup=False)
     for title, columns in (
         ("leases", ("holder", "kind", "min", "max", "granted", "wants")),
@@ -292,6 +302,11 @@ def avoided_lines(nodes: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
+def misfit_lines(nodes: list[dict[str, Any]]) -> list[str]:
+    """Why nodes are not used that do not fit the others."""
+    return [f"{sentence}; it is not used" for node in nodes if node["alive"] for sentence in node["misfits"]]
+
+
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
     from cluster.sharing.events import amounts
 
@@ -299,7 +314,7 @@ def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
     rows = []
     for node in nodes:
         row = {"node": node["name"] + (" (head)" if node["head"] else "")}
-        row["state"] = "dead" if not node["alive"] else "avoided" if node["avoided"] else "alive"
+        row["state"] = _state(node)
         for kind in kinds:
             total = node["resources"].get(kind, 0)
             row[f"{kind}s in use"] = f"{node['used'].get(kind, 0):g} of {total:g}"
@@ -310,6 +325,12 @@ def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
         row["id"] = node["node_id"][:12]
         rows.append(row)
     return _table("nodes", tuple(rows[0]), rows)
+
+
+def _state(node: dict[str, Any]) -> str:
+    if not node["alive"]:
+        return "dead"
+    return "does not fit" if node["misfits"] else "avoided" if node["avoided"] else "alive"
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> Table:

@@ -73,6 +73,10 @@ class ControllerClient:
         outcome: dict[str, Any] | None = self._call("outcome", name)
         return outcome
 
+    def end(self) -> None:
+        """End the controller; what it has started goes on."""
+        ray.kill(self._actor.find())
+
     def _call(self, method: str, *arguments: Any, once: bool = False) -> Any:
         try:
             return self._actor.call(method, *arguments, timeout_s=CALL_TIMEOUT_S, once=once)

@@ -39,6 +39,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         "ray_actor_options": {
             "num_cpus": bundles[0].get("CPU", 0.0),
             "num_gpus": bundles[0].get("GPU", 0.0),
+            **own_runtime_env(),
         },
         "placement_group_bundles": bundles,
         "placement_group_strategy": "STRICT_PACK",
@@ -75,6 +76,13 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         "health_check_timeout_s": 30.0,
     }
     return serve.deployment(Replica, **options).bind(spec.as_json(), name)
+
+
+def own_runtime_env() -> dict[str, Any]:
+    """What of this process' environment `up` gave it beside that of its node, for the actors of Serve too:
+    they are started by Serve, which may be somebody else's."""
+    variables = ray.get_runtime_context().runtime_env.get("env_vars", {})
+    return {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
 
 
 def start(spec: AppSpec, name: str, replicas: int) -> None:

@@ -37,7 +37,10 @@ def start_serve(info: Mapping[str, Any]) -> None:
         serve.start(
             # Shoal's apps do not need it; one on each node would cost each of them its memory.
             proxy_location="HeadOnly",
-            http_options={"host": info["serve_host"], "port": info["serve_port"]},
+            # Without a host of its own it listens where Ray has it.
+            http_options={
+                key: info[f"serve_{key}"] for key in ("host", "port") if info[f"serve_{key}"] is not None
+            },
             logging_config={"enable_access_log": False},
         )
     except (ray.exceptions.RayTaskError, TimeoutError) as error:
@@ -69,6 +72,8 @@ class ServeKeeper:
         self._start = {SERVE: start_serve, GATEWAY: start_gateway}
         self._tried_at = {SERVE: -math.inf, GATEWAY: -math.inf}
         self._serve: ServeInstance | None = None
+        self._started = False
+        """Whether the Serve that runs, or comes, was started here."""
         self._leaving_since: float | None = None
         self._ended_at: float | None = None
         """When Serve was ended by somebody else, until all is back. Unix time."""
@@ -144,6 +149,7 @@ class ServeKeeper:
             leaves = "deleting" in statuses
             self._leaving_since = (self._leaving_since or now) if leaves else None
             return []
+        self._started = self._started and before is None
         # It may also have been away before this controller, which has died itself, could see it.
         if before is None and (self._ended_at is not None or not ours):
             return []
@@ -166,6 +172,7 @@ class ServeKeeper:
 
         try:
             await self._threads.call_serve(lambda: self._start[what](self._info))
+            self._started = self._started or what == SERVE
         except SERVE_GONE as error:
             # Somebody ends Serve at this moment: it is no failure of what is started.
             logger.warning("%s is not started, Serve ends: %s", what, error)
@@ -175,7 +182,7 @@ class ServeKeeper:
 
     def describe(self, seen: ServeSeen, silence: str) -> dict[str, Any]:
         """How Serve is: `status` (running, starting, ending), `url` of its proxy where it has one, `proxies`
-        (how each is), `note`, `gateway` (its status), `failure`."""
+        (how each is), `note`, `gateway` (its status), `failure`, `started` (whether Shoal has started it)."""
         instance = seen.instance
         url = None
         if instance is not None and instance.host is not None and seen.proxies:
@@ -188,6 +195,7 @@ class ServeKeeper:
             "note": self.words(silence) or None,
             "gateway": None if seen.gateway is None else seen.gateway.status,
             "failure": self.failure or None,
+            "started": self._started,
         }
 
 

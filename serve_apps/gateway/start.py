@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from cluster.ray_private import HEAD_RESOURCE
 from serve_apps.spec import GATEWAY
 
 
@@ -19,7 +20,7 @@ def start_gateway(info: Mapping[str, Any]) -> None:
     """
     from ray import serve
 
-    from serve_apps.controller.serve_application import run
+    from serve_apps.controller.serve_application import own_runtime_env, run
     from serve_apps.gateway.deployment import Gateway
 
     def make() -> serve.Application:
@@ -27,8 +28,12 @@ def start_gateway(info: Mapping[str, Any]) -> None:
             Gateway,
             name=GATEWAY,
             num_replicas=1,
-            # On the node where people look for it; Ray gives each node a resource of its address.
-            ray_actor_options={"num_cpus": 0, "resources": {f"node:{info['head_ip']}": 0.001}},
+            # On the node where people look for it, also when another has become the head.
+            ray_actor_options={
+                "num_cpus": 0,
+                "resources": {HEAD_RESOURCE: 0.001},
+                **own_runtime_env(),
+            },
             health_check_period_s=0.5,
         )
         return gateway.bind(

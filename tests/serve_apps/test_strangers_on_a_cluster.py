@@ -20,7 +20,7 @@ import pytest
 
 from cluster.config import ServeAppConfig
 from cluster.config.sections.serve import AutoscaleConfig, ReplicasConfig
-from cluster.hosts.embedded.endpoints import free_port
+from cluster.hosts.endpoints import free_port
 from serve_apps.spec import AppSpec
 from tests.clusters import HEAD_AND_TWO, LiveCluster, started
 from tests.serve_apps import driver

@@ -9,7 +9,6 @@ import logging
 import os
 import secrets
 import shlex
-import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -117,6 +116,7 @@ class Submissions:
         logging.getLogger("ray._private.runtime_env.packaging").setLevel(logging.WARNING)
 
         self._url = record.dashboard_url
+        self._python, self._env = record.python, record.env
         try:
             self.client = JobSubmissionClient(self._url)
         except (ConnectionError, RuntimeError) as error:
@@ -145,6 +145,9 @@ class Submissions:
         if work is None:
             package.check()
         runtime_env = runtime_env_of(config, os.environ)
+        variables = {**self._env, **runtime_env.get("env_vars", {})}
+        if variables:
+            runtime_env["env_vars"] = variables
         record_submission(storage, job, name, config, submission_id)
         if work is not None:
             # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.
@@ -153,7 +156,7 @@ class Submissions:
             with _staged(package if work is None else None) as directory:
                 self.client.submit_job(
                     # `exec`: the process that Ray watches is the driver, not a shell around it.
-                    entrypoint="exec " + shlex.join([sys.executable, "-m", "train_jobs", name, "--job", job]),
+                    entrypoint="exec " + shlex.join([self._python, "-m", "train_jobs", name, "--job", job]),
                     submission_id=submission_id,
                     runtime_env={**runtime_env, "working_dir": directory},
                     metadata={"shoal_job": job, "shoal_name": name},

@@ -35,8 +35,7 @@ def find_job(storage: Storage, job: str, prefer: Callable[[RunSummary], bool] = 
     jobs = job_ids(storage)
     if job in jobs:
         return job
-    told = [RunFollower(each, run_of(storage, each)).look() for each in jobs]
-    of_name = [summary for summary in told if summary.name == job]
+    of_name = [summary for summary in summaries(storage) if summary.name == job]
     if of_name:
         return max(of_name, key=lambda summary: (prefer(summary), summary.submitted_at)).job
     known = f"; there are {', '.join(jobs[-10:])}" if jobs else "; there are none yet"
@@ -47,6 +46,11 @@ def job_ids(storage: Storage) -> list[str]:
     if not storage.exists("jobs"):
         return []
     return sorted(entry.name for entry in storage.entries("jobs") if entry.is_dir)
+
+
+def summaries(storage: Storage) -> list[RunSummary]:
+    """What the events of each job tell."""
+    return [RunFollower(job, run_of(storage, job)).look() for job in job_ids(storage)]
 
 
 def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None) -> list[dict[str, Any]]:

@@ -33,6 +33,7 @@ def find_mistakes(
     report = MistakeReport(document, broken, mistakes)
     ground = Ground(config.cluster.nodes, base)
     cluster = report.inside("cluster")
+    _check_provider(config.cluster, cluster)
     _check_nodes(config.cluster, cluster)
     _check_storage(config.cluster, cluster)
     _check_endpoints(config.cluster, cluster)
@@ -45,6 +46,15 @@ def find_mistakes(
     for name, app in config.serve_apps.items():
         check_app(app, config, ground, report.inside("serve_apps", name))
     return mistakes
+
+
+def _check_provider(cluster: ClusterConfig, report: MistakeReport) -> None:
+    if cluster.provider == "embedded" and cluster.address is not None:
+        message = "is for `provider: existing`; an embedded cluster has an address of its own"
+        report("address", cluster.address, message, "provider")
+    if cluster.provider == "existing" and cluster.dashboard != EndpointConfig():
+        message = "cannot be chosen: the dashboard of an existing cluster is where Ray was told to have it"
+        report("dashboard", None, message, "provider")
 
 
 def _check_nodes(cluster: ClusterConfig, report: MistakeReport) -> None:

@@ -58,14 +58,15 @@ def _steps(key: str) -> KeyPath:
 
 @dataclass(frozen=True)
 class Ground:
-    """What jobs and apps stand on: the nodes, and the directory that their paths start from."""
+    """What jobs and apps stand on: the nodes (none where they are not known), and the directory that their
+    paths start from."""
 
     kinds: tuple[NodeConfig, ...]
     base: Path
 
     def with_accelerator(self, accelerator: str | None, report: MistakeReport) -> Ground:
         """The nodes that a job or an app may use, all of them for None; reports a kind that none has."""
-        if accelerator is None:
+        if accelerator is None or not self.kinds:
             return self
         kinds = tuple(kind for kind in self.kinds if kind.accelerator == accelerator)
         if kinds:
@@ -83,11 +84,14 @@ class Ground:
         return self
 
     def holds(self, cpus: int, gpus: int, *, apart: bool = False) -> int | None:
-        """How many units of these resources fit, each wholly on one node; None: as many as one likes.
+        """How many units of these resources fit, each wholly on one node; None: as many as one likes, or
+        nobody knows.
 
         Args:
             apart: no two of them on one node.
         """
+        if not self.kinds:
+            return None
         total = 0
         for kind in self.kinds:
             ways = [have // need for have, need in ((kind.cpus, cpus), (kind.gpus, gpus)) if need]

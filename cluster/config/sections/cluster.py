@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -56,7 +56,8 @@ class EndpointConfig(Section):
     """Where one server of ours listens."""
 
     host: str | None = None
-    """Address to bind. Default: the cluster's own loopback address, reachable from this machine only."""
+    """Address to bind. Default: the cluster's own loopback address, reachable from this machine only; with
+    `existing`, the gateway's is that of the head where it has keys, and the head's loopback where not."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port to bind. Default: the usual one, or a free one where that is taken."""
 
@@ -145,18 +146,34 @@ Nodes = Annotated[
 ]
 
 
+EMBEDDED_NODES = (NodeConfig(name="head", cpus=0), NodeConfig(name="worker", count=2, cpus=2))
+
+
+def _usual_nodes(before: dict[str, Any]) -> tuple[NodeConfig, ...]:
+    """Those of a config that names none; `before` holds the keys above."""
+    return EMBEDDED_NODES if before.get("provider", "embedded") == "embedded" else ()
+
+
+def _ray_address(value: str) -> str:
+    if value == "auto" or re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):\d{1,5}", value) is not None:
+        return value
+    raise ValueError(f'should be "auto" or HOST:PORT of Ray\'s control store (6379 usually), was {value!r}')
+
+
 class ClusterConfig(Section):
     """The nodes, the storage they share, and how training and serving share the nodes."""
 
     name: Name = "shoal"
     """Name of the cluster; clusters of different names run side by side on one machine."""
-    provider: Literal["embedded"] = "embedded"
-    """Where the nodes come from: `embedded` starts them as processes of this machine."""
-    nodes: Nodes = (
-        NodeConfig(name="head", cpus=0),
-        NodeConfig(name="worker", count=2, cpus=2),
-    )
-    """The nodes; the first is the head."""
+    provider: Literal["embedded", "existing"] = "embedded"
+    """Where the nodes come from: `embedded` starts them as processes of this machine; `existing` uses a Ray
+    cluster that somebody else has started."""
+    address: Annotated[str, AfterValidator(_ray_address)] | None = None
+    """With `existing`: Ray's address of the cluster (HOST:PORT of its control store), or `auto`: the one that
+    this machine is a node of, or that RAY_ADDRESS names. Default: auto."""
+    nodes: Nodes = Field(default_factory=_usual_nodes)
+    """The nodes; the first is the head. Default: a head without CPUs and two workers of two. With `existing`
+    they are what Ray says: what stands here is what `validate --offline` checks against."""
     storage: str = Field(default="./shoal-storage", min_length=1)
     """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
     env: dict[VariableName, Argument | None] = Field(default={})

@@ -26,7 +26,6 @@ from cluster.hosts.embedded.addresses import (
     serve_proxy_address,
     subnets_of,
 )
-from cluster.hosts.embedded.endpoints import EVERY_HOST, addresses_in_use, choose_endpoint, free_ports
 from cluster.hosts.embedded.gpus import divide, machine_gpus
 from cluster.hosts.embedded.node_command import (
     TEMPORARY,
@@ -37,6 +36,8 @@ from cluster.hosts.embedded.node_command import (
     store_bytes,
 )
 from cluster.hosts.embedded.session_directory import session_directory
+from cluster.hosts.embedded.sockets import addresses_in_use
+from cluster.hosts.endpoints import EVERY_HOST, choose_endpoint, free_ports
 from cluster.hosts.provider import Started, Tell
 from cluster.state import connection
 from cluster.state.health import answers, silent, wait_until
@@ -97,6 +98,8 @@ class EmbeddedProvider:
     Args:
         hosts: where they run; loopback by default.
     """
+
+    owns_nodes = True
 
     def __init__(self, hosts: Hosts | None = None) -> None:
         self._hosts = hosts or Hosts()
@@ -316,7 +319,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
     try:
         import ray
 
-        from cluster.sharing.broker import start_broker
+        from cluster.hosts.services import start_services
 
         found: dict[str, NodeRecord] = {}
 
@@ -331,32 +334,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
         if not wait_until(all_registered, START_TIMEOUT_S):
             missing = ", ".join(node.name for node in nodes if node.name not in found)
             raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
-        start_broker(
-            {
-                "name": record.name,
-                "cluster_id": record.cluster_id,
-                "storage": record.storage,
-                "head_ip": record.head_ip,
-                "gateway_host": record.gateway_host,
-                "gateway_port": record.gateway_port,
-                "serve_host": record.serve_host,
-                "serve_port": record.serve_port,
-                "gateway_keys": cluster.gateway.keys,
-                "gateway_options": {
-                    "unknown_fields": cluster.gateway.unknown_fields,
-                    "cors": cluster.gateway.cors,
-                    "token_ports": cluster.gateway.token_ports,
-                    "metrics_from": cluster.gateway.metrics_from,
-                    "keepalive_s": cluster.gateway.keepalive_s,
-                },
-                "dashboard_url": record.dashboard_url,
-                "priority": cluster.sharing.priority,
-                "reclaim_grace_s": cluster.sharing.reclaim_grace_s,
-                "patience_s": cluster.sharing.patience_s,
-                "avoid_after": cluster.sharing.avoid_after,
-                "settle_s": cluster.sharing.settle_s,
-            }
-        )
+        start_services(cluster, record)
     finally:
         connection.disconnect()
     return replace(record, nodes=tuple(found[node.name] for node in nodes))

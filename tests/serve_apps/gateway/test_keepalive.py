@@ -18,7 +18,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.hosts.embedded.endpoints import free_port
+from cluster.hosts.endpoints import free_port
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.http.event_stream import SILENCE
 from tests.serve_apps.gateway_process import HOST, RunningGateway, running_gateway

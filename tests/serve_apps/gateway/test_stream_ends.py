@@ -21,7 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.hosts.embedded.endpoints import free_port
+from cluster.hosts.endpoints import free_port
 from serve_apps.gateway.backend import ReplicaLostError
 from serve_apps.http.server import HttpServer
 from serve_apps.openai.errors import ApiError

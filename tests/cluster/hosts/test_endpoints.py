@@ -10,7 +10,8 @@ import pytest
 
 from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError
-from cluster.hosts.embedded.endpoints import addresses_in_use, choose_endpoint, free_port, free_ports
+from cluster.hosts.embedded.sockets import addresses_in_use
+from cluster.hosts.endpoints import choose_endpoint, free_port, free_ports
 
 HOST = "127.9.9.9"
 

@@ -1,4 +1,4 @@
-"""Which host and port our servers get: the config's, or the usual ones, or free ones."""
+"""Which host and port our servers get: the config's, the usual, or free ones; asked where they run."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import errno
 import socket
 from collections.abc import Collection, Sequence
 
-import psutil
-
 from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError
 
 Endpoint = tuple[str, int]
 EVERY_HOST = ("0.0.0.0", "::", "")
-IN_USE = (psutil.CONN_LISTEN, psutil.CONN_ESTABLISHED, psutil.CONN_NONE)
-"""States of sockets that someone uses; connections that have ended stay in the table for a minute."""
 
 
-def addresses_in_use() -> set[str]:
-    """Every local or remote address of a socket of this machine, of any user."""
-    connections = [entry for entry in psutil.net_connections(kind="inet") if entry.status in IN_USE]
-    return {end.ip for connection in connections for end in (connection.laddr, connection.raddr) if end}
+def own_address() -> str:
+    """The address at which a machine reaches itself, and nobody else does."""
+    return str(socket.getaddrinfo(None, 0, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def free_port(host: str, reserved: Collection[Endpoint] = ()) -> int:

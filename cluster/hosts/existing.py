@@ -1,0 +1,206 @@
+"""The provider of Ray clusters that somebody else has started: only what is Shoal's comes and goes there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.actors import NAMESPACE
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.environment import passed_on
+from cluster.errors import RequestError, ShoalError
+from cluster.hosts.provider import Started, Tell
+from cluster.state import connection
+from cluster.state.health import answers
+from cluster.state.record import SERVE_PORT, TOKEN_FILE, ClusterRecord, read_record, write_record
+from cluster.state.state_directory import (
+    locked,
+    remove_state,
+    require_private,
+    state_directory,
+    write_private,
+)
+
+GATEWAY_PORT = 8000
+SERVE_SETTINGS = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+}
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+class ExistingProvider:
+    """A Ray cluster that somebody else has started, and that this machine is a node of; see Provider."""
+
+    owns_nodes = False
+
+    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+        config_path = config_path.absolute()
+        with locked(cluster.name, lambda: tell(_waiting(cluster.name))), _joined(cluster) as ray_facts:
+            from cluster.hosts.services import broker_facts
+
+            there = broker_facts()
+            if there is not None and there["name"] != cluster.name:
+                raise RequestError(
+                    f"this Ray cluster carries the Shoal cluster {there['name']} already; a Ray cluster has"
+                    " room for one"
+                )
+            record = read_record(cluster.name)
+            if there is not None and record is not None and record.cluster_id == there["cluster_id"]:
+                return Started(record, was_up=True)
+            return Started(_start(cluster, config_path, ray_facts, there, tell), was_up=False)
+
+    def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
+        with locked(name, lambda: tell(_waiting(name))):
+            record = read_record(name)
+            if record is None:
+                return False
+            if answers(record.gcs_address):
+                from cluster.hosts.services import broker_facts, end_services
+
+                connection.connect(record)
+                try:
+                    there = broker_facts()
+                    if there is None or there["cluster_id"] == record.cluster_id:
+                        end_services()
+                    else:
+                        tell(f"the Ray cluster carries another Shoal cluster by now ({there['name']})")
+                finally:
+                    connection.disconnect()
+            else:
+                tell(
+                    f"the Ray cluster at {record.gcs_address} does not answer; what is known of it is removed"
+                )
+            remove_state(name)
+            return True
+
+    def silent(self, record: ClusterRecord) -> list[str]:
+        return [] if answers(record.gcs_address) else ["the head"]
+
+
+def _start(
+    cluster: ClusterConfig,
+    config_path: Path,
+    found: Mapping[str, Any],
+    there: Mapping[str, Any] | None,
+    tell: Tell,
+) -> ClusterRecord:
+    from cluster.hosts.node_keeper import living_nodes
+    from cluster.hosts.probe import probe
+    from cluster.hosts.services import start_services
+    from cluster.sharing.client import BrokerClient
+
+    nodes, head = living_nodes()
+    if head is None:
+        raise ShoalError("Ray names no head node that is alive")
+    tell(f"looking at {len(nodes)} nodes: " + ", ".join(sorted(node.name for node in nodes)))
+    findings = probe(nodes, head, cluster.storage)
+    if findings.misfits[head]:
+        raise ShoalError("\n".join(findings.misfits[head]))
+    for node in nodes:
+        for sentence in findings.misfits[node.node_id]:
+            tell(f"{sentence}; it is not used")
+    for sentence in findings.notes:
+        tell(sentence)
+    head_ip = next(node.address for node in nodes if node.node_id == head)
+    record = ClusterRecord(
+        name=cluster.name,
+        cluster_id=str(uuid.uuid4()) if there is None else str(there["cluster_id"]),
+        config_path=str(config_path),
+        base_dir=str(config_path.parent),
+        storage=cluster.storage,
+        head_ip=head_ip,
+        gcs_address=str(found["gcs_address"]),
+        dashboard_url=f"http://{found['dashboard']}",
+        gateway_host="",
+        gateway_port=0,
+        token_path=_keep_token(cluster.name),
+        serve_host=cluster.serve_proxy.host,
+        serve_port=cluster.serve_proxy.port or SERVE_PORT,
+        provider="existing",
+        python=str(findings.seen[head].facts["executable"]),
+        env={**SERVE_SETTINGS, **passed_on(cluster.env, os.environ, "cluster.env")},
+    )
+    record = _with_gateway(cluster, record, there)
+    start_services(cluster, record)
+    BrokerClient().judge(findings.misfits)
+    write_record(record)
+    return record
+
+
+def _with_gateway(
+    cluster: ClusterConfig, record: ClusterRecord, there: Mapping[str, Any] | None
+) -> ClusterRecord:
+    """The record with where the gateway is to listen, which the head chooses."""
+    from dataclasses import replace
+
+    from cluster.hosts.services import choose_gateway
+
+    if there is not None:
+        return replace(record, gateway_host=there["gateway_host"], gateway_port=there["gateway_port"])
+    host, port = choose_gateway(cluster.gateway, record.head_ip, GATEWAY_PORT, record.serve_port)
+    return replace(record, gateway_host=host, gateway_port=port)
+
+
+def _keep_token(name: str) -> str | None:
+    """The file with the token that this process has for Ray, for later commands; None where there is none."""
+    from cluster.ray_private import authentication_token
+
+    token = authentication_token()
+    directory = state_directory(name)
+    require_private(directory)
+    if token is None:
+        return None
+    write_private(directory / TOKEN_FILE, token)
+    return str(directory / TOKEN_FILE)
+
+
+@contextmanager
+def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
+    """Be a driver of the Ray cluster that the config names, and know its addresses.
+
+    Raises:
+        ShoalError: there is none, this machine is no node of it, or it takes another token.
+    """
+    address = cluster.address or "auto"
+    import ray
+
+    if ray.is_initialized():
+        raise ShoalError("this process is connected to a Ray cluster; disconnect it first")
+    env = {**SERVE_SETTINGS, **passed_on(cluster.env, os.environ, "cluster.env")}
+    try:
+        context = ray.init(
+            address=address,
+            namespace=NAMESPACE,
+            runtime_env={"env_vars": env},
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+        )
+    except ConnectionError as error:
+        where = (
+            "this machine is a node of none, and RAY_ADDRESS names none"
+            if address == "auto"
+            else "none answers"
+        )
+        raise ShoalError(f"there is no Ray cluster at {address}: {where} ({_first_line(error)})") from error
+    except (RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
+        raise ShoalError(f"the Ray cluster at {address} cannot be joined: {_first_line(error)}") from error
+    try:
+        gcs = str(ray.get_runtime_context().gcs_address)
+        yield {"gcs_address": gcs, "dashboard": str(context.dashboard_url)}
+    finally:
+        connection.disconnect()
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def _waiting(name: str) -> str:
+    return f"another command is starting or stopping cluster {name}; waiting for it"

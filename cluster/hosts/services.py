@@ -1,0 +1,129 @@
+"""What of Shoal runs on a Ray cluster from `up` to `down`, wherever its nodes come from."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+
+from cluster.actors import NAMESPACE
+from cluster.config.sections.cluster import ClusterConfig, GatewayConfig
+from cluster.errors import ShoalError
+from cluster.hosts.endpoints import Endpoint, choose_endpoint, own_address
+from cluster.ray_private import HEAD_RESOURCE
+from cluster.sharing.broker import start_broker
+from cluster.sharing.client import BrokerClient
+from cluster.state.record import ClusterRecord
+
+END_TIMEOUT_S = 20.0
+_LOOK_S = 0.1
+
+
+def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
+    """What whoever runs inside the cluster asks the broker for."""
+    gateway, sharing = cluster.gateway, cluster.sharing
+    return {
+        "name": record.name,
+        "cluster_id": record.cluster_id,
+        "provider": record.provider,
+        "storage": record.storage,
+        "head_ip": record.head_ip,
+        "gateway_host": record.gateway_host,
+        "gateway_port": record.gateway_port,
+        "serve_host": record.serve_host,
+        "serve_port": record.serve_port,
+        "gateway_keys": gateway.keys,
+        "gateway_options": {
+            "unknown_fields": gateway.unknown_fields,
+            "cors": gateway.cors,
+            "token_ports": gateway.token_ports,
+            "metrics_from": gateway.metrics_from,
+            "keepalive_s": gateway.keepalive_s,
+        },
+        "dashboard_url": record.dashboard_url,
+        "env": dict(record.env),
+        # Nodes that Shoal has started itself fit each other; of all others it does not know.
+        "probed": record.provider != "embedded",
+        "priority": sharing.priority,
+        "reclaim_grace_s": sharing.reclaim_grace_s,
+        "patience_s": sharing.patience_s,
+        "avoid_after": sharing.avoid_after,
+        "settle_s": sharing.settle_s,
+    }
+
+
+def start_services(cluster: ClusterConfig, record: ClusterRecord) -> None:
+    """Start them, and wait until they answer; needs a connection to the cluster.
+
+    Raises:
+        ShoalError: one did not start in time.
+    """
+    facts = facts_of(cluster, record)
+    start_broker(facts)
+    if facts["probed"]:
+        from cluster.hosts.node_keeper import start_node_keeper
+
+        start_node_keeper(record.storage)
+
+
+def broker_facts() -> dict[str, Any] | None:
+    """What `up` has told the broker of this Ray cluster; None where it has none."""
+    try:
+        return BrokerClient().info()
+    except ShoalError:
+        return None
+
+
+def choose_gateway(wanted: GatewayConfig, head_ip: str, usual_port: int, proxy_port: int) -> Endpoint:
+    """Where the gateway is to listen: asked of the head, whose address and ports they are.
+
+    Raises:
+        RequestError: the configured port is taken, or the host is not the head's.
+    """
+    choose: Any = ray.remote(num_cpus=0, resources={HEAD_RESOURCE: 0.001}, max_retries=0)(_choose_gateway)
+    try:
+        host, port = ray.get(choose.remote(wanted, head_ip, usual_port, proxy_port), timeout=END_TIMEOUT_S)
+    except ray.exceptions.RayTaskError as error:
+        if isinstance(error.cause, ShoalError):
+            raise error.cause from None
+        raise
+    return host, port
+
+
+def _choose_gateway(wanted: GatewayConfig, head_ip: str, usual_port: int, proxy_port: int) -> Endpoint:
+    own = own_address()  # Serve's proxy listens there, unless whoever starts it says otherwise
+    return choose_endpoint(
+        "gateway", wanted, head_ip if wanted.keys else own, usual_port, [(own, proxy_port)]
+    )
+
+
+def actors() -> list[Mapping[str, str]]:
+    """Ray's (name, namespace) of every actor of Shoal's that others find by its name."""
+    return [
+        each for each in ray.util.list_named_actors(all_namespaces=True) if each["namespace"] == NAMESPACE
+    ]
+
+
+def end_services() -> int:
+    """End every actor of Shoal's, and wait until none is left; returns how many there were.
+
+    Raises:
+        ShoalError: some did not end in time.
+    """
+    deadline, pause = time.monotonic() + END_TIMEOUT_S, threading.Event()
+    seen: set[str] = set()
+    while left := actors():
+        if time.monotonic() > deadline:
+            names = ", ".join(sorted(each["name"] for each in left))
+            raise ShoalError(f"these actors did not end within {END_TIMEOUT_S:.0f} s: {names}")
+        for each in left:
+            seen.add(each["name"])
+            try:
+                ray.kill(ray.get_actor(each["name"], namespace=each["namespace"]), no_restart=True)
+            except ValueError:  # it has ended
+                continue
+        pause.wait(_LOOK_S)
+    return len(seen)

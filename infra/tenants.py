@@ -1,0 +1,57 @@
+"""Ends the jobs and the apps of a cluster whose nodes stay."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from cluster.errors import ShoalError
+from cluster.files.storage import Storage
+from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
+from serve_apps.commands import end_serving
+from train_jobs.driver.submission import Submissions
+from train_jobs.records.listing import is_running, summaries
+
+STOP_TIMEOUT_S = 150.0
+_LOOK_S = 0.2
+
+
+def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:
+    """Stop every job of Shoal's, which saves before it leaves; end every app, whose requests are finished.
+
+    Nothing happens where the cluster does not answer: nothing of it can be ended.
+
+    Raises:
+        ShoalError: a job did not stop in time.
+    """
+    if head_is_silent(record) is not None:
+        return
+    connect(record)
+    try:
+        _stop_jobs(record, say)
+        end_serving(say)
+    finally:
+        disconnect()
+
+
+def _stop_jobs(record: ClusterRecord, say: Callable[[str], None]) -> None:
+    submissions, storage = Submissions(record), Storage(record.storage)
+
+    def running() -> dict[str, str]:
+        statuses = submissions.statuses()
+        return {
+            summary.job: summary.submission_id
+            for summary in summaries(storage)
+            if is_running(summary, statuses) and summary.submission_id is not None
+        }
+
+    stopped = running()
+    for job, submission in stopped.items():
+        say(f"stopping {job}")
+        submissions.stop(submission)
+    deadline, pause = time.monotonic() + STOP_TIMEOUT_S, threading.Event()
+    while left := sorted(running().keys() & stopped.keys()):
+        if time.monotonic() > deadline:
+            raise ShoalError(f"these jobs did not stop within {STOP_TIMEOUT_S:.0f} s: {', '.join(left)}")
+        pause.wait(_LOOK_S)
