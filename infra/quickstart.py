@@ -1,4 +1,4 @@
-"""The whole way through Shoal on one machine: start, train, lose a worker, publish, serve, share devices."""
+"""The whole way through Shoal: start, train, lose a worker, publish, serve, share devices."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from cluster.hosts import PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
+from infra.tenants import take_down
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
 from train_jobs.records.run_log import RunSummary
@@ -31,6 +32,8 @@ ELASTIC_JOB = "elastic-lm"
 APP = "chat"
 PROMPT = "import os\n\n\ndef "
 REQUEST_TIMEOUT_S = 60.0
+VICTIM = 1
+"""The rank that is killed."""
 CLIENTS = 8
 """Requests that the load keeps in flight: more than one replica should carry by the config's target."""
 
@@ -66,12 +69,15 @@ def require(condition: bool, otherwise: str) -> None:
         raise StepError(otherwise)
 
 
-def adapt(text: str, cluster_name: str) -> str:
+def adapt(text: str, cluster_name: str, cluster: Mapping[str, Any] | None = None) -> str:
     """The config that `shoal init` writes, changed for the tour; comments stay.
 
     Two workers' nodes, one for a replica and one for the second one under load; short training with more
     checkpoints than usual, so that little is lost. An elastic job takes two of the second node's three CPUs,
     of which the second replica needs one.
+
+    Args:
+        cluster: the section `cluster` of another file, which the tour is to run on; its paths are absolute.
     """
     import io
 
@@ -79,8 +85,12 @@ def adapt(text: str, cluster_name: str) -> str:
 
     yaml = YAML()
     document = yaml.load(text)
+    if cluster is not None:
+        sharing = {**document["cluster"]["sharing"], **cluster.get("sharing", {})}
+        document["cluster"] = {**cluster, "sharing": sharing}
+    else:
+        document["cluster"]["nodes"][1:] = [{"name": "worker-1", "cpus": 2}, {"name": "worker-2", "cpus": 3}]
     document["cluster"]["name"] = cluster_name
-    document["cluster"]["nodes"][1:] = [{"name": "worker-1", "cpus": 2}, {"name": "worker-2", "cpus": 3}]
     document["cluster"]["sharing"]["settle_s"] = 1
     job = document["train_jobs"][JOB]
     job["steps"] = 80
@@ -105,13 +115,24 @@ def adapt(text: str, cluster_name: str) -> str:
     return out.getvalue()
 
 
+class Hand:
+    """An actor on the node where a process is to be killed."""
+
+    def kill(self, pid: int) -> None:
+        os.kill(pid, signal.SIGKILL)
+
+
 class Killer(JobView):
-    """Watches a job, and kills one of its workers with SIGKILL when the job is half-way."""
+    """Watches a job, and kills one of its workers with SIGKILL when the job is half-way.
+
+    Needs a connection to the cluster: the worker may be on any of its nodes.
+    """
 
     def __init__(self, steps: int, say: Callable[[str], None]) -> None:
         super().__init__(JOB, steps)
         self.say = say
-        self.pids: list[int] = []
+        self.pid = 0
+        self._hand: Any = None
         self.killed_at: int | None = None
         self.killed_time = 0.0
         self.first_step_again_s: float | None = None
@@ -121,7 +142,10 @@ class Killer(JobView):
 
     def event(self, event: dict[str, Any], summary: RunSummary) -> None:
         if event["kind"] == "started":
-            self.pids = [rank["pid"] for rank in event["ranks"]]
+            (victim,) = [rank for rank in event["ranks"] if rank["rank"] == VICTIM]
+            self.pid = victim["pid"]
+            if self.killed_at is None:
+                self._hand = _hand_on(victim["node"])  # it starts up meanwhile
         super().event(event, summary)
 
     def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
@@ -131,8 +155,20 @@ class Killer(JobView):
         # Not just after a checkpoint: some steps should have to be run again.
         if self.killed_at is None and line["step"] >= self.steps // 2 + 5:
             self.killed_at, self.killed_time = line["step"], time.monotonic()
-            self.say(f"killing rank 1 (process {self.pids[1]}) with SIGKILL at step {line['step']}")
-            os.kill(self.pids[1], signal.SIGKILL)
+            self.say(f"killing rank {VICTIM} (process {self.pid}) with SIGKILL at step {line['step']}")
+            self._hand.kill.remote(self.pid)
+
+
+def _hand_on(node: str) -> Any:
+    """A hand on the node of this name."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from cluster.state.nodes import node_states
+
+    (node_id,) = [state.node_id for state in node_states() if state.name == node and state.alive]
+    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
+    return ray.remote(num_cpus=0)(Hand).options(scheduling_strategy=strategy).remote()
 
 
 class Quickstart:
@@ -142,14 +178,26 @@ class Quickstart:
         directory: empty; config and storage go there.
         say: takes each sentence about what happens.
         keep: leave the cluster running at the end.
+        around: a config whose `cluster` the tour is to run on, under another name and in a place of its own
+            below the storage; None for raylets of this machine.
     """
 
-    def __init__(self, directory: Path, say: Callable[[str], None], *, keep: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        say: Callable[[str], None],
+        *,
+        keep: bool = False,
+        around: LoadedConfig | None = None,
+    ) -> None:
         self.directory = directory
+        self.around = around
         self.say = say
         self.keep = keep
         self.report = QuickstartReport()
         self.config_path = directory / "shoal.yaml"
+        # Of its own: the tour must not meet a cluster that somebody uses.
+        self.name = f"quickstart-{os.getpid()}"
 
     def run(self) -> QuickstartReport:
         """All steps until one fails; the cluster is down at the end unless it is kept.
@@ -178,13 +226,13 @@ class Quickstart:
             loaded = self._write_config(step)
         with self._step("start the cluster") as step:
             record = self._up(loaded, step)
-        run = self._train(loaded, record)
-        with self._step("evaluate") as step:
-            self._check_evaluation(run, step)
-        with self._step("publish") as step:
-            self._check_model(run, step)
         connect(record)
         try:
+            run = self._train(loaded, record)
+            with self._step("evaluate") as step:
+                self._check_evaluation(run, step)
+            with self._step("publish") as step:
+                self._check_model(run, step)
             job = self._submit_elastic(loaded, record, run)  # it starts up meanwhile
             with self._step("serve") as step:
                 base_url = self._serve(loaded, step)
@@ -215,16 +263,23 @@ class Quickstart:
 
     def _write_config(self, step: TourStep) -> LoadedConfig:
         write_template(self.directory)
-        # A name of its own: the tour must not meet a cluster that somebody uses.
-        text = adapt(self.config_path.read_text(), f"quickstart-{os.getpid()}")
+        text = adapt(self.config_path.read_text(), self.name, self._cluster())
         self.config_path.write_text(text)
         step.detail = str(self.config_path)
         return load_config(self.config_path)
 
+    def _cluster(self) -> dict[str, Any] | None:
+        """The section `cluster` that the tour is to run on."""
+        if self.around is None:
+            return None
+        theirs = self.around.resolved.cluster
+        section: dict[str, Any] = theirs.model_dump(mode="json", exclude_unset=True)
+        return {**section, "storage": Storage(theirs.storage).child(self.name).location}
+
     def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
         record = PROVIDERS[cluster.provider]().up(cluster, loaded.path, self.say).record
-        step.detail = f"{len(record.nodes)} nodes; Ray dashboard at {record.dashboard_url}"
+        step.detail = f"{cluster.provider}; Ray dashboard at {record.dashboard_url}"
         return record
 
     def _down(self, step: TourStep) -> None:
@@ -234,10 +289,12 @@ class Quickstart:
         cluster = loaded.config.cluster
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         try:
-            PROVIDERS[cluster.provider]().down(cluster.name, self.say, loaded.path)
+            take_down(cluster, loaded.path, self.say)
         finally:
             signal.signal(signal.SIGINT, before)
         step.detail = "every process that was started has ended"
+        if self.around is not None and self.report.ok:
+            Storage(self.around.resolved.cluster.storage).delete_dir(self.name)
 
     # -- training ---------------------------------------------------------------------------------------
 
@@ -305,7 +362,7 @@ class Quickstart:
         require(result["model"] is not None, "nothing was published")
         loaded = load_config(self.config_path, across=False)
         version = Registry(Storage(loaded.resolved.cluster.storage)).resolve(result["model"])
-        missing = {"config.json", "model.safetensors", "tokenizer.json"} - set(os.listdir(version.path))
+        missing = {"config.json", "model.safetensors", "tokenizer.json"} - set(Storage(version.path).list())
         require(not missing, f"{version.path} lacks {', '.join(sorted(missing))}")
         step.detail = f"{result['model']} in {version.path}, a Hugging Face directory"
 

@@ -1,20 +1,36 @@
-"""Ends the jobs and the apps of a cluster whose nodes stay."""
+"""Takes a cluster down: first its jobs and apps, where its nodes stay."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
+from cluster.hosts import PROVIDERS
+from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
 from train_jobs.records.listing import is_running, summaries
 
 STOP_TIMEOUT_S = 150.0
 _LOOK_S = 0.2
+
+
+def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[str], None]) -> bool:
+    """Take a cluster down, with all that runs on it; False when there was nothing.
+
+    Raises:
+        ShoalError, RequestError: see `Provider.down`; a job did not stop in time.
+    """
+    provider = PROVIDERS[cluster.provider]()
+    record = read_record(cluster.name)
+    if record is not None and not provider.owns_nodes:
+        end_tenants(record, say)
+    return provider.down(cluster.name, say, config_path)
 
 
 def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:

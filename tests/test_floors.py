@@ -53,6 +53,7 @@ ROOMS: dict[str, list[set[str]]] = {
     "infra": [
         {"job_view", "job_logs", "rank_output", "script_log", "app_logs", "log_lines"},
         {"lab"},
+        {"tenants"},
         {"quickstart"},
         {"cli"},
     ],

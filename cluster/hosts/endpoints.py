@@ -10,6 +10,8 @@ from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError
 
 Endpoint = tuple[str, int]
+NEXT_PORTS = 20
+"""So many ports after the usual one are tried before any that is free is taken."""
 EVERY_HOST = ("0.0.0.0", "::", "")
 
 
@@ -48,7 +50,7 @@ def choose_endpoint(
         key: its section of the config, for the errors.
         wanted: what the config says.
         own_host: address to bind when the config names none.
-        usual_port: port when the config names none; a free one is taken where that is in use.
+        usual_port: port when the config names none; where that is in use the next free one is taken.
         reserved: what other clusters of ours will listen on, though perhaps not yet.
 
     Raises:
@@ -61,7 +63,10 @@ def choose_endpoint(
         return host, port
     if wanted.port is not None:
         raise RequestError(f"cluster.{key}.port: {port} on {host} {problem}; choose another or leave it out")
-    return host, free_port(host, reserved)
+    # The next one, which is easier to remember than any.
+    following = range(port + 1, min(port + NEXT_PORTS, 65535))
+    free = (each for each in following if not (_reserved(host, each, reserved) or _problem(key, host, each)))
+    return host, next(free, None) or free_port(host, reserved)
 
 
 def _reserved(host: str, port: int, reserved: Collection[Endpoint]) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 MOST_CLOCK_OFF_S = 5.0
 """Logs, certificates and signed requests to object stores are read by other machines' clocks."""
+SLOW_LOOKUP_S = 1.0
 FULL = 0.95
 """From this share of its disk on Ray starts nothing on a node (RAY_local_fs_capacity_threshold)."""
 _WORDS = {"shoal": "Shoal", "ray": "Ray", "torch": "torch"}
@@ -28,6 +29,7 @@ class Seen:
         unreached: (node, reason) of those that it cannot connect to.
         address: where Ray has it.
         ray_gpus: how many GPUs Ray hands out on it.
+        name_lookup_s: how long it took to look up what an address is called.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Seen:
     unreached: tuple[tuple[str, str], ...] = ()
     address: str = ""
     ray_gpus: float = 0.0
+    name_lookup_s: float = 0.0
 
 
 def misfits(node: Seen, head: Seen, storage: str) -> list[str]:
@@ -76,11 +79,19 @@ def _network(node: Seen, head: Seen) -> list[str]:
 
 def notes(nodes: Sequence[Seen], head: Seen) -> list[str]:
     """What people should know of the nodes though all of them can be used."""
+    found = []
     drivers = {node.facts["driver"]: node.name for node in nodes if node.facts.get("driver") is not None}
-    if len(drivers) < 2:
-        return []
-    words = ", ".join(f"{name} has {driver}" for driver, name in sorted(drivers.items()))
-    return [f"the nodes have different NVIDIA drivers: {words}"]
+    if len(drivers) > 1:
+        words = ", ".join(f"{name} has {driver}" for driver, name in sorted(drivers.items()))
+        found.append(f"the nodes have different NVIDIA drivers: {words}")
+    slow = [node for node in nodes if node.name_lookup_s > SLOW_LOOKUP_S]
+    if slow:
+        words, longest_s = ", ".join(node.name for node in slow), max(node.name_lookup_s for node in slow)
+        found.append(
+            f"looking up the name of an address takes {longest_s:.0f} s on {words}, whose DNS server does not"
+            " answer: every start of a training group waits for that"
+        )
+    return found
 
 
 def _versions(node: Seen, head: Seen) -> list[str]:

@@ -121,6 +121,8 @@ def probe(nodes: Sequence[ProbedNode], head: str, storage: str) -> Findings:
         with_shoal = [node for node, fact in facts.items() if fact["packages"]["shoal"] is not None]
         unwritable, unseen = _storage_of(talk, with_shoal, head, storage, names)
         unreached = _reach(talk, nodes, head)
+        by_id = {node.node_id: node for node in nodes}
+        lookups = talk.ask("name_lookup_s", lambda node: (by_id[node].address,))
     finally:
         talk.end()
     head_clock = clocks.get(head, 0.0)
@@ -135,6 +137,7 @@ def probe(nodes: Sequence[ProbedNode], head: str, storage: str) -> Findings:
             unreached=tuple(unreached.get(node.node_id, ())),
             address=node.address,
             ray_gpus=node.gpus,
+            name_lookup_s=lookups.get(node.node_id, 0.0),
         )
         for node in nodes
     }

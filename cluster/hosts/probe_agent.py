@@ -46,6 +46,13 @@ class ProbeAgent:
             "driver": driver,
         }
 
+    def name_lookup_s(self, address: str) -> float:
+        """How long it takes to say what an address is called, or that nobody knows."""
+        began = time.monotonic()
+        with suppress(OSError):
+            socket.getnameinfo((_mapped(address), 0), 0)
+        return time.monotonic() - began
+
     def clock(self) -> float:
         """Unix time."""
         return time.time()
@@ -105,6 +112,11 @@ class ProbeAgent:
             except OSError as error:
                 found.append(error.strerror or str(error))
         return found
+
+
+def _mapped(address: str) -> str:
+    """As torch's stores have it, which listen on IPv6 and ask for the name of everybody who connects."""
+    return address if ":" in address else f"::ffff:{address}"
 
 
 def _version(name: str) -> str | None:

@@ -66,6 +66,11 @@ def node_names() -> dict[str, str]:
     return {row["NodeID"]: name_of(row, rows) for row in rows}
 
 
+def node_name(node_id: str) -> str:
+    """What to call the node of this id; its id where Ray does not know it."""
+    return node_names().get(node_id, node_id)
+
+
 def name_of(row: Mapping[str, Any], rows: Collection[Mapping[str, Any]] = ()) -> str:
     """What to call a node of Ray's list: as whoever started it said, else as its host calls itself.
 

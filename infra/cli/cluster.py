@@ -69,18 +69,11 @@ def _start_serve(record: ClusterRecord) -> None:
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Stop every process of the cluster."""
-    from cluster.hosts import PROVIDERS
-    from cluster.state.record import read_record
+    from infra.tenants import take_down
 
     loaded = load(file, settings, across=False)
     cluster = loaded.config.cluster
-    provider = PROVIDERS[cluster.provider]()
-    record = read_record(cluster.name)
-    if record is not None and not provider.owns_nodes:
-        from infra.tenants import end_tenants
-
-        end_tenants(record, say)
-    stopped = provider.down(cluster.name, say, loaded.path)
+    stopped = take_down(cluster, loaded.path, say)
     if as_json:
         print_json({"name": cluster.name, "stopped": stopped})
     else:

@@ -1,4 +1,4 @@
-"""`shoal quickstart`: all of it, on this machine, in minutes."""
+"""`shoal quickstart`: all of it in minutes, on this machine or on a cluster of yours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from infra.cli.common import JsonOption, interrupt_at_sigterm, print_json, say
+from infra.cli.common import JsonOption, interrupt_at_sigterm, load, print_json, say
 
 if TYPE_CHECKING:
     from infra.quickstart import QuickstartReport
@@ -31,11 +31,23 @@ def quickstart(
         ),
     ] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Leave the cluster and the files there.")] = False,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            "--file",
+            "-f",
+            metavar="FILE",
+            help="A config on whose `cluster` the tour is to run. Default: a cluster of this machine.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a cluster, train, kill a worker, publish, serve, share devices, and say what was measured."""
     from cluster.errors import RequestError
     from infra.quickstart import Quickstart
+
+    around = None if file is None else load(file, across=False)
 
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RequestError(f"{directory} is not an empty directory; quickstart writes its files there")
@@ -49,7 +61,7 @@ def quickstart(
         interrupt_at_sigterm()
         # Ray tells whoever has deployed an app, on standard output, of every process that is ended later.
         with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
-            report = Quickstart(directory.resolve(), say, keep=keep).run()
+            report = Quickstart(directory.resolve(), say, keep=keep, around=around).run()
         if not report.ok:
             stack.pop_all()  # its logs say what went wrong
             say(f"its jobs, logs and events are in {directory.resolve()}")

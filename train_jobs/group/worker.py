@@ -22,7 +22,7 @@ from cluster.actors.named_actor import NamedActor
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
 from cluster.node.agent import ProcessEnd
-from cluster.state.nodes import NODE_LABEL
+from cluster.state.nodes import node_name
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View
 from train_jobs.errors import RankError
@@ -180,7 +180,7 @@ class RankWorker:
             spec=self.spec,
             place=self._place,
             host=ray.util.get_node_ip_address(),
-            node=context.get_node_labels().get(NODE_LABEL, context.get_node_id()),
+            node=node_name(context.get_node_id()),
             device=self._device,
             environment={} if visible is None else {_VISIBLE: visible},
             heart=self._heart,

@@ -59,7 +59,7 @@ class EndpointConfig(Section):
     """Address to bind. Default: the cluster's own loopback address, reachable from this machine only; with
     `existing`, the gateway's is that of the head where it has keys, and the head's loopback where not."""
     port: int | None = Field(default=None, ge=1, le=65535)
-    """Port to bind. Default: the usual one, or a free one where that is taken."""
+    """Port to bind. Default: the usual one, or the next free one where that is taken."""
 
 
 def _ports(value: object) -> str:

@@ -117,7 +117,7 @@ class Network:
         _ip("-n", name, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
         for interface in ("eth0", "lo"):
             _ip("-n", name, "link", "set", interface, "up")
-        # Nothing goes further than the machine; but a host without one does not know which address is its own.
+        # Nothing goes further than the machine; but without one a host cannot tell which address is its own.
         _ip("-n", name, "route", "add", "default", "via", self.address(0))
 
 
