@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+_ALIVE = 0
+"""Of GcsNodeInfo.GcsNodeState, in Ray's protocol."""
 HEAD_RESOURCE = "node:__internal_head__"
 """The resource that the head has, and no other node."""
 
@@ -42,6 +46,38 @@ def authentication_token() -> str | None:
     if get_authentication_mode() != AuthenticationMode.TOKEN:
         return None
     return str(AuthenticationTokenLoader.instance().get_raw_token()) or None
+
+
+def address_here() -> str | None:
+    """HOST:PORT of the Ray cluster that RAY_ADDRESS names, or that this machine is a node of; None where
+    there is none. `ray.init(address="auto")` looks in the same way, and tells nobody before it has joined."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    try:
+        return str(canonicalize_bootstrap_address("auto"))
+    except ConnectionError:
+        return None
+
+
+def addresses_of_nodes(address: str, timeout_s: float) -> set[str]:
+    """The addresses of all nodes that are alive, asked without joining, which only a node's machine can.
+
+    Args:
+        address: HOST:PORT of Ray's control store, which answers.
+
+    Raises:
+        ray.exceptions.AuthenticationError: it asks for a token, or for another.
+        ray.exceptions.RayError, RuntimeError: it does not say.
+    """
+    from ray._raylet import AuthenticationTokenLoader, GcsClient  # type: ignore[attr-defined]
+
+    if "RAY_AUTH_MODE" not in os.environ and AuthenticationTokenLoader.instance().has_token(
+        ignore_auth_mode=True
+    ):
+        os.environ["RAY_AUTH_MODE"] = "token"  # `ray.init` takes a token for a reason to use it, too
+        read_credentials_again()
+    nodes = GcsClient(address=address).get_all_node_info(timeout=timeout_s)
+    return {str(node.node_manager_address) for node in nodes.values() if node.state == _ALIVE}
 
 
 def read_credentials_again() -> None:

@@ -123,6 +123,12 @@ class NamedActor:
                             raise
                         await asyncio.sleep(LOOK_EVERY_S)
 
+    def end(self) -> None:
+        """End whoever has the name now, for good; nothing happens where nobody has it."""
+        with suppress(NoActorError):
+            ray.kill(self.find(), no_restart=True)
+        self._handle = None
+
     def forget(self, handle: Any) -> None:
         """Look the name up again at the next call, unless that has been done since."""
         if self._handle is handle:

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from cluster.config.reading.overrides import SETTING_FILE, apply_overrides, no_s
 from cluster.config.reading.positions import KeyPath, Position, YamlDocument, shorten
 from cluster.config.reading.sentences import intended, mistake_at, translate
 from cluster.config.reading.yaml_reader import read_yaml
-from cluster.config.sections.cluster import ClusterConfig
+from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import ConfigError, Mistake
@@ -33,6 +33,8 @@ RUN_FILE = "config.yaml"
 """In a run's directory, with the job as it was resolved."""
 FILE_VARIABLE = "SHOAL_CONFIG"
 MAX_BYTES = 1024 * 1024
+AskNodes = Callable[[ClusterConfig], tuple[NodeConfig, ...] | None]
+"""Says which nodes a cluster has now; None where nobody knows."""
 _TABLES = ("train_jobs", "serve_apps")
 
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
@@ -87,6 +89,7 @@ def load_config(
     *,
     across: bool = True,
     others: bool = True,
+    ask_nodes: AskNodes | None = None,
 ) -> LoadedConfig:
     """Read and check the config file with the `--set` overrides laid over it.
 
@@ -94,6 +97,8 @@ def load_config(
     with a section of the file. `across=False` leaves out what is checked across sections and against this
     machine's files: whether jobs and apps fit the nodes, whether paths and models are there. `others=False`
     leaves out what is wrong with other jobs and apps than that of `scope`, which are nobody's business then.
+    `ask_nodes` says which nodes a cluster has that somebody else starts; without it jobs and apps are checked
+    against those of the file, if it names any.
 
     Raises:
         ConfigError: with every mistake, in the order of the file, those of `overrides` last.
@@ -105,7 +110,7 @@ def load_config(
         scope_path = _scope(document, scope)
     document = apply_overrides(document, overrides, scope_path)
     absolute = Path(os.path.abspath(path))
-    config, mistakes, _ = _validate(document, absolute.parent, across)
+    config, mistakes, _ = _validate(document, absolute.parent, across, ask_nodes=ask_nodes)
     if not others and scope is not None:
         entries = {f"{table}.{name}" for table in _TABLES for name in getattr(config, table)}
         mistakes = [each for each in mistakes if _entry_of(each.path, entries) in (None, scope)]
@@ -269,7 +274,11 @@ def _scope(document: YamlDocument, scope: str) -> KeyPath:
 
 
 def _validate(
-    document: YamlDocument, base: Path, across: bool, cluster: ClusterConfig | None = None
+    document: YamlDocument,
+    base: Path,
+    across: bool,
+    cluster: ClusterConfig | None = None,
+    ask_nodes: AskNodes | None = None,
 ) -> tuple[ShoalConfig, list[Mistake], bool]:
     """The config, with defaults where values are wrong in themselves; every mistake; whether none is.
 
@@ -293,7 +302,9 @@ def _validate(
         sound = _sound_part(data)
     checked = sound if cluster is None else sound.model_copy(update={"cluster": cluster})
     if across:
-        mistakes += find_mistakes(resolve_paths(checked, base), document, base, broken)
+        asked = ask_nodes is not None and checked.cluster.provider != "embedded"
+        kinds = ask_nodes(checked.cluster) if asked and ask_nodes is not None else None
+        mistakes += find_mistakes(resolve_paths(checked, base), document, base, broken, kinds)
     return sound, mistakes, not broken
 
 

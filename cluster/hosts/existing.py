@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import os
 import uuid
@@ -9,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from cluster.actors import NAMESPACE
 from cluster.config.sections.cluster import ClusterConfig
@@ -31,7 +34,7 @@ SERVE_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
 }
-_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+_ASK_S = 10.0
 
 
 class ExistingProvider:
@@ -160,6 +163,53 @@ def _keep_token(name: str) -> str | None:
     return str(directory / TOKEN_FILE)
 
 
+def _address(wanted: str | None) -> str:
+    """HOST:PORT of the Ray cluster that the config means.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    from cluster.ray_private import address_here
+
+    address = address_here() if wanted in (None, "auto") else wanted
+    if address is None:
+        raise ShoalError(
+            "there is no Ray cluster here: this machine is a node of none (`ray start`), and neither"
+            " cluster.address nor RAY_ADDRESS names one"
+        )
+    if not answers(address):
+        raise ShoalError(f"no Ray cluster answers at {address}")
+    return address
+
+
+def _require_node(address: str) -> None:
+    """See that this machine can join the cluster at this address, before Ray tries that for minutes.
+
+    Raises:
+        ShoalError: it is no node of it, or has not its token.
+    """
+    import ray
+
+    from cluster.ray_private import addresses_of_nodes
+
+    try:
+        theirs = addresses_of_nodes(address, _ASK_S)
+    except ray.exceptions.AuthenticationError as error:
+        raise ShoalError(
+            f"the Ray cluster at {address} asks for its token: it is missing or another in RAY_AUTH_TOKEN, in"
+            " the file that RAY_AUTH_TOKEN_PATH names, and in ~/.ray/auth_token"
+        ) from error
+    except (RuntimeError, ray.exceptions.RayError) as error:
+        raise ShoalError(f"the Ray cluster at {address} cannot be asked: {_first_line(error)}") from error
+    ours = {end.address for ends in psutil.net_if_addrs().values() for end in ends}
+    # The whole of the loopback network is this machine's, though it has but one address of it.
+    if not any(each in ours or ipaddress.ip_address(each).is_loopback for each in theirs):
+        raise ShoalError(
+            f"this machine is no node of the Ray cluster at {address}, whose nodes are at"
+            f" {', '.join(sorted(theirs)[:8])}: run the command on one of them"
+        )
+
+
 @contextmanager
 def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
     """Be a driver of the Ray cluster that the config names, and know its addresses.
@@ -167,11 +217,12 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
     Raises:
         ShoalError: there is none, this machine is no node of it, or it takes another token.
     """
-    address = cluster.address or "auto"
     import ray
 
     if ray.is_initialized():
         raise ShoalError("this process is connected to a Ray cluster; disconnect it first")
+    address = _address(cluster.address)
+    _require_node(address)
     env = {**SERVE_SETTINGS, **passed_on(cluster.env, os.environ, "cluster.env")}
     try:
         context = ray.init(
@@ -181,14 +232,7 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except ConnectionError as error:
-        where = (
-            "this machine is a node of none, and RAY_ADDRESS names none"
-            if address == "auto"
-            else "none answers"
-        )
-        raise ShoalError(f"there is no Ray cluster at {address}: {where} ({_first_line(error)})") from error
-    except (RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
+    except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ShoalError(f"the Ray cluster at {address} cannot be joined: {_first_line(error)}") from error
     try:
         gcs = str(ray.get_runtime_context().gcs_address)

@@ -77,7 +77,7 @@ def _network(node: Seen, head: Seen) -> list[str]:
     ]
 
 
-def notes(nodes: Sequence[Seen], head: Seen) -> list[str]:
+def notes(nodes: Sequence[Seen]) -> list[str]:
     """What people should know of the nodes though all of them can be used."""
     found = []
     drivers = {node.facts["driver"]: node.name for node in nodes if node.facts.get("driver") is not None}

@@ -145,7 +145,7 @@ def probe(nodes: Sequence[ProbedNode], head: str, storage: str) -> Findings:
         return Findings({node: misfits(seen[head], seen[head], storage) for node in seen}, [], seen)
     return Findings(
         {node: misfits(each, seen[head], storage) for node, each in seen.items()},
-        notes(list(seen.values()), seen[head]),
+        notes(list(seen.values())),
         seen,
     )
 

@@ -69,7 +69,7 @@ class ProbeAgent:
             place = Storage(storage)
             local = place.local_path()
             if local is not None and not make and not local.is_dir():
-                return f"there is no {local}"
+                return "there is no such directory on it; is it mounted there?"
             place.write_bytes(name, b"seen")
         except Exception as error:  # noqa: BLE001  (whatever it is, the node does not do)
             return str(error).splitlines()[0] if str(error) else type(error).__name__

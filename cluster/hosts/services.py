@@ -10,6 +10,7 @@ from typing import Any
 import ray
 
 from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig, GatewayConfig
 from cluster.errors import ShoalError
 from cluster.hosts.endpoints import Endpoint, choose_endpoint, own_address
@@ -121,9 +122,6 @@ def end_services() -> int:
             raise ShoalError(f"these actors did not end within {END_TIMEOUT_S:.0f} s: {names}")
         for each in left:
             seen.add(each["name"])
-            try:
-                ray.kill(ray.get_actor(each["name"], namespace=each["namespace"]), no_restart=True)
-            except ValueError:  # it has ended
-                continue
+            NamedActor(each["name"], each["namespace"]).end()
         pause.wait(_LOOK_S)
     return len(seen)

@@ -21,7 +21,7 @@ from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
 from cluster.sharing.listening_clock import ListeningClock
 from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report, remembered
 from cluster.state.health import silent
-from cluster.state.nodes import ACCELERATOR_LABEL, name_of
+from cluster.state.nodes import accelerator_of, name_of
 
 BROKER_NAME = "shoal-broker"
 NODES_EVERY_S = 1.0
@@ -31,8 +31,6 @@ SUSPECTS_EVERY_S = 5.0
 ANSWER_TIMEOUT_S = 2.0
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
-RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
-"""Ray's own, on nodes that it found an accelerator on; ours is the config's word."""
 
 
 class Broker:
@@ -259,11 +257,6 @@ def grantable_nodes() -> list[Node]:
         for row in rows
         if row["Alive"]
     ]
-
-
-def accelerator_of(labels: Mapping[str, str]) -> str | None:
-    """The kind of a node's accelerators, by its labels."""
-    return labels.get(ACCELERATOR_LABEL) or labels.get(RAY_ACCELERATOR_LABEL) or None
 
 
 def start_broker(info: Mapping[str, Any]) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cluster.config.sections.cluster import NodeConfig
 from cluster.ray_private import HEAD_RESOURCE, available_resources_by_node
 
 NODE_LABEL = "shoal.io/node"
 ACCELERATOR_LABEL = "shoal.io/accelerator"
+RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
+"""Ray's own, on nodes that it found an accelerator on; ours is the config's word."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +25,17 @@ class NodeState:
     head: bool
     resources: dict[str, float]
     used: dict[str, float]
+    accelerator: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def node_states() -> list[NodeState]:
-    """Every node of the cluster this process is connected to, dead ones too; the head first, then by name."""
+    """Every node of the cluster this process is connected to; the head first, then by name.
+
+    Dead ones too, but for those whose name another has by now: a host that was started again.
+    """
     import ray
 
     free = available_resources_by_node()
@@ -46,9 +53,33 @@ def node_states() -> list[NodeState]:
                 head=HEAD_RESOURCE in row["Resources"],
                 resources=has,
                 used={key: round(total - left.get(key, 0.0), 4) for key, total in has.items()},
+                accelerator=accelerator_of(row.get("Labels", {})),
             )
         )
+    alive = {state.name for state in states if state.alive}
+    states = [state for state in states if state.alive or state.name not in alive]
     return sorted(states, key=lambda state: (not state.head, state.name))
+
+
+def kinds_of(states: Iterable[NodeState]) -> tuple[NodeConfig, ...]:
+    """Those that are alive, as the config would name them."""
+    return tuple(
+        # A host may be called what no config could name.
+        NodeConfig.model_construct(
+            name=state.name,
+            count=1,
+            cpus=int(state.resources.get("CPU", 0)),
+            gpus=int(state.resources.get("GPU", 0)),
+            accelerator=state.accelerator,
+        )
+        for state in states
+        if state.alive
+    )
+
+
+def accelerator_of(labels: Mapping[str, str]) -> str | None:
+    """The kind of a node's accelerators, by its labels."""
+    return labels.get(ACCELERATOR_LABEL) or labels.get(RAY_ACCELERATOR_LABEL) or None
 
 
 def alive_nodes() -> set[str]:

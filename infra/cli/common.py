@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from cluster.config.loader import LoadedConfig
+    from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 
 FileOption = Annotated[
     str | None,
@@ -48,19 +49,45 @@ INTERRUPTED = 130
 
 
 def load(
-    file: str | None, overrides: Sequence[str] | None = None, scope: str | None = None, *, across: bool = True
+    file: str | None,
+    overrides: Sequence[str] | None = None,
+    scope: str | None = None,
+    *,
+    across: bool = True,
+    offline: bool = False,
 ) -> LoadedConfig:
     """Find and load the config, as every command does.
 
     `scope` is `train_jobs.NAME` or `serve_apps.NAME` for commands about one of them; `across=False` is for
-    commands that must work although jobs or apps of the file do not fit (status, down, …).
+    commands that must work although jobs or apps of the file do not fit (status, down, …). Where somebody
+    else starts the nodes, jobs and apps are checked against those that are there, unless `offline`.
 
     Raises:
         ConfigError: with every mistake of the file and the overrides.
     """
     from cluster.config.loader import find_config, load_config
 
-    return load_config(find_config(file), overrides or (), scope, across=across)
+    ask = None if offline else _nodes_there
+    return load_config(find_config(file), overrides or (), scope, across=across, ask_nodes=ask)
+
+
+def _nodes_there(cluster: ClusterConfig) -> tuple[NodeConfig, ...] | None:
+    """The nodes of a cluster that is up, by what Ray hands out there; None of one that is not."""
+    from cluster.state.connection import connect, disconnect, head_is_silent
+    from cluster.state.record import read_record
+
+    record = read_record(cluster.name)
+    if record is None or head_is_silent(record) is not None:
+        return None
+    connect(record)
+    try:
+        from cluster.sharing.client import BrokerClient
+        from cluster.state.nodes import kinds_of, node_states
+
+        misfits = BrokerClient().misfits()
+        return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
+    finally:
+        disconnect()
 
 
 def print_json(document: Any) -> None:

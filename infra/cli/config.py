@@ -48,10 +48,18 @@ def init(
         typer.echo(f"wrote {path}")
 
 
-def validate(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
+def validate(
+    file: FileOption = None,
+    settings: SetOption = None,
+    offline: Annotated[
+        bool,
+        typer.Option("--offline", help="Do not ask the cluster which nodes it has: the file alone counts."),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
     """List every mistake of the config file, with its place."""
     try:
-        loaded = load(file, settings)
+        loaded = load(file, settings, offline=offline)
         packages = _packages(loaded)
     except ConfigError as error:
         if not as_json:
@@ -101,9 +109,9 @@ def schema() -> None:
 
 def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
-    nodes = config.cluster.nodes
+    nodes = config.cluster.known_nodes
     counts = (
-        counted(sum(kind.count for kind in nodes), "node"),
+        counted(sum(kind.count for kind in nodes), "node") if nodes else "nodes of others",
         counted(len(config.train_jobs), "job"),
         counted(len(config.serve_apps), "app") + _engines(config.serve_apps),
     )

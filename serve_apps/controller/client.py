@@ -75,7 +75,7 @@ class ControllerClient:
 
     def end(self) -> None:
         """End the controller; what it has started goes on."""
-        ray.kill(self._actor.find())
+        self._actor.end()
 
     def _call(self, method: str, *arguments: Any, once: bool = False) -> Any:
         try:

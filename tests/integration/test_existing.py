@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 
@@ -18,6 +18,33 @@ from tests.lans import SHARE, Workplace, needs_hosts, workplace
 pytestmark = [needs_hosts, pytest.mark.timeout(600)]
 
 STORAGE = f"{SHARE}/shoal"
+QUICK_TO_SEE = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
+"""Of Ray: a silent node is dead after a few seconds, and not after a minute."""
+ASK = """
+import json, sys, time, httpx
+body = {"model": "chat", "prompt": "import os", "max_tokens": 8, "temperature": 0}
+while True:
+    began = time.time()
+    try:
+        said = httpx.post(f"{sys.argv[1]}/completions", json=body, timeout=20).status_code
+    except httpx.HTTPError as error:
+        said = type(error).__name__
+    print(json.dumps({"began": began, "ended": time.time(), "said": said}), flush=True)
+    time.sleep(0.2)
+"""
+"""Asks an app one thing after another, and prints what came of each."""
+STRANGER = """
+import json, ray
+ray.init(address="auto", namespace="theirs", log_to_driver=False)
+class Stranger:
+    def answer(self):
+        return "here"
+made = ray.remote(num_cpus=0)(Stranger)
+actor = made.options(name="stranger", lifetime="detached", get_if_exists=True).remote()
+print(ray.get(actor.answer.remote()))
+print(json.dumps([each["namespace"] for each in ray.util.list_named_actors(all_namespaces=True)]))
+"""
+"""Finds an actor of somebody else's, or makes it; prints the namespaces of all actors."""
 CONFIG = "/root/shoal.yaml"
 TOUR = "/root/tour"
 WAIT_S = 150.0
@@ -25,10 +52,14 @@ WAIT_S = 150.0
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
-    """Ray on three hosts: a head without CPUs, and two others of two and three."""
-    with workplace(tmp_path_factory.mktemp("lab"), ["head", "gpu-1", "gpu-2"]) as lab:
+    """Ray on four hosts: a head without CPUs, two others of two and three, and one without the shared
+    directory."""
+    names = ["head", "gpu-1", "gpu-2", "odd"]
+    with workplace(tmp_path_factory.mktemp("lab"), names, QUICK_TO_SEE) as lab:
+        odd = lab.lan.host("odd")
+        assert odd.run("sh", "-c", f"umount {SHARE} && mkdir {STORAGE}").returncode == 0
         lab.start_ray(lab.head, "--num-cpus=0")
-        for host, cpus in zip(lab.lan.hosts[1:], (2, 3), strict=True):
+        for host, cpus in zip(lab.lan.hosts[1:], (2, 3, 2), strict=True):
             lab.start_ray(host, f"--num-cpus={cpus}")
         cluster = {"name": "lab", "provider": "existing", "storage": STORAGE}
         lab.head.file(CONFIG).write_text(yaml.safe_dump({"cluster": cluster}))
@@ -41,6 +72,7 @@ def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
     while not condition():
         assert time.monotonic() - began < WAIT_S, otherwise
         threading.Event().wait(0.2)
+    print(f"{otherwise}: no, it took {time.monotonic() - began:.1f} s")
     return time.monotonic() - began
 
 
@@ -51,6 +83,31 @@ def tour(lab: Workplace) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     return report
+
+
+def test_a_node_that_does_not_fit_is_told_and_not_used(lab: Workplace, tour: dict[str, Any]) -> None:
+    assert tour["ok"]
+    config = f"{TOUR}/shoal.yaml"
+    (odd,) = [row for row in lab.document("status", "-f", config)["nodes"] if row["misfits"]]
+    assert odd["name"] == "odd"
+    (sentence,) = odd["misfits"]
+    assert sentence.startswith(
+        "node odd does not see the files that head wrote under /data/shoal/quickstart-"
+    )
+    assert f"{sentence}; it is not used" in lab.shoal("status", "-f", config).stdout
+    runs = (lab.share / "shoal").glob("*/jobs/*/events.jsonl")
+    started = [json.loads(line) for run in runs for line in run.read_text().splitlines()]
+    used = {rank["node"] for event in started if event["kind"] == "started" for rank in event["ranks"]}
+    assert used == {"gpu-1", "gpu-2"}
+
+
+def test_jobs_are_checked_against_the_nodes_that_are_there(lab: Workplace, tour: dict[str, Any]) -> None:
+    assert tour["ok"]
+    asked = ("validate", "-f", f"{TOUR}/shoal.yaml", "--set", "train_jobs.stdlib-lm.workers.min=6")
+    done = lab.shoal(*asked)
+    assert done.returncode == 2
+    assert "gpu-1 (2 CPUs), gpu-2 (3 CPUs)" in done.stderr
+    assert lab.shoal(*asked, "--offline").returncode == 0
 
 
 def test_the_whole_way_through_shoal(tour: dict[str, Any]) -> None:
@@ -67,3 +124,97 @@ def test_the_whole_way_through_shoal(tour: dict[str, Any]) -> None:
     }
     shared = tour["steps"][-1]["detail"]
     assert "steps lost, none of" in shared
+
+
+class Asking:
+    """Somebody who asks the app, on the head."""
+
+    def __init__(self, lab: Workplace, log: Path) -> None:
+        environment = dict(
+            line.removeprefix("export ").split("=", 1)
+            for line in lab.shoal("env", "-f", f"{TOUR}/shoal.yaml").stdout.splitlines()
+        )
+        self._log = log
+        with log.open("w") as output:
+            ask = [sys.executable, "-c", ASK, environment["SHOAL_BASE_URL"]]
+            self._process = lab.head.start(*ask, environment=lab.variables, output=output)
+
+    def said(self, since: float = 0.0) -> list[Any]:
+        """What came of what was asked since then (Unix time)."""
+        answers = [json.loads(line) for line in self._log.read_text().splitlines()]
+        return [answer["said"] for answer in answers if answer["began"] >= since]
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def asking(lab: Workplace, tour: dict[str, Any], tmp_path: Path) -> Iterator[Asking]:
+    """Needs the tour's app."""
+    assert tour["ok"]
+    asking = Asking(lab, tmp_path / "asked")
+    yield asking
+    asking.end()
+
+
+def nodes(lab: Workplace) -> dict[str, bool]:
+    """Which nodes are alive, as `shoal status` says it."""
+    return {row["name"]: row["alive"] for row in lab.document("status", "-f", f"{TOUR}/shoal.yaml")["nodes"]}
+
+
+def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
+    """The host of the app's one replica, and then that of one of a job's two groups."""
+    config = f"{TOUR}/shoal.yaml"
+    job = lab.document("train", "elastic-lm", "--detach", "-f", config)["job"]
+    (run,) = lab.share.glob(f"shoal/*/jobs/{job}")
+    victim = lab.lan.host("gpu-1")
+
+    def events(kind: str) -> list[dict[str, Any]]:
+        told = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        return [event for event in told if event["kind"] == kind]
+
+    def steps() -> list[int]:
+        log = run / "metrics.jsonl"
+        return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
+
+    wait_for(lambda: len(steps()) > 20, "the job does no steps")
+    assert set(asking.said()) == {200}
+
+    cut = time.time()
+    victim.cut_power()
+    back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
+    done = len(steps())
+    wait_for(lambda: len(steps()) > done + 20, "the job does not go on")
+    assert nodes(lab) == {"head": True, "gpu-1": False, "gpu-2": True, "odd": True}
+    print(f"the app answered again {back_s:.1f} s after its host had lost its power")
+
+    victim.boot()
+    lab.start_ray(victim, "--num-cpus=2")
+    wait_for(lambda: events("resized")[-1]["joined"], "the host that is back is not used")
+    assert events("started")[-1]["ranks"][0]["node"] == "gpu-1"
+    assert nodes(lab) == {"head": True, "gpu-1": True, "gpu-2": True, "odd": True}
+
+    cut, before = time.time(), len(events("resized"))
+    victim.cut_power()
+    wait_for(lambda: len(events("resized")) > before, "nobody notices that a group is lost")
+    assert events("resized")[-1]["lost"] != []
+    done = len(steps())
+    wait_for(lambda: len(steps()) > done + 20, "the job does not go on without it")
+    assert set(asking.said(cut)) == {200}
+    lab.shoal("stop", job, "-f", config)
+    logged = steps()
+    assert logged == list(range(1, len(logged) + 1)), "a step was lost, or done twice"
+
+
+def test_down_ends_what_is_shoals_and_nothing_else(lab: Workplace, tour: dict[str, Any]) -> None:
+    assert tour["ok"]
+    assert lab.python(STRANGER).startswith("here\n")
+    done = lab.shoal("down", "-f", f"{TOUR}/shoal.yaml")
+    assert done.returncode == 0, done.stderr
+    answer, namespaces = lab.python(STRANGER).splitlines()
+    assert answer == "here"
+    # (Ray Train leaves an actor of its own, which everybody's runs share.)
+    assert not {"shoal", "serve"} & set(json.loads(namespaces))
+    assert not lab.head.file("/root/.local/state/shoal").exists()
+    assert lab.shoal("status", "-f", f"{TOUR}/shoal.yaml").returncode == 1

@@ -13,7 +13,7 @@ from cluster.config.checks.ground import Ground, MistakeReport, local_path
 from cluster.config.checks.job_checks import check_job
 from cluster.config.reading.api_keys import load_keys
 from cluster.config.reading.positions import KeyPath, YamlDocument
-from cluster.config.sections.cluster import ClusterConfig, EndpointConfig
+from cluster.config.sections.cluster import ClusterConfig, EndpointConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import Mistake, RequestError
 
@@ -22,20 +22,26 @@ _NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy":
 
 
 def find_mistakes(
-    config: ShoalConfig, document: YamlDocument, base: Path, broken: Collection[KeyPath] = ()
+    config: ShoalConfig,
+    document: YamlDocument,
+    base: Path,
+    broken: Collection[KeyPath] = (),
+    kinds: tuple[NodeConfig, ...] | None = None,
 ) -> list[Mistake]:
     """Every mistake that only shows when sections are seen together, with its place in the file.
 
     `config` has its paths made absolute from `base` (see `resolve_paths`). `broken` are the key paths whose
     values were wrong in themselves, with defaults in their stead: nothing is said that follows from those.
+    `kinds` are the nodes that are there, where others than the file say so.
     """
     mistakes: list[Mistake] = []
     report = MistakeReport(document, broken, mistakes)
-    ground = Ground(config.cluster.nodes, base)
+    ground = Ground(config.cluster.known_nodes if kinds is None else kinds, base)
     cluster = report.inside("cluster")
     _check_provider(config.cluster, cluster)
     _check_nodes(config.cluster, cluster)
-    _check_storage(config.cluster, cluster)
+    if config.cluster.provider == "embedded":  # of other nodes' disks this one knows nothing
+        _check_storage(config.cluster, cluster)
     _check_endpoints(config.cluster, cluster)
     for name, job in config.train_jobs.items():
         own = report.inside("train_jobs", name)

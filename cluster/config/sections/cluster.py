@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
@@ -146,14 +146,6 @@ Nodes = Annotated[
 ]
 
 
-EMBEDDED_NODES = (NodeConfig(name="head", cpus=0), NodeConfig(name="worker", count=2, cpus=2))
-
-
-def _usual_nodes(before: dict[str, Any]) -> tuple[NodeConfig, ...]:
-    """Those of a config that names none; `before` holds the keys above."""
-    return EMBEDDED_NODES if before.get("provider", "embedded") == "embedded" else ()
-
-
 def _ray_address(value: str) -> str:
     if value == "auto" or re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/\[\]]+):\d{1,5}", value) is not None:
         return value
@@ -171,9 +163,12 @@ class ClusterConfig(Section):
     address: Annotated[str, AfterValidator(_ray_address)] | None = None
     """With `existing`: Ray's address of the cluster (HOST:PORT of its control store), or `auto`: the one that
     this machine is a node of, or that RAY_ADDRESS names. Default: auto."""
-    nodes: Nodes = Field(default_factory=_usual_nodes)
-    """The nodes; the first is the head. Default: a head without CPUs and two workers of two. With `existing`
-    they are what Ray says: what stands here is what `validate --offline` checks against."""
+    nodes: Nodes = (
+        NodeConfig(name="head", cpus=0),
+        NodeConfig(name="worker", count=2, cpus=2),
+    )
+    """The nodes; the first is the head. With `existing` they are what Ray says: what stands here is only what
+    the file is checked against."""
     storage: str = Field(default="./shoal-storage", min_length=1)
     """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
     env: dict[VariableName, Argument | None] = Field(default={})
@@ -187,6 +182,12 @@ class ClusterConfig(Section):
     """The Ray dashboard and job API (usual port 8265)."""
     serve_proxy: ServeProxyConfig = ServeProxyConfig()
     """Ray Serve's own HTTP proxy, for Serve applications that are not Shoal's (usual port 8000)."""
+
+    @property
+    def known_nodes(self) -> tuple[NodeConfig, ...]:
+        """The nodes that jobs and apps are checked against; none where the file does not say them."""
+        named = self.provider == "embedded" or "nodes" in self.model_fields_set
+        return self.nodes if named else ()
 
     def node_shapes(self) -> list[tuple[str, NodeConfig]]:
         """Every single node as (name, its kind), the head first."""

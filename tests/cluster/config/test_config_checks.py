@@ -590,3 +590,27 @@ def test_a_script_that_cannot_run_is_told_before_anything_starts(
     (tmp_path / "outside.py").write_text("")
     text = f"train_jobs: {{j: {{task: script, script: {script}}}}}\n"
     check(folder, text, script, "train_jobs.j.script", words)
+
+
+def test_nodes_that_others_start_are_not_known_to_the_file(tmp_path: Path) -> None:
+    job = "train_jobs: {j: {workers: {min: 500, max: 500}, batch: {global: 4000}, accelerator: H100-SXM}}\n"
+    assert load(tmp_path, f"cluster: {{provider: existing}}\n{job}").cluster.known_nodes == ()
+    listed = f"cluster: {{provider: existing, nodes: [{{name: a, cpus: 4}}]}}\n{job}"
+    assert "no entry of cluster.nodes has an `accelerator`" in mistakes(tmp_path, listed)[0].message
+
+
+def test_what_is_of_one_provider_alone(tmp_path: Path) -> None:
+    check(
+        tmp_path,
+        "cluster: {address: 'auto'}\n",
+        "'auto'",
+        "cluster.address",
+        "is for `provider: existing`",
+    )
+    (found,) = mistakes(tmp_path, "cluster: {provider: existing, dashboard: {port: 8265}}\n")
+    assert (found.path, "cannot be chosen" in found.message) == ("cluster.dashboard", True)
+    for address in ("somewhere", "http://192.0.2.1:8265", "ray://192.0.2.1:10001", "192.0.2.1:"):
+        (found,) = mistakes(tmp_path, f"cluster: {{provider: existing, address: '{address}'}}\n")
+        assert 'should be "auto" or HOST:PORT of Ray\'s control store' in found.message
+    for address in ("auto", "192.0.2.1:6379", "head.example.org:6379", "'[2001:db8::1]:6379'"):
+        load(tmp_path, f"cluster: {{provider: existing, address: {address}}}\n")

@@ -113,7 +113,7 @@ def test_an_unknown_key_is_told_the_nearest_right_name(text: str, hint: str, tmp
 def test_an_unknown_key_like_no_other_is_given_no_false_hint(tmp_path: Path) -> None:
     told = message(tmp_path, "cluster: {zzz: 1}\n")
     assert "did you mean" not in told
-    assert "known here: name, provider, nodes, storage" in told
+    assert "known here: name, provider, address, nodes, storage" in told
 
 
 def test_the_list_of_nodes_cannot_be_empty_or_endless(tmp_path: Path) -> None:

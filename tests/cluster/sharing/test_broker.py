@@ -226,6 +226,27 @@ print(json.dumps({"addresses": [nodes[actor.node_id] for actor in actors]}))
     assert told["addresses"] == [running_cluster.record.head_ip]
 
 
+def test_nothing_is_granted_on_a_node_that_does_not_fit(running_cluster: LiveCluster):
+    odd = running_cluster.record.nodes[1]
+    told = answer_of(
+        running_cluster,
+        f"""
+broker.judge({{{odd.node_id!r}: ["its storage is another"]}})
+answer = {{"misfits": broker.misfits(), "granted": broker.request(demand("broker-test/a", 1, 4)).nodes}}
+broker.judge({{{odd.node_id!r}: []}})
+answer["after"] = broker.wait(demand("broker-test/a", 4, 4, held=answer["granted"]), timeout_s=20).units
+answer["none"] = broker.misfits()
+broker.release("broker-test/a")
+print(json.dumps(answer))
+""",
+    )
+    assert told["misfits"] == {odd.node_id: ["its storage is another"]}
+    assert len(told["granted"]) == 2
+    assert odd.node_id not in told["granted"]
+    assert told["after"] == 4
+    assert told["none"] == {}
+
+
 def test_without_a_cluster_there_is_a_sentence():
     with pytest.raises(ShoalError, match=r"no broker.*is the cluster up\?"):
         BrokerClient().request(Demand("a", "training", {"CPU": 1}, 1, 1))

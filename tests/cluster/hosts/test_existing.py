@@ -1,0 +1,101 @@
+"""Ray clusters that cannot be used: each a sentence, and nothing is left of the try."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from infra.lab.hosts.host import Host
+from tests.clusters import LiveCluster, caller_environment, shoal, write_config
+from tests.lans import Workplace, needs_hosts, workplace
+
+TOKEN = "ab" * 32
+
+
+def test_where_there_is_no_ray_cluster(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = write_config(tmp_path / "a", "lab", "provider: existing", "address: 127.0.0.1:9")
+    done = shoal("up", "-f", str(nobody))
+    assert (done.returncode, done.stderr) == (1, "no Ray cluster answers at 127.0.0.1:9\n")
+    auto = write_config(tmp_path / "b", "lab", "provider: existing")
+    done = shoal("up", "-f", str(auto), RAY_TMPDIR=str(tmp_path / "nothing"))
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "there is no Ray cluster here: this machine is a node of none (`ray start`)"
+    )
+    done = shoal("up", "-f", str(auto), RAY_ADDRESS="127.0.0.1:9")
+    assert "no Ray cluster answers at" in done.stderr
+    done = shoal("down", "-f", str(auto))
+    assert (done.returncode, done.stdout) == (0, "cluster lab was not up\n")
+
+
+def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveCluster) -> None:
+    source = (
+        "import json, os\n"
+        "from cluster.ray_private import address_here, addresses_of_nodes, authentication_token\n"
+        "here = address_here()\n"
+        "print(json.dumps([here, sorted(addresses_of_nodes(here, 10.0)), authentication_token()]))"
+    )
+    done = running_cluster.python(source)
+    assert done.returncode == 0, done.stderr
+    record = running_cluster.record
+    assert record.token_path is not None
+    with open(record.token_path) as token:
+        expected = [record.gcs_address, sorted(node.ip for node in record.nodes), token.read()]
+    assert json.loads(done.stdout) == expected
+
+
+def test_a_ray_cluster_has_room_for_one_cluster_of_shoal(running_cluster: LiveCluster, tmp_path) -> None:
+    config = write_config(tmp_path, "another", "provider: existing", "storage: ./storage")
+    variables = {
+        key: value for key, value in running_cluster.environment.items() if key not in caller_environment()
+    }
+    done = shoal("up", "-f", str(config), **variables)
+    assert done.returncode == 2
+    assert f"this Ray cluster carries the Shoal cluster {running_cluster.record.name} already" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
+    """Ray with a token on one host, and a host beside it."""
+    with workplace(tmp_path_factory.mktemp("pair"), ["one", "beside"]) as pair:
+        pair.variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        pair.start_ray(pair.head, "--num-cpus=1")
+        del pair.variables["RAY_AUTH_MODE"], pair.variables["RAY_AUTH_TOKEN"]
+        config = f"cluster: {{name: lab, provider: existing, address: '{pair.head.address}:6379'}}\n"
+        for host in pair.lan.hosts:
+            host.file("/root/shoal.yaml").write_text(config)
+        yield pair
+
+
+def up(pair: Workplace, host: Host, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "infra.cli.main", "up", "-f", "/root/shoal.yaml"]
+    done = host.run(*command, environment={**pair.variables, **variables}, timeout_s=60)
+    return done.returncode, done.stderr
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_a_token_that_is_missing_or_wrong_and_a_machine_that_is_no_node(pair: Workplace) -> None:
+    asks = f"the Ray cluster at {pair.head.address}:6379 asks for its token: it is missing or another in"
+    for variables in ({}, {"RAY_AUTH_TOKEN": TOKEN[::-1]}, {"RAY_AUTH_MODE": "disabled"}):
+        code, said = up(pair, pair.head, **variables)
+        assert code == 1
+        assert asks in said
+    code, said = up(pair, pair.lan.host("beside"), RAY_AUTH_TOKEN=TOKEN)
+    assert code == 1
+    assert f"this machine is no node of the Ray cluster at {pair.head.address}:6379, whose nodes" in said
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_the_token_is_kept_for_later_commands_and_forgotten_at_the_end(pair: Workplace) -> None:
+    code, said = up(pair, pair.head, RAY_AUTH_TOKEN=TOKEN)
+    assert code == 0, said
+    kept = pair.head.file("/root/.local/state/shoal/lab/token")
+    assert (kept.read_text(), kept.stat().st_mode & 0o777) == (TOKEN, 0o600)
+    assert pair.document("status", "-f", "/root/shoal.yaml")["nodes"][0]["name"] == "one"
+    assert pair.shoal("down", "-f", "/root/shoal.yaml").returncode == 0
+    assert not kept.parent.exists()
