@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 FLOORS = {"cluster": 0, "train_jobs": 1, "serve_apps": 1, "infra": 2}
 ROOMS: dict[str, list[set[str]]] = {
     "cluster": [
-        {"errors", "wording", "version", "environment", "ray_private"},
+        {"errors", "wording", "version", "environment", "loopback", "ray_private"},
         {"actors"},
         {"config.sections"},
         {"files", "planning", "node"},

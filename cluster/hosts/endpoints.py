@@ -15,11 +15,6 @@ NEXT_PORTS = 20
 EVERY_HOST = ("0.0.0.0", "::", "")
 
 
-def own_address() -> str:
-    """The address at which a machine reaches itself, and nobody else does."""
-    return str(socket.getaddrinfo(None, 0, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
-
-
 def free_port(host: str, reserved: Collection[Endpoint] = ()) -> int:
     """A port that nothing on `host` listens on now.
 

@@ -13,7 +13,8 @@ from cluster.actors import NAMESPACE
 from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig, GatewayConfig
 from cluster.errors import ShoalError
-from cluster.hosts.endpoints import Endpoint, choose_endpoint, own_address
+from cluster.hosts.endpoints import Endpoint, choose_endpoint
+from cluster.loopback import own_address
 from cluster.ray_private import HEAD_RESOURCE
 from cluster.sharing.broker import start_broker
 from cluster.sharing.client import BrokerClient

@@ -14,7 +14,8 @@ from cluster.actors import NAMESPACE
 from cluster.errors import ShoalError
 from cluster.ray_private import read_credentials_again
 from cluster.state.health import silent
-from cluster.state.record import ClusterRecord, NodeRecord, read_identity, read_record
+from cluster.state.record import ClusterRecord, NodeRecord, read_record
+from cluster.state.state_directory import state_directory
 
 __all__ = [
     "ClusterRecord",
@@ -37,7 +38,7 @@ def require_record(name: str) -> ClusterRecord:
     record = read_record(name)
     if record is not None:
         return record
-    if read_identity(name) is not None:
+    if state_directory(name).exists():
         raise ShoalError(
             f"cluster {name} is not up: it is being started, or its start was cut off;"
             " `shoal up` waits for the one and mends the other"

@@ -1,8 +1,6 @@
-"""What is known on this machine about a cluster that was started: two small JSON files.
+"""What is known here about a cluster that is up: a small JSON file in its state directory.
 
-`identity.json` is written before the first process starts and is what a clean-up needs; `record.json` is
-written when everything is up and is what a connection needs. A directory with the first and without the
-second is a start that did not end.
+It is written when everything is up, and is what a connection needs.
 """
 
 from __future__ import annotations
@@ -15,11 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.errors import ShoalError
-from cluster.state.state_directory import require_private, state_directory, state_root, write_private
+from cluster.state.state_directory import require_private, state_directory, write_private
 
-Kind = TypeVar("Kind", "NodeRecord", "Identity", "ClusterRecord")
+Kind = TypeVar("Kind")
 
-IDENTITY_FILE = "identity.json"
 RECORD_FILE = "record.json"
 TOKEN_FILE = "token"
 SERVE_PORT = 8000
@@ -36,28 +33,6 @@ class NodeRecord:
     """Ray's id of the node (hexadecimal)."""
     raylet_address: str
     """HOST:PORT of its raylet, which answers gRPC health checks."""
-
-
-@dataclass(frozen=True)
-class Identity:
-    """Who a cluster is, from before its first process starts."""
-
-    name: str
-    cluster_id: str
-    """Value of SHOAL_CLUSTER_ID in the environment of every process of the cluster."""
-    config_path: str
-    subnet: str
-    """First three bytes of its addresses: `127.A.B`."""
-    dashboard_host: str
-    dashboard_port: int
-    gateway_host: str
-    gateway_port: int
-    cluster: Mapping[str, Any] = field(default_factory=dict)
-    """The config's cluster section as it was started."""
-    serve_host: str = ""
-    serve_port: int = SERVE_PORT
-    machine: str = ""
-    """What the machine calls itself that it was started on; empty where an older version wrote it."""
 
 
 @dataclass(frozen=True)
@@ -115,47 +90,25 @@ def read_record(name: str) -> ClusterRecord | None:
         ShoalError: the state directory is not ours alone, or the record cannot be read.
     """
     path = state_directory(name) / RECORD_FILE
-    found = _read(path)
+    found = read_document(path)
     if found is None:
         return None
-    nodes = tuple(_made(NodeRecord, node, path) for node in found.get("nodes", ()))
-    return _made(ClusterRecord, {**found, "nodes": nodes}, path)
+    nodes = tuple(made_of(NodeRecord, node, path) for node in found.get("nodes", ()))
+    return made_of(ClusterRecord, {**found, "nodes": nodes}, path)
 
 
 def write_record(record: ClusterRecord) -> None:
     """Say that the cluster is up."""
-    _write(state_directory(record.name) / RECORD_FILE, asdict(record))
+    write_document(state_directory(record.name) / RECORD_FILE, asdict(record))
 
 
-def read_identity(name: str) -> Identity | None:
-    """The identity of a cluster that was started or half started and not taken down."""
-    path = state_directory(name) / IDENTITY_FILE
-    found = _read(path)
-    return None if found is None else _made(Identity, found, path)
-
-
-def write_identity(identity: Identity) -> None:
-    """Say that a cluster is about to be started."""
-    _write(state_directory(identity.name) / IDENTITY_FILE, asdict(identity))
-
-
-def other_identities(name: str) -> list[Identity]:
-    """The identities of this user's other clusters on this machine."""
-    identities = []
-    for path in sorted(state_root().glob(f"*/{IDENTITY_FILE}")):
-        found = _read(path)
-        if found is not None and found.get("name") != name:
-            identities.append(_made(Identity, found, path))
-    return identities
-
-
-def _made(kind: type[Kind], found: Mapping[str, Any], path: Path) -> Kind:
+def made_of(kind: type[Kind], found: Mapping[str, Any], path: Path) -> Kind:
     """What another version of Shoal may have written: fields that are not known here are passed over.
 
     Raises:
         ShoalError: it lacks one that is needed.
     """
-    known = {one.name: found[one.name] for one in fields(kind) if one.name in found}
+    known = {one.name: found[one.name] for one in fields(kind) if one.name in found}  # type: ignore[arg-type]
     try:
         return kind(**known)
     except TypeError as error:
@@ -165,7 +118,7 @@ def _made(kind: type[Kind], found: Mapping[str, Any], path: Path) -> Kind:
         ) from error
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def read_document(path: Path) -> dict[str, Any] | None:
     if not path.parent.is_dir():
         return None
     require_private(path.parent.parent)
@@ -183,5 +136,5 @@ def _read(path: Path) -> dict[str, Any] | None:
     return dict(found)
 
 
-def _write(path: Path, content: Mapping[str, Any]) -> None:
+def write_document(path: Path, content: Mapping[str, Any]) -> None:
     write_private(path, json.dumps(content, indent=2) + "\n")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 
-HOST = "127.0.0.1"
-"""All ranks of a replica are on one node, so that nobody else need reach it."""
+from cluster.loopback import own_address
 
 
 class MeetingPlace:
@@ -18,8 +17,9 @@ class MeetingPlace:
     def __init__(self) -> None:
         self._reserved = socket.socket()
         self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self._reserved.bind((HOST, 0))
-        self.host = HOST
+        # All ranks of a replica are on one node, so that nobody else need reach it.
+        self.host = own_address()
+        self._reserved.bind((self.host, 0))
         self.port = int(self._reserved.getsockname()[1])
 
     def close(self) -> None:

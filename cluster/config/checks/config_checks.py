@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import tempfile
 from collections.abc import Collection
@@ -16,6 +15,7 @@ from cluster.config.reading.positions import KeyPath, YamlDocument
 from cluster.config.sections.cluster import ClusterConfig, EndpointConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import Mistake, RequestError
+from cluster.loopback import NAME, is_own, own_address
 
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
 _NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
@@ -85,11 +85,11 @@ def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
             load_keys(gateway.keys)
         except RequestError as error:
             report("gateway.keys", gateway.keys, str(error))
-    elif gateway.host is not None and not _is_loopback(gateway.host):
+    elif gateway.host is not None and not is_own(gateway.host):
         message = f"should be a loopback address unless gateway.keys names API keys, was `{gateway.host}`"
         report("gateway.host", gateway.host, message, "gateway.keys")
     proxy = cluster.serve_proxy
-    if proxy.host is not None and not _is_loopback(proxy.host):
+    if proxy.host is not None and not is_own(proxy.host):
         message = f"should be a loopback address: Serve's proxy asks nobody for a key, was `{proxy.host}`"
         report("serve_proxy.host", proxy.host, message)
     named = {"gateway": gateway, "dashboard": dashboard, "serve_proxy": proxy}
@@ -120,15 +120,8 @@ def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig)
     return bool(hosts & _ANY_HOST) and "dashboard" in (key, other_key)
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False  # a name may come to mean anything
-
-
 def _host(endpoint: EndpointConfig) -> str | None:
-    return "127.0.0.1" if endpoint.host == "localhost" else endpoint.host
+    return own_address() if endpoint.host == NAME else endpoint.host
 
 
 def _check_storage(cluster: ClusterConfig, report: MistakeReport) -> None:

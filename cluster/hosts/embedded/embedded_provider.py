@@ -27,6 +27,7 @@ from cluster.hosts.embedded.addresses import (
     subnets_of,
 )
 from cluster.hosts.embedded.gpus import divide, machine_gpus
+from cluster.hosts.embedded.identity import Identity, other_identities, read_identity, write_identity
 from cluster.hosts.embedded.node_command import (
     TEMPORARY,
     HeadPorts,
@@ -46,13 +47,9 @@ from cluster.state.record import (
     SERVE_PORT,
     TOKEN_FILE,
     ClusterRecord,
-    Identity,
     NodeRecord,
     http_url,
-    other_identities,
-    read_identity,
     read_record,
-    write_identity,
     write_record,
 )
 from cluster.state.state_directory import locked, require_private, state_directory, write_private

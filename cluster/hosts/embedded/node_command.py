@@ -11,9 +11,10 @@ from pathlib import Path
 from cluster.config.sections.cluster import NodeConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError
+from cluster.hosts.embedded.identity import Identity
 from cluster.hosts.embedded.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
-from cluster.state.record import TOKEN_FILE, Identity
+from cluster.state.record import TOKEN_FILE
 
 LABEL_VALUE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 

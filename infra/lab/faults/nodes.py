@@ -13,6 +13,7 @@ import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
+from cluster.hosts.embedded.identity import read_identity
 from cluster.hosts.embedded.node_command import (
     HeadPorts,
     NodeStart,
@@ -24,7 +25,6 @@ from cluster.hosts.embedded.processes import of_node
 from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord
 from cluster.state.health import answers
-from cluster.state.record import read_identity
 from cluster.state.state_directory import state_directory
 
 START_TIMEOUT_S = 90.0

@@ -594,7 +594,7 @@ def test_a_script_that_cannot_run_is_told_before_anything_starts(
 
 def test_nodes_that_others_start_are_not_known_to_the_file(tmp_path: Path) -> None:
     job = "train_jobs: {j: {workers: {min: 500, max: 500}, batch: {global: 4000}, accelerator: H100-SXM}}\n"
-    assert load(tmp_path, f"cluster: {{provider: existing}}\n{job}").cluster.known_nodes == ()
+    assert load(tmp_path, f"cluster: {{provider: existing}}\n{job}").config.cluster.known_nodes == ()
     listed = f"cluster: {{provider: existing, nodes: [{{name: a, cpus: 4}}]}}\n{job}"
     assert "no entry of cluster.nodes has an `accelerator`" in mistakes(tmp_path, listed)[0].message
 

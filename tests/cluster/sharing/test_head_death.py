@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from cluster.config.sections.cluster import NodeConfig
+from cluster.hosts.embedded.identity import read_identity
 from cluster.hosts.embedded.node_command import HeadPorts, NodeStart, node_command, node_environment
 from cluster.hosts.embedded.processes import NODE_NAME
 from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import head_is_silent
 from cluster.state.health import answers, wait_until
-from cluster.state.record import read_identity
 from cluster.state.state_directory import state_directory
 from tests import clusters
 from tests.clusters import LiveCluster

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from serve_apps.engine.meeting_place import HOST, MeetingPlace
+from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
@@ -17,12 +17,12 @@ def test_nobody_else_is_given_the_port_and_rank_0_can_listen_there() -> None:
     try:
         for _ in range(2000):
             other = socket.socket()
-            other.bind((HOST, 0))
+            other.bind((place.host, 0))
             taken.append(other)
             assert other.getsockname()[1] != place.port
         stranger = socket.socket()
         with pytest.raises(OSError, match="in use"):
-            stranger.bind((HOST, place.port))
+            stranger.bind((place.host, place.port))
         stranger.close()
         store = Ranks(0, 1, 4, TorchOptions())._open_store(place.host, place.port)
         store.set("a", "b")
@@ -36,5 +36,5 @@ def test_nobody_else_is_given_the_port_and_rank_0_can_listen_there() -> None:
 def test_a_port_that_was_given_back_is_free() -> None:
     place = MeetingPlace()
     place.close()
-    with socket.create_server((HOST, place.port)):
+    with socket.create_server((place.host, place.port)):
         pass

@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from cluster.errors import ShoalError
+from cluster.hosts.embedded.identity import Identity, read_identity, write_identity
 from cluster.state.connection import require_record
 from cluster.state.health import wait_until
-from cluster.state.record import Identity, read_identity, read_record, write_identity
+from cluster.state.record import read_record
 from cluster.state.state_directory import require_private, state_directory
 from tests.clusters import (
     LiveCluster,

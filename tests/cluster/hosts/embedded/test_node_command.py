@@ -9,6 +9,7 @@ import pytest
 
 from cluster.config.sections.cluster import NodeConfig
 from cluster.errors import RequestError
+from cluster.hosts.embedded.identity import Identity
 from cluster.hosts.embedded.node_command import (
     HeadPorts,
     NodeStart,
@@ -16,7 +17,6 @@ from cluster.hosts.embedded.node_command import (
     node_environment,
     store_bytes,
 )
-from cluster.state.record import Identity
 
 GCS = "127.7.8.10:6379"
 STATE = Path("/tmp/shoal-0/demo")

@@ -8,27 +8,33 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ShoalError
-from cluster.state import record
-from cluster.state.record import IDENTITY_FILE, Identity, other_identities, read_identity, write_identity
+from cluster.hosts.embedded import identity as identities
+from cluster.hosts.embedded.identity import (
+    IDENTITY_FILE,
+    Identity,
+    other_identities,
+    read_identity,
+    write_identity,
+)
 
 
 @pytest.fixture(autouse=True)
 def _own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "state"
     root.mkdir(mode=0o700)
-    monkeypatch.setattr(record, "state_root", lambda: root)
-    monkeypatch.setattr(record, "state_directory", lambda name: root / name)
+    monkeypatch.setattr(identities, "state_root", lambda: root)
+    monkeypatch.setattr(identities, "state_directory", lambda name: root / name)
 
 
 def written(name: str) -> Identity:
     identity = Identity(name, "1", "shoal.yaml", "127.1.2", "127.0.0.1", 8265, "127.0.0.1", 8100)
-    record.state_directory(name).mkdir(mode=0o700)
+    identities.state_directory(name).mkdir(mode=0o700)
     write_identity(identity)
     return identity
 
 
 def change(name: str, **fields: object) -> None:
-    path = record.state_directory(name) / IDENTITY_FILE
+    path = identities.state_directory(name) / IDENTITY_FILE
     document = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({key: value for key, value in document.items() if value is not None}))
 
