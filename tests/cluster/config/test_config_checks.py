@@ -596,7 +596,9 @@ def test_nodes_that_others_start_are_not_known_to_the_file(tmp_path: Path) -> No
     job = "train_jobs: {j: {workers: {min: 500, max: 500}, batch: {global: 4000}, accelerator: H100-SXM}}\n"
     assert load(tmp_path, f"cluster: {{provider: existing}}\n{job}").config.cluster.known_nodes == ()
     listed = f"cluster: {{provider: existing, nodes: [{{name: a, cpus: 4}}]}}\n{job}"
-    assert "no entry of cluster.nodes has an `accelerator`" in mistakes(tmp_path, listed)[0].message
+    room, accelerator = mistakes(tmp_path, listed)
+    assert "the nodes a (4 CPUs) hold 4 of them" in room.message
+    assert "no entry of cluster.nodes has an `accelerator`" in accelerator.message
 
 
 def test_what_is_of_one_provider_alone(tmp_path: Path) -> None:
