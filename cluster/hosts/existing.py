@@ -53,6 +53,11 @@ class ExistingProvider:
                     f"this Ray cluster carries the Shoal cluster {there['name']} already; a Ray cluster has"
                     " room for one"
                 )
+            if there is not None and there["storage"] != cluster.storage:
+                raise RequestError(
+                    f"cluster {cluster.name} is up with the storage {there['storage']}; this config says"
+                    f" {cluster.storage}. `shoal down` and `shoal up` change it"
+                )
             record = read_record(cluster.name)
             if there is not None and record is not None and record.cluster_id == there["cluster_id"]:
                 return Started(record, was_up=True)

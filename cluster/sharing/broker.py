@@ -67,6 +67,8 @@ class Broker:
         self._misfits: dict[str, list[str]] = {}
         """Why nodes do not fit, by id; nothing of those that were looked at and do."""
         self._probed: set[str] = set()
+        # Who runs on a node keeps it until that is looked at again; verdicts died with the broker before.
+        self._known_before = {node.node_id for node in grantable_nodes()} if restarted else set()
         if restarted:
             self._health.recall(self._journal.of_trust(lambda events: remembered(events, time.time())))
         after = "its death; whoever runs is heard first" if restarted else "the cluster's start"
@@ -198,12 +200,16 @@ class Broker:
             draining = draining_nodes()
             self._drained |= draining
             absent = self._suspects | draining | self._misfits.keys()
+            unproved: set[str] = set()
             if self._info.get("probed"):
-                absent |= {node.node_id for node in nodes} - self._probed
+                unproved = {node.node_id for node in nodes} - self._probed
+                absent |= unproved - self._known_before
             self._journal.add(self._health.changes(time.time()))
             avoided = self._health.avoided(time.time())
             present = [
-                replace(node, avoided=node.name in avoided) for node in nodes if node.node_id not in absent
+                replace(node, avoided=node.name in avoided or node.node_id in unproved)
+                for node in nodes
+                if node.node_id not in absent
             ]
             self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
             self._ledger.update_nodes(present, self._strangers)

@@ -163,6 +163,12 @@ def nodes(lab: Workplace) -> dict[str, bool]:
     return {row["name"]: row["alive"] for row in lab.document("status", "-f", f"{TOUR}/shoal.yaml")["nodes"]}
 
 
+def misfits(lab: Workplace) -> set[str]:
+    """The nodes that do not fit, as `shoal status` says it."""
+    rows = lab.document("status", "-f", f"{TOUR}/shoal.yaml")["nodes"]
+    return {row["name"] for row in rows if row["misfits"]}
+
+
 def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
     """The host of the app's one replica, and then that of one of a job's two groups."""
     config = f"{TOUR}/shoal.yaml"
@@ -179,6 +185,10 @@ def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
         return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
     wait_for(lambda: len(steps()) > 20, "the job does no steps")
+    (broker,) = [each for each in lab.head.processes() if each.cmdline()[:1] == ["ray::Broker"]]
+    broker.kill()  # and with it what it knew of the nodes
+    wait_for(lambda: misfits(lab) == {"odd"}, "the nodes are not looked at again")
+    assert events("leaving") == []
     assert set(asking.said()) == {200}
 
     cut = time.time()
