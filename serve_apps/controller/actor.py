@@ -157,10 +157,14 @@ class AppController:
         return None if record is None or record.outcome is None else vars(record.outcome)
 
     async def size(self, application: str) -> int | None:
-        """How many replicas a Serve application is to have; None: not known."""
+        """How many replicas a Serve application is to have, by what Serve counts; None: not known.
+
+        It counts those that are lost until Ray declares their node dead.
+        """
         self._ensure_running()
         sizes = (app.sizes for app in self._apps.values() if application in app.sizes)
-        return next((known[application] for known in sizes), None)
+        size = next((known[application] for known in sizes), None)
+        return None if size is None else size + self._view.lost.get(application, 0)
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the

@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
@@ -33,11 +34,17 @@ class ClusterView:
     def __init__(self) -> None:
         self.serve = serve_state.ServeSeen()
         self.served: Mapping[str, serve_state.Served] = {}
-        """By Serve application, the gateway's left out."""
+        """By Serve application, the gateway's left out; replicas that are lost are not ready."""
+        self.lost: dict[str, int] = {}
+        """By Serve application: its replicas on nodes that do not answer, which Serve takes for running until
+        Ray declares the node dead; that takes a minute."""
+        self._gone: set[str] = set()
+        """The nodes that do not answer."""
         self.silence = ""
         """Why Serve did not answer, where it did not: what was known of it stays."""
         self.nodes: dict[str, tuple[str, ...]] = {}
-        """By Serve application: the nodes of its replicas, those that start and those that end included."""
+        """By Serve application: the nodes of its replicas, those that start and those that end included, and
+        those that are lost left out."""
         self.granted: dict[str, int] = {}
         """By lease holder: replicas."""
         self._demands: list[Demand] = []
@@ -69,7 +76,10 @@ class ClusterView:
             RayError, RayServeException: it does not answer, or is just ending; what was known stays.
         """
         self.serve = serve_state.look()
-        self.served = self.serve.applications
+        self.served = {
+            name: replace(served, ready=max(0, served.ready - self.lost.get(name, 0)))
+            for name, served in self.serve.applications.items()
+        }
 
     def look(self, apps: Sequence[App]) -> None:
         """See where replicas are, and tell the broker what the apps want; leases of nobody are ended.
@@ -77,8 +87,9 @@ class ClusterView:
         Raises:
             ShoalError, RayError: Ray or the broker does not answer; what was known stays.
         """
-        self.nodes = replica_nodes()
-        broker = BrokerClient()
+        nodes, broker = replica_nodes(), BrokerClient()
+        self._look_for_lost(broker, apps, nodes)
+        self.nodes = {name: tuple(n for n in each if n not in self._gone) for name, each in nodes.items()}
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
         for holder in {demand.holder for demand in self._demands} - {demand.holder for demand in demands}:
             broker.release(holder)
@@ -90,13 +101,24 @@ class ClusterView:
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
 
+    def _look_for_lost(
+        self, broker: BrokerClient, apps: Sequence[App], nodes: Mapping[str, tuple[str, ...]]
+    ) -> None:
+        """Ask the nodes of replicas that are silent whether they are there."""
+        silent = self.unheard(apps, time.monotonic())
+        doubted = {node for name in silent for node in nodes.get(name, ())}
+        self._gone &= doubted
+        if new := doubted - self._gone:  # the broker goes on asking those that it was asked about
+            self._gone |= set(broker.suspect(new))
+        self.lost = {name: sum(node in self._gone for node in nodes.get(name, ())) for name in silent}
+
     def unheard(self, apps: Sequence[App], now: float) -> list[str]:
         """The Serve applications of which a replica that runs has not said how it is."""
         return [
             name
             for app in apps
             for name in {r.application for r in app.record.revisions}
-            if name in self.served and len(app.reports(name, now)) < self.served[name].ready
+            if len(app.reports(name, now)) < _ready(self.serve.applications, name)
         ]
 
     def seen(self, app: App, revision: Revision, gateways: Gateways, *, starts: bool) -> Seen:
@@ -128,6 +150,11 @@ class ClusterView:
             refusal=refusals[0] if refusals else None,
             shortage=app.shortage,
         )
+
+
+def _ready(applications: Mapping[str, serve_state.Served], name: str) -> int:
+    """How many replicas of an application run, as Serve has it."""
+    return applications[name].ready if name in applications else 0
 
 
 class Lookout:

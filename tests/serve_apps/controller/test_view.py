@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,13 +22,27 @@ from tests.serve_apps.controller.world import World, spec_of
 
 
 class Broker:
-    """Grants everything."""
+    """Grants everything; of the nodes that it is asked about, those in `gone` do not answer."""
+
+    gone: ClassVar[set[str]] = set()
+    asked: ClassVar[list[set[str]]] = []
+
+    def suspect(self, nodes: Collection[str]) -> list[str]:
+        self.asked.append(set(nodes))
+        return sorted(self.gone & set(nodes))
 
     def request(self, demand: Demand) -> Any:
         return SimpleNamespace(units=demand.max)
 
     def release(self, holder: str) -> None:
         raise AssertionError
+
+
+def hear(app: App, replica: str, at: float | None = None) -> None:
+    """A replica of the app says how it is."""
+    (revision,) = app.record.revisions
+    facts = {"context_length": 64, "revision": revision.number, "started_at": "", "ready_at": ""}
+    app.hear(revision.application, replica, facts, time.monotonic() if at is None else at)
 
 
 @pytest.fixture
@@ -45,6 +60,10 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
         Decision(app.record, {revision.number: 2}, frozenset({revision.number}), asks={revision.holder: 2})
     )
     app.wants.want = 2
+    for replica in ("1", "2"):
+        hear(app, replica)
+    monkeypatch.setattr(Broker, "gone", set())
+    monkeypatch.setattr(Broker, "asked", [])
     view = ClusterView()
     assert view.is_due([app], time.monotonic())
     for _ in range(2):  # where the replicas are is only known after the first
@@ -94,3 +113,39 @@ def test_it_is_looked_at_during_an_update_and_while_an_app_goes(settled: tuple[C
     app.record = replace(record, removed=True)
     assert view.is_due([app], time.monotonic())
     assert view.is_due([], time.monotonic())  # its lease is to be released
+
+
+def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[ClusterView, App]) -> None:
+    """Ray takes such a node for alive for a minute, and Serve the replica for running."""
+    view, app = settled
+    (revision,) = app.record.revisions
+    name = revision.application
+    del app.replicas[name]["2"]
+    Broker.gone = {"b"}
+    view.look([app])
+    assert view.lost == {name: 1}
+    assert view.nodes == {name: ("a",)}
+    view.see()
+    assert view.served[name].ready == 1
+    view.look([app])
+    assert Broker.asked == [{"a", "b"}, {"a"}], "the broker itself goes on asking about the one that is gone"
+    assert view.lost == {name: 1}
+
+    hear(app, "2")  # it was only cut off
+    view.look([app])
+    assert view.lost == {}
+    assert view.nodes == {name: ("a", "b")}
+    view.see()
+    assert view.served[name].ready == 2
+
+
+def test_a_replica_that_is_silent_on_a_node_that_answers_is_left_to_serve(
+    settled: tuple[ClusterView, App],
+) -> None:
+    view, app = settled
+    (revision,) = app.record.revisions
+    del app.replicas[revision.application]["2"]
+    view.look([app])
+    assert view.lost == {revision.application: 0}
+    view.see()
+    assert view.served[revision.application].ready == 2
