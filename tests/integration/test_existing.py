@@ -18,7 +18,11 @@ from tests.lans import SHARE, Workplace, needs_hosts, workplace
 pytestmark = [needs_hosts, pytest.mark.timeout(600)]
 
 STORAGE = f"{SHARE}/shoal"
-QUICK_TO_SEE = {"RAY_health_check_period_ms": "500", "RAY_health_check_failure_threshold": "4"}
+QUICK_TO_SEE = {
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "4",
+}
 """Of Ray: a silent node is dead after a few seconds, and not after a minute."""
 ASK = """
 import json, sys, time, httpx
@@ -91,9 +95,8 @@ def test_a_node_that_does_not_fit_is_told_and_not_used(lab: Workplace, tour: dic
     (odd,) = [row for row in lab.document("status", "-f", config)["nodes"] if row["misfits"]]
     assert odd["name"] == "odd"
     (sentence,) = odd["misfits"]
-    assert sentence.startswith(
-        "node odd does not see the files that head wrote under /data/shoal/quickstart-"
-    )
+    assert sentence.startswith(f"node odd cannot write under {STORAGE}/quickstart-")
+    assert sentence.endswith(": there is no such directory on it; is it mounted there?")
     assert f"{sentence}; it is not used" in lab.shoal("status", "-f", config).stdout
     runs = (lab.share / "shoal").glob("*/jobs/*/events.jsonl")
     started = [json.loads(line) for run in runs for line in run.read_text().splitlines()]
@@ -103,7 +106,7 @@ def test_a_node_that_does_not_fit_is_told_and_not_used(lab: Workplace, tour: dic
 
 def test_jobs_are_checked_against_the_nodes_that_are_there(lab: Workplace, tour: dict[str, Any]) -> None:
     assert tour["ok"]
-    asked = ("validate", "-f", f"{TOUR}/shoal.yaml", "--set", "train_jobs.stdlib-lm.workers.min=6")
+    asked = ("validate", "-f", f"{TOUR}/shoal.yaml", "--set", "train_jobs.stdlib-lm.workers.cpus=4")
     done = lab.shoal(*asked)
     assert done.returncode == 2
     assert "gpu-1 (2 CPUs), gpu-2 (3 CPUs)" in done.stderr
@@ -196,7 +199,7 @@ def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
     back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
     done = len(steps())
     wait_for(lambda: len(steps()) > done + 20, "the job does not go on")
-    assert nodes(lab) == {"head": True, "gpu-1": False, "gpu-2": True, "odd": True}
+    wait_for(lambda: not nodes(lab)["gpu-1"], "Ray does not notice that the host is gone")
     print(f"the app answered again {back_s:.1f} s after its host had lost its power")
 
     victim.boot()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -15,16 +16,11 @@ from tests.lans import Workplace, needs_hosts, workplace
 TOKEN = "ab" * 32
 
 
-def test_where_there_is_no_ray_cluster(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_ray_cluster(tmp_path: Path) -> None:
     nobody = write_config(tmp_path / "a", "lab", "provider: existing", "address: 127.0.0.1:9")
     done = shoal("up", "-f", str(nobody))
     assert (done.returncode, done.stderr) == (1, "no Ray cluster answers at 127.0.0.1:9\n")
     auto = write_config(tmp_path / "b", "lab", "provider: existing")
-    done = shoal("up", "-f", str(auto), RAY_TMPDIR=str(tmp_path / "nothing"))
-    assert done.returncode == 1
-    assert done.stderr.startswith(
-        "there is no Ray cluster here: this machine is a node of none (`ray start`)"
-    )
     done = shoal("up", "-f", str(auto), RAY_ADDRESS="127.0.0.1:9")
     assert "no Ray cluster answers at" in done.stderr
     done = shoal("down", "-f", str(auto))
@@ -47,7 +43,9 @@ def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveC
     assert json.loads(done.stdout) == expected
 
 
-def test_a_ray_cluster_has_room_for_one_cluster_of_shoal(running_cluster: LiveCluster, tmp_path) -> None:
+def test_a_ray_cluster_has_room_for_one_cluster_of_shoal(
+    running_cluster: LiveCluster, tmp_path: Path
+) -> None:
     config = write_config(tmp_path, "another", "provider: existing", "storage: ./storage")
     variables = {
         key: value for key, value in running_cluster.environment.items() if key not in caller_environment()
@@ -87,6 +85,16 @@ def test_a_token_that_is_missing_or_wrong_and_a_machine_that_is_no_node(pair: Wo
     code, said = up(pair, pair.lan.host("beside"), RAY_AUTH_TOKEN=TOKEN)
     assert code == 1
     assert f"this machine is no node of the Ray cluster at {pair.head.address}:6379, whose nodes" in said
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_a_machine_without_ray(pair: Workplace) -> None:
+    beside = pair.lan.host("beside")
+    beside.file("/root/shoal.yaml").write_text("cluster: {name: lab, provider: existing}\n")
+    code, said = up(pair, beside)
+    assert code == 1
+    assert said.startswith("there is no Ray cluster here: this machine is a node of none (`ray start`)")
 
 
 @needs_hosts
