@@ -28,6 +28,8 @@ WALL_CLOCK_IS_RIGHT = {
     "cluster/sharing/broker.py": "when failures of nodes were, which outlive the broker",
     "train_jobs/checkpoint/store.py": "whether who reads a checkpoint may be dead, after an hour",
     "train_jobs/records/workspace.py": "whether copies on a node are nobody's any more, after days",
+    "cluster/hosts/probe_agent.py": "how far the clocks of nodes are apart",
+    "cluster/hosts/probe.py": "how far the clocks of nodes are apart",
     "cluster/node/cache.py": "which copies on a node were used last, as the times of files have it",
     "serve_apps/controller/actor.py": "when a rollout began, which outlives the controller",
     "serve_apps/controller/app.py": "when a rollout began, which outlives the controller",

@@ -81,6 +81,8 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
 def own_runtime_env() -> dict[str, Any]:
     """What of this process' environment `up` gave it beside that of its node, for the actors of Serve too:
     they are started by Serve, which may be somebody else's."""
+    if not ray.is_initialized():  # asked of the context, Ray would start a cluster of its own
+        return {}
     variables = ray.get_runtime_context().runtime_env.get("env_vars", {})
     return {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
 
