@@ -8,6 +8,7 @@ import os
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.provider import Started, Tell
+from cluster.hosts.settings import JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
 from cluster.state import connection
 from cluster.state.health import answers
 from cluster.state.record import SERVE_PORT, TOKEN_FILE, ClusterRecord, read_record, write_record
@@ -30,10 +32,6 @@ from cluster.state.state_directory import (
 )
 
 GATEWAY_PORT = 8000
-SERVE_SETTINGS = {
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-}
 _ASK_S = 10.0
 
 
@@ -132,7 +130,7 @@ def _start(
         serve_port=cluster.serve_proxy.port or SERVE_PORT,
         provider="existing",
         python=str(findings.seen[head].facts["executable"]),
-        env={**SERVE_SETTINGS, **passed_on(cluster.env, os.environ, "cluster.env")},
+        env=_environment(cluster),
     )
     record = _with_gateway(cluster, record, there)
     start_services(cluster, record)
@@ -145,14 +143,18 @@ def _with_gateway(
     cluster: ClusterConfig, record: ClusterRecord, there: Mapping[str, Any] | None
 ) -> ClusterRecord:
     """The record with where the gateway is to listen, which the head chooses."""
-    from dataclasses import replace
-
     from cluster.hosts.services import choose_gateway
 
     if there is not None:
         return replace(record, gateway_host=there["gateway_host"], gateway_port=there["gateway_port"])
     host, port = choose_gateway(cluster.gateway, record.head_ip, GATEWAY_PORT, record.serve_port)
     return replace(record, gateway_host=host, gateway_port=port)
+
+
+def _environment(cluster: ClusterConfig) -> dict[str, str]:
+    """What all that is Shoal's gets beside the environment of its node, which is somebody else's."""
+    settings = {**SERVE_SETTINGS, JOB_STOP_WAIT: str(JOB_STOP_WAIT_S)}
+    return {**settings, **passed_on(cluster.env, os.environ, "cluster.env")}
 
 
 def _keep_token(name: str) -> str | None:
@@ -228,12 +230,11 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
         raise ShoalError("this process is connected to a Ray cluster; disconnect it first")
     address = _address(cluster.address)
     _require_node(address)
-    env = {**SERVE_SETTINGS, **passed_on(cluster.env, os.environ, "cluster.env")}
     try:
         context = ray.init(
             address=address,
             namespace=NAMESPACE,
-            runtime_env={"env_vars": env},
+            runtime_env={"env_vars": _environment(cluster)},
             log_to_driver=False,
             logging_level=logging.ERROR,
         )

@@ -58,7 +58,6 @@ class _Conversation:
         self._agents = {
             node.node_id: kind.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.node_id, soft=False),
-                runtime_env={"env_vars": {}},
             ).remote()
             for node in nodes
         }

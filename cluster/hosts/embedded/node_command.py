@@ -13,6 +13,7 @@ from cluster.environment import passed_on
 from cluster.errors import RequestError
 from cluster.hosts.embedded.identity import Identity
 from cluster.hosts.embedded.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
+from cluster.hosts.settings import JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE
 
@@ -27,9 +28,6 @@ LEAST_STORE_BYTES = 80 * 1024**2
 
 TEMPORARY = "t"
 """In the session directory: temporary files of all nodes."""
-
-JOB_STOP_WAIT_S = 120
-"""Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
 
 ANOTHER_CLUSTERS = (
     "RAY_ADDRESS",
@@ -132,15 +130,6 @@ def node_command(
     ]
 
 
-SERVE_SETTINGS = {
-    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
-    "RAY_SERVE_LOG_TO_STDERR": "0",
-}
-"""Settings of Ray Serve from its performance guide; whoever calls `up` may set others. Event loops in threads
-of one process wait for one another, and ours do nothing that takes long."""
-
-
 def node_environment(
     caller: Mapping[str, str],
     python: str,
@@ -192,7 +181,7 @@ def node_environment(
         # Where Serve's proxy listens, whoever starts Serve: the dashboard does, for `serve deploy`.
         "RAY_SERVE_DEFAULT_HTTP_HOST": identity.serve_host,
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_JOB_STOP_WAIT_TIME_S": variables.get("RAY_JOB_STOP_WAIT_TIME_S", str(JOB_STOP_WAIT_S)),
+        JOB_STOP_WAIT: variables.get(JOB_STOP_WAIT, str(JOB_STOP_WAIT_S)),
         # Temporary files of jobs and of Ray go away with the cluster.
         "TMPDIR": str(node.directory.parent / TEMPORARY),
     }

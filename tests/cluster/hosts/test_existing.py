@@ -104,6 +104,10 @@ def test_the_token_is_kept_for_later_commands_and_forgotten_at_the_end(pair: Wor
     assert code == 0, said
     kept = pair.head.file("/root/.local/state/shoal/lab/token")
     assert (kept.read_text(), kept.stat().st_mode & 0o777) == (TOKEN, 0o600)
+    record = json.loads(kept.with_name("record.json").read_text())
+    assert record["env"]["RAY_JOB_STOP_WAIT_TIME_S"] == "120", (
+        "Ray's own 3 s are less than a checkpoint takes"
+    )
     assert pair.document("status", "-f", "/root/shoal.yaml")["nodes"][0]["name"] == "one"
     assert pair.shoal("down", "-f", "/root/shoal.yaml").returncode == 0
     assert not kept.parent.exists()

@@ -1,0 +1,15 @@
+"""Ray's settings for what is Shoal's, wherever its nodes come from."""
+
+from __future__ import annotations
+
+SERVE_SETTINGS = {
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+}
+"""Settings of Ray Serve from its performance guide; whoever calls `up` may set others. Event loops in threads
+of one process wait for one another, and ours do nothing that takes long."""
+
+JOB_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
+JOB_STOP_WAIT_S = 120
+"""Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
