@@ -98,7 +98,7 @@ def _start(
 ) -> ClusterRecord:
     from cluster.hosts.node_keeper import living_nodes
     from cluster.hosts.probe import probe
-    from cluster.hosts.services import start_services
+    from cluster.hosts.services import end_services, start_services
     from cluster.sharing.client import BrokerClient
 
     nodes, head = living_nodes()
@@ -113,29 +113,35 @@ def _start(
             tell(f"{sentence}; it is not used")
     for sentence in findings.notes:
         tell(sentence)
-    head_ip = next(node.address for node in nodes if node.node_id == head)
-    record = ClusterRecord(
-        name=cluster.name,
-        cluster_id=str(uuid.uuid4()) if there is None else str(there["cluster_id"]),
-        config_path=str(config_path),
-        base_dir=str(config_path.parent),
-        storage=cluster.storage,
-        head_ip=head_ip,
-        gcs_address=str(found["gcs_address"]),
-        dashboard_url=f"http://{found['dashboard']}",
-        gateway_host="",
-        gateway_port=0,
-        token_path=_keep_token(cluster.name),
-        serve_host=cluster.serve_proxy.host,
-        serve_port=cluster.serve_proxy.port or SERVE_PORT,
-        provider="existing",
-        python=str(findings.seen[head].facts["executable"]),
-        env=_environment(cluster),
-    )
-    record = _with_gateway(cluster, record, there)
-    start_services(cluster, record)
-    BrokerClient().judge(findings.misfits)
-    write_record(record)
+    try:
+        head_ip = next(node.address for node in nodes if node.node_id == head)
+        record = ClusterRecord(
+            name=cluster.name,
+            cluster_id=str(uuid.uuid4()) if there is None else str(there["cluster_id"]),
+            config_path=str(config_path),
+            base_dir=str(config_path.parent),
+            storage=cluster.storage,
+            head_ip=head_ip,
+            gcs_address=str(found["gcs_address"]),
+            dashboard_url=f"http://{found['dashboard']}",
+            gateway_host="",
+            gateway_port=0,
+            token_path=_keep_token(cluster.name),
+            serve_host=cluster.serve_proxy.host,
+            serve_port=cluster.serve_proxy.port or SERVE_PORT,
+            provider="existing",
+            python=str(findings.seen[head].facts["executable"]),
+            env=_environment(cluster),
+        )
+        record = _with_gateway(cluster, record, there)
+        start_services(cluster, record)
+        BrokerClient().judge(findings.misfits)
+        write_record(record)
+    except BaseException:  # an interruption too must not leave half of it
+        if there is None:
+            end_services()
+            remove_state(cluster.name)
+        raise
     return record
 
 

@@ -68,8 +68,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         yield pair
 
 
-def up(pair: Workplace, host: Host, **variables: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "infra.cli.main", "up", "-f", "/root/shoal.yaml"]
+def up(pair: Workplace, host: Host, *options: str, **variables: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "infra.cli.main", "up", "-f", "/root/shoal.yaml", *options]
     done = host.run(*command, environment={**pair.variables, **variables}, timeout_s=60)
     return done.returncode, done.stderr
 
@@ -95,6 +95,16 @@ def test_a_machine_without_ray(pair: Workplace) -> None:
     code, said = up(pair, beside)
     assert code == 1
     assert said.startswith("there is no Ray cluster here: this machine is a node of none (`ray start`)")
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_an_up_that_fails_leaves_nothing(pair: Workplace) -> None:
+    taken = "cluster.gateway.port=22"  # sshd's
+    code, said = up(pair, pair.head, "--set", taken, RAY_AUTH_TOKEN=TOKEN)
+    assert code == 2
+    assert "cluster.gateway.port: 22 on" in said
+    assert not pair.head.file("/root/.local/state/shoal").exists()
 
 
 @needs_hosts
