@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 
 
 def counted(number: int, noun: str) -> str:
     """`1 rank`, `2 ranks`, `1,000 ranks`; for nouns whose plural ends in s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def amounts(resources: Mapping[str, float]) -> str:
+    """`2 CPU and 1 GPU`; `nothing`."""
+    parts = [f"{amount:g} {name}" for name, amount in sorted(resources.items()) if amount]
+    return " and ".join(parts) or "nothing"
+
+
+def step_of(step: int, steps: int | None) -> str:
+    """`12/200`; `12` where nobody knows how many there are."""
+    return f"{step}/{steps}" if steps else str(step)
 
 
 def lasting(seconds: float) -> str:

@@ -10,11 +10,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
@@ -30,8 +31,6 @@ LOOK_EVERY_S = 2.0
 _MOST_ACTORS = 10_000
 _ALL = -1
 
-Emit = Callable[[Origin, LogLine], None]
-Put = Callable[[tuple[Origin, LogLine]], None]
 Say = Callable[[str], None]
 
 
@@ -46,6 +45,21 @@ class AppProcess:
     node_id: str | None
     pid: int | None
     alive: bool
+
+
+@dataclass(frozen=True)
+class Written:
+    """One line that a process wrote."""
+
+    origin: Origin
+    line: LogLine
+    log: str
+    """The key of the output that it is in."""
+    number: int
+    """Its place there, from 1."""
+
+
+Emit = Callable[[Written], None]
 
 
 @dataclass(frozen=True)
@@ -107,12 +121,16 @@ def _source(row: Any) -> AppProcess | None:
 class AppLogs:
     """The logs of a cluster's apps.
 
+    Args:
+        joined: this process is one of the cluster's, and so has its address and token.
+
     Raises:
         ShoalError: from every method, when Ray's state API does not answer.
     """
 
-    def __init__(self, record: ClusterRecord) -> None:
-        point_at(record)
+    def __init__(self, record: ClusterRecord, *, joined: bool = False) -> None:
+        if not joined:
+            point_at(record)
         self._url, self._address = record.dashboard_url, record.gcs_address
         self._directory = session_directory(record.name)
 
@@ -141,19 +159,23 @@ class AppLogs:
         for source in self.sources(wanted):
             for suffix in OUTPUTS:
                 try:
-                    raw = self._raw(source, suffix)
-                    lines = _wanted(raw, wanted) if wanted.tail is None else _last(raw, wanted)[0]
-                    for line in lines:
-                        emit(source.origin, line)
+                    lines = _numbered(self._raw(source, suffix), wanted)
+                    for number, line in lines if wanted.tail is None else deque(lines, maxlen=wanted.tail):
+                        emit(Written(source.origin, line, _key(source, suffix), number))
                 except ShoalError as error:
                     say(str(error))
 
-    def follow(self, wanted: Wanted, emit: Emit, say: Say) -> None:
+    def follow(
+        self, wanted: Wanted, emit: Emit, say: Say, past: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
         """Emit what there is, and then what comes, of processes that start meanwhile too; until interrupted.
 
         Each output has a thread that waits for Ray's answer; that of a process that has ended waits on.
+
+        Args:
+            past: how many lines of each output are known.
         """
-        lines: queue.SimpleQueue[tuple[Origin, LogLine]] = queue.SimpleQueue()
+        lines: queue.SimpleQueue[Written] = queue.SimpleQueue()
         known: set[str] = set()
         dead: set[str] = set()
         tail = wanted.tail
@@ -165,13 +187,14 @@ class AppLogs:
                 if source.actor_id not in known:
                     known.add(source.actor_id)
                     for suffix in OUTPUTS:
-                        feed = (source, suffix, replace(wanted, tail=tail), dead, lines.put, say)
+                        known_lines = past.get(_key(source, suffix), 0)
+                        feed = (source, suffix, replace(wanted, tail=tail), known_lines, dead, lines.put, say)
                         threading.Thread(target=self._feed, args=feed, daemon=True).start()
             tail = None  # what starts from here on is new from its first line
             look_at = time.monotonic() + LOOK_EVERY_S
             with suppress(queue.Empty):
                 while (left := look_at - time.monotonic()) > 0:
-                    emit(*lines.get(timeout=left))
+                    emit(lines.get(timeout=left))
             try:
                 sources, away = self.sources(wanted), False
             except ShoalError as error:
@@ -180,21 +203,32 @@ class AppLogs:
                 away = True
 
     def _feed(
-        self, source: AppProcess, suffix: str, wanted: Wanted, dead: Set[str], put: Put, say: Say
+        self,
+        source: AppProcess,
+        suffix: str,
+        wanted: Wanted,
+        past: int,
+        dead: Set[str],
+        put: Emit,
+        say: Say,
     ) -> None:
-        """Put the lines of one output, all or the last ones, and what comes while its process lives."""
-        past, broken = 0, False
+        """Put the lines of one output, all or the last ones, and what comes while its process lives.
+
+        Args:
+            past: how many of its lines are known.
+        """
+        broken, log = False, _key(source, suffix)
         while True:
             ends = source.actor_id in dead
             try:
                 if wanted.tail is not None and not past:
                     chosen, past = _last(self._raw(source, suffix), wanted)
-                    for line in chosen:
-                        put((source.origin, line))
+                    for number, line in chosen:
+                        put(Written(source.origin, line, log, number))
                 for text in islice(self._raw(source, suffix, follow=not ends), past, None):
                     past, broken = past + 1, False
-                    for line in _wanted(iter((text,)), wanted):
-                        put((source.origin, line))
+                    for _, line in _numbered((text,), wanted):
+                        put(Written(source.origin, line, log, past))
             except ShoalError as error:
                 if not broken:
                     say(str(error))
@@ -252,14 +286,19 @@ class AppLogs:
             raise ShoalError(f"Ray does not say which processes there are or were: {error}") from error
 
 
-def _wanted(raw: Iterable[str], wanted: Wanted) -> Iterator[LogLine]:
-    for text in raw:
+def _key(source: AppProcess, suffix: str) -> str:
+    return f"{source.actor_id}-{suffix}"
+
+
+def _numbered(raw: Iterable[str], wanted: Wanted) -> Iterator[tuple[int, LogLine]]:
+    """The lines that are wanted, with their numbers among all, from 1."""
+    for number, text in enumerate(raw, start=1):
         line = LogLine.read(text)
         if line is not None and wanted.has(line):
-            yield line
+            yield number, line
 
 
-def _last(raw: Iterable[str], wanted: Wanted) -> tuple[deque[LogLine], int]:
+def _last(raw: Iterable[str], wanted: Wanted) -> tuple[deque[tuple[int, LogLine]], int]:
     """The last of the lines that are wanted, and how many lines there are at all."""
     number = 0
 
@@ -269,7 +308,7 @@ def _last(raw: Iterable[str], wanted: Wanted) -> tuple[deque[LogLine], int]:
             number += 1
             yield text
 
-    return deque(_wanted(counted(), wanted), maxlen=wanted.tail), number
+    return deque(_numbered(counted(), wanted), maxlen=wanted.tail), number
 
 
 def _lines(parts: Iterator[Any], *, unended: bool = True) -> Iterator[str]:

@@ -1,10 +1,11 @@
-"""Follows a running job from its two logs, wherever they lie, until it has ended."""
+"""A running job from its logs, wherever they lie: what is new in them, and how that is shown."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
 
 from cluster.files.line_reader import LineReader
 from cluster.files.storage import Storage
@@ -16,37 +17,57 @@ from train_jobs.records.run_log import EVENTS, METRICS, RunSummary
 _POLL_S = 0.2
 _DRIVER_POLL_S = 2.0
 
+EntryKind = Literal["event", "metric", "printed"]
+JobEntry = tuple[EntryKind, dict[str, Any]]
+"""An event of the run, a line of its metrics, or a line that rank 0 of a script has printed."""
+
 
 class JobLogs:
-    """The two logs of a run, and what they have told so far.
+    """The logs of a run, and what they have told so far.
 
     Args:
-        storage: the run's directory.
+        run: the run's directory.
     """
 
-    def __init__(self, storage: Storage, job: str) -> None:
+    def __init__(self, run: Storage, job: str) -> None:
         self.summary = RunSummary(job)
-        self._output = RankOutput(storage)
-        self._events, self._metrics = LineReader(storage, EVENTS), LineReader(storage, METRICS)
+        self._output = RankOutput(run)
+        self._events, self._metrics = LineReader(run, EVENTS), LineReader(run, METRICS)
 
-    def show(self, view: JobView | None = None) -> None:
-        """Take in what is new, and show it; without a view it is only taken in.
-
-        Of a script that is what its rank 0 prints, too.
-        """
+    def new(self) -> Iterator[JobEntry]:
+        """What is new: events first, then metrics, then what was printed. It counts in `summary`."""
         for event in self._events.new():
-            self.summary.apply(event)
-            if view is not None:
-                view.event(event, self.summary)
+            yield "event", take("event", event, self.summary)
         for line in self._metrics.new():
-            self.summary.step, self.summary.metrics = line["step"], line
-            self.summary.steps = line.get("steps", self.summary.steps)
-            if view is not None:
-                view.metric(line, self.summary)
+            yield "metric", take("metric", line, self.summary)
         if self.summary.task == "script":
             for printed in self._output.new(last=self.summary.ended):
-                if view is not None:
-                    view.line(printed.text)
+                yield "printed", printed.as_json()
+
+    def pass_over(self) -> None:
+        """Take in what is there, and tell nobody."""
+        for _ in self.new():
+            pass
+
+
+def take(kind: EntryKind, entry: dict[str, Any], summary: RunSummary) -> dict[str, Any]:
+    """Let an entry count in a summary; the entry."""
+    if kind == "event":
+        summary.apply(entry)
+    elif kind == "metric":
+        summary.step, summary.metrics = entry["step"], entry
+        summary.steps = entry.get("steps", summary.steps)
+    return entry
+
+
+def show(kind: EntryKind, entry: dict[str, Any], summary: RunSummary, view: JobView) -> None:
+    """Show an entry that counts in the summary."""
+    if kind == "event":
+        view.event(entry, summary)
+    elif kind == "metric":
+        view.metric(entry, summary)
+    else:
+        view.line(entry["line"])
 
 
 def follow(logs: JobLogs, driver_status: Callable[[], str | None], view: JobView) -> str | None:
@@ -60,15 +81,20 @@ def follow(logs: JobLogs, driver_status: Callable[[], str | None], view: JobView
     """
     pause = threading.Event()
     next_look = time.monotonic() + _DRIVER_POLL_S
+
+    def look() -> None:
+        for kind, entry in logs.new():
+            show(kind, entry, logs.summary, view)
+
     while True:
-        logs.show(view)
+        look()
         if logs.summary.ended:
             return None
         if time.monotonic() >= next_look:
             status = driver_status()
             if status in RAY_ENDED:
                 # What the driver wrote last may have come after our last look.
-                logs.show(view)
+                look()
                 return None if logs.summary.ended else status
             next_look = time.monotonic() + _DRIVER_POLL_S
         pause.wait(_POLL_S)

@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from cluster.wording import counted
+from cluster.wording import counted, step_of
 from train_jobs.records.run_log import RunSummary
 
 if TYPE_CHECKING:
@@ -161,11 +161,6 @@ class JobBar(JobView):
 
     def line(self, text: str) -> None:
         self.progress.console.print(text, markup=False)
-
-
-def step_of(step: int, steps: int | None) -> str:
-    """`12/200`; `12` where nobody knows how many there are."""
-    return f"{step}/{steps}" if steps else str(step)
 
 
 def figures(line: dict[str, Any]) -> str:

@@ -22,7 +22,7 @@ from cluster.hosts import PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
-from infra.tenants import take_down
+from infra.lifecycle import take_down
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
 from train_jobs.records.run_log import RunSummary

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.files.backend import MissingError
 from cluster.files.storage import Storage
@@ -21,6 +22,10 @@ class RankLine:
     attempt: int
     rank: int
     text: str
+
+    def as_json(self) -> dict[str, Any]:
+        """The line as `shoal logs --json` prints it."""
+        return {"source": "rank", "attempt": self.attempt, "rank": self.rank, "line": self.text}
 
 
 class RankOutput:

@@ -25,7 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(options: argparse.Namespace) -> int:
-    from cluster.config.loader import find_config, load_config
+    from cluster.config.find import find_config
+    from cluster.config.loader import load_config
 
     scope = f"serve_apps.{options.names[0]}" if len(options.names) == 1 else None
     loaded = load_config(find_config(options.file), options.settings, scope)

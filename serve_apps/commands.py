@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.config import ShoalConfig
+from cluster.config.sections.root import ShoalConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.controller.client import ControllerClient, start_controller
 from serve_apps.controller.following import LOOK_EVERY_S, Say, follow, say_nothing
@@ -99,8 +99,11 @@ def roll_back(name: str, *, timeout_s: float = READY_TIMEOUT_S, say: Say = say_n
     return next(row for row in app_statuses() if row["name"] == name)
 
 
-def remove(names: Sequence[str]) -> None:
-    """Take apps down and wait; requests that run are finished first. The gateway stays.
+def begin_to_remove(names: Sequence[str]) -> ControllerClient:
+    """Have apps taken down; requests that run are finished first. The gateway stays.
+
+    Returns:
+        the controller, which lists them until they are gone.
 
     Raises:
         RequestError: an app is not there; nothing was taken down.
@@ -114,6 +117,16 @@ def remove(names: Sequence[str]) -> None:
         raise RequestError(f"no app '{unknown[0]}' is served; {runs}")
     for name in names:
         controller.remove(name)
+    return controller
+
+
+def remove(names: Sequence[str]) -> None:
+    """The same, and wait until they are gone.
+
+    Raises:
+        RequestError: an app is not there; nothing was taken down.
+    """
+    controller = begin_to_remove(names)
     pause = threading.Event()
     while any(name in names for name in controller.describe()):
         pause.wait(LOOK_EVERY_S)

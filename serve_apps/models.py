@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from cluster.config import ServeAppConfig
 from cluster.config.models.model_sizes import is_directory
+from cluster.config.sections.serve import ServeAppConfig
 from cluster.errors import RequestError
 from serve_apps.spec import AppSpec
 

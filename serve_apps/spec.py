@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from cluster.errors import RequestError
 from cluster.state.nodes import ACCELERATOR_LABEL
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import ray
 
 from cluster.actors import NAMESPACE
-from cluster.config.loader import find_config, load_config
+from cluster.config.find import find_config
+from cluster.config.loader import load_config
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient

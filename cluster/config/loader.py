@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,28 +14,29 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from cluster.config.checks.config_checks import find_mistakes
+from cluster.config.find import FILE_NAME, read_config, whole_file
 from cluster.config.models.model_sizes import is_directory
 from cluster.config.reading import schema
 from cluster.config.reading.api_keys import ENVIRONMENT
 from cluster.config.reading.deepspeed_settings import read_deepspeed
 from cluster.config.reading.overrides import SETTING_FILE, apply_overrides, no_such_entry
-from cluster.config.reading.positions import KeyPath, Position, YamlDocument, shorten
+from cluster.config.reading.positions import Item, KeyPath, Position, YamlDocument
 from cluster.config.reading.sentences import intended, mistake_at, translate
 from cluster.config.reading.yaml_reader import read_yaml
 from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
+from cluster.config.sections.serve import ServeAppConfig
 from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import ConfigError, Mistake
 
-FILE_NAME = "shoal.yaml"
 RUN_FILE = "config.yaml"
 """In a run's directory, with the job as it was resolved."""
-FILE_VARIABLE = "SHOAL_CONFIG"
-MAX_BYTES = 1024 * 1024
 AskNodes = Callable[[ClusterConfig], tuple[NodeConfig, ...] | None]
 """Says which nodes a cluster has now; None where nobody knows."""
 _TABLES = ("train_jobs", "serve_apps")
 
+_NOWHERE = Position(FILE_NAME)
+"""Of what was sent without its file; whoever has that knows the lines."""
 _SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -56,30 +56,6 @@ class LoadedConfig:
     def resolved(self) -> ShoalConfig:
         """The config with its paths made absolute."""
         return resolve_paths(self.config, self.base)
-
-
-def find_config(file: str | None = None) -> Path:
-    """The config file: `file`, else $SHOAL_CONFIG, else shoal.yaml here or in a parent directory.
-
-    Raises:
-        ConfigError: no file was named and there is none.
-    """
-    named = file if file is not None else os.environ.get(FILE_VARIABLE) or None
-    if named is not None:
-        return Path(named)
-    if os.path.lexists(FILE_NAME):
-        return Path(FILE_NAME)
-    try:
-        here = Path.cwd()
-    except OSError as error:
-        raise _whole_file(FILE_NAME, f"the current directory cannot be read ({error.strerror})") from error
-    for directory in here.parents:
-        if os.path.lexists(directory / FILE_NAME):
-            return directory / FILE_NAME
-    raise _whole_file(
-        FILE_NAME,
-        "there is no such file here or in a parent directory; `shoal init` writes one, -f names another",
-    )
 
 
 def load_config(
@@ -146,6 +122,37 @@ def change_job(text: str, name: str, overrides: Sequence[str], around: LoadedCon
     return resolve_paths(config, around.base).train_jobs[name]
 
 
+def mistakes_of_job(
+    name: str, job: TrainJobConfig, cluster: ClusterConfig, folder: Path, kinds: tuple[NodeConfig, ...]
+) -> list[Mistake]:
+    """What is wrong with a job that was sent here without its file, seen from this machine.
+
+    Args:
+        job: with its paths absolute.
+        folder: what has come with it.
+        kinds: the nodes that there are.
+    """
+    sent = job.model_copy(update={"working_dir": None})
+    whole = ShoalConfig(cluster=cluster, train_jobs={name: sent})
+    document = YamlDocument(FILE_NAME, Item(_NOWHERE, {}))
+    own = f"train_jobs.{name}"
+    return [
+        each for each in find_mistakes(whole, document, folder, (), kinds) if _entry_of(each.path, (own,))
+    ]
+
+
+def mistakes_of_app(
+    name: str, app: ServeAppConfig, cluster: ClusterConfig, kinds: tuple[NodeConfig, ...]
+) -> list[Mistake]:
+    """The same of an app."""
+    whole = ShoalConfig(cluster=cluster, serve_apps={name: app})
+    document = YamlDocument(FILE_NAME, Item(_NOWHERE, {}))
+    own = f"serve_apps.{name}"
+    return [
+        each for each in find_mistakes(whole, document, Path("/"), (), kinds) if _entry_of(each.path, (own,))
+    ]
+
+
 def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
     """The config with its relative paths made absolute from `base`; URIs with a scheme stay as they are."""
     jobs = {name: _resolve_job(job, base) for name, job in config.train_jobs.items()}
@@ -156,8 +163,13 @@ def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
     gateway = config.cluster.gateway
     if gateway.keys is not None and not gateway.keys.startswith(ENVIRONMENT):
         gateway = gateway.model_copy(update={"keys": _absolute(gateway.keys, base)})
+    api = config.cluster.api
+    files = {"certificate": api.certificate, "private_key": api.private_key}
+    api = api.model_copy(
+        update={key: _absolute(file, base) for key, file in files.items() if file is not None}
+    )
     storage = _absolute(config.cluster.storage, base)
-    cluster = config.cluster.model_copy(update={"storage": storage, "gateway": gateway})
+    cluster = config.cluster.model_copy(update={"storage": storage, "gateway": gateway, "api": api})
     return config.model_copy(update={"cluster": cluster, "train_jobs": jobs, "serve_apps": apps})
 
 
@@ -198,61 +210,23 @@ def _absolute(path: str, base: Path) -> str:
     return os.path.abspath(os.path.join(os.path.abspath(base), os.path.expanduser(path)))
 
 
-def _whole_file(file: str, message: str) -> ConfigError:
-    return ConfigError([Mistake(file, None, None, "", None, message)])
-
-
 def _read(path: Path, file: str) -> YamlDocument:
     """The file as a tree with positions; its top is a section.
 
     Raises:
         ConfigError: it cannot be read, or it is not one YAML document with sections.
     """
-    try:
-        text = _decode(_read_bytes(path, file), file)
-    except OSError as error:
-        raise _whole_file(file, f"cannot be read ({error.strerror or error})") from error
+    text = read_config(path, file)
     document = read_yaml(text, Position(file))
     top = document.root.value
     if top is None:
-        raise _whole_file(file, "is empty; `shoal init` writes a file that works as it is")
+        raise whole_file(file, "is empty; `shoal init` writes a file that works as it is")
     if not isinstance(top, Mapping):
         kind = "a list" if isinstance(top, tuple) else "one value"
         place = document.root.place
         message = f"holds {kind} at its top; it should hold the sections {', '.join(schema.keys_at(()))}"
         raise ConfigError([*document.mistakes, Mistake(file, place.line, place.column, "", None, message)])
     return document
-
-
-def _read_bytes(path: Path, file: str) -> bytes:
-    try:
-        status = path.stat()
-    except FileNotFoundError as error:
-        raise _whole_file(file, "there is no such file; `shoal init` writes one") from error
-    except ValueError as error:
-        raise _whole_file(shorten(file), "is no name a file can have") from error
-    if stat.S_ISDIR(status.st_mode):
-        inside = path / FILE_NAME
-        hint = f"; did you mean {inside}?" if inside.is_file() else "; name a file"
-        raise _whole_file(file, "is a directory" + hint)
-    if not stat.S_ISREG(status.st_mode):
-        raise _whole_file(file, "is not a regular file")
-    with path.open("rb") as stream:
-        data = stream.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise _whole_file(file, f"is larger than {MAX_BYTES} bytes (1 MiB); a config is smaller")
-    return data
-
-
-def _decode(data: bytes, file: str) -> str:
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        before = data[: error.start]
-        line = before.count(b"\n") + 1
-        column = len(before[before.rfind(b"\n") + 1 :].decode("utf-8", "replace")) + 1
-        message = f"is not UTF-8 text (the byte 0x{data[error.start]:02x} does not belong there)"
-        raise ConfigError([Mistake(file, line, column, "", None, message)]) from error
 
 
 def _scope(document: YamlDocument, scope: str) -> KeyPath:

@@ -12,6 +12,10 @@ from cluster.errors import RequestError
 Endpoint = tuple[str, int]
 NEXT_PORTS = 20
 """So many ports after the usual one are tried before any that is free is taken."""
+GATEWAY_PORT = 8000
+DASHBOARD_PORT = 8265
+API_PORT = 8270
+"""The usual ports."""
 EVERY_HOST = ("0.0.0.0", "::", "")
 
 

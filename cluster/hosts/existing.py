@@ -31,7 +31,6 @@ from cluster.state.state_directory import (
     write_private,
 )
 
-GATEWAY_PORT = 8000
 _ASK_S = 10.0
 
 
@@ -130,10 +129,11 @@ def _start(
             serve_host=cluster.serve_proxy.host,
             serve_port=cluster.serve_proxy.port or SERVE_PORT,
             provider="existing",
+            api_certificate=cluster.api.certificate,
             python=str(findings.seen[head].facts["executable"]),
             env=_environment(cluster),
         )
-        record = _with_gateway(cluster, record, there)
+        record = _with_endpoints(cluster, record, there)
         start_services(cluster, record)
         BrokerClient().judge(findings.misfits)
         write_record(record)
@@ -145,16 +145,18 @@ def _start(
     return record
 
 
-def _with_gateway(
+def _with_endpoints(
     cluster: ClusterConfig, record: ClusterRecord, there: Mapping[str, Any] | None
 ) -> ClusterRecord:
-    """The record with where the gateway is to listen, which the head chooses."""
-    from cluster.hosts.services import choose_gateway
+    """The record with where our servers are to listen, which the head chooses."""
+    from cluster.hosts.services import choose_endpoints
 
-    if there is not None:
-        return replace(record, gateway_host=there["gateway_host"], gateway_port=there["gateway_port"])
-    host, port = choose_gateway(cluster.gateway, record.head_ip, GATEWAY_PORT, record.serve_port)
-    return replace(record, gateway_host=host, gateway_port=port)
+    if there is None:
+        gateway, api = choose_endpoints(cluster, record)
+    else:
+        gateway = there["gateway_host"], there["gateway_port"]
+        api = there["api_host"], there["api_port"]
+    return replace(record, gateway_host=gateway[0], gateway_port=gateway[1], api_host=api[0], api_port=api[1])
 
 
 def _environment(cluster: ClusterConfig) -> dict[str, str]:

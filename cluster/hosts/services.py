@@ -11,9 +11,9 @@ import ray
 
 from cluster.actors import NAMESPACE
 from cluster.actors.named_actor import NamedActor
-from cluster.config.sections.cluster import ClusterConfig, GatewayConfig
+from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.hosts.endpoints import Endpoint, choose_endpoint
+from cluster.hosts.endpoints import API_PORT, GATEWAY_PORT, Endpoint, choose_endpoint
 from cluster.loopback import own_address
 from cluster.ray_private import HEAD_RESOURCE
 from cluster.sharing.broker import start_broker
@@ -35,6 +35,8 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
         "head_ip": record.head_ip,
         "gateway_host": record.gateway_host,
         "gateway_port": record.gateway_port,
+        "api_host": record.api_host,
+        "api_port": record.api_port,
         "serve_host": record.serve_host,
         "serve_port": record.serve_port,
         "gateway_keys": gateway.keys,
@@ -79,27 +81,28 @@ def broker_facts() -> dict[str, Any] | None:
         return None
 
 
-def choose_gateway(wanted: GatewayConfig, head_ip: str, usual_port: int, proxy_port: int) -> Endpoint:
-    """Where the gateway is to listen: asked of the head, whose address and ports they are.
+def choose_endpoints(cluster: ClusterConfig, record: ClusterRecord) -> tuple[Endpoint, Endpoint]:
+    """Where the gateway and the control API are to listen: asked of the head, whose addresses they are.
 
     Raises:
-        RequestError: the configured port is taken, or the host is not the head's.
+        RequestError: a configured port is taken, or a host is not the head's.
     """
-    choose: Any = ray.remote(num_cpus=0, resources={HEAD_RESOURCE: 0.001}, max_retries=0)(_choose_gateway)
+    choose: Any = ray.remote(num_cpus=0, resources={HEAD_RESOURCE: 0.001}, max_retries=0)(_choose_endpoints)
     try:
-        host, port = ray.get(choose.remote(wanted, head_ip, usual_port, proxy_port), timeout=END_TIMEOUT_S)
+        gateway, api = ray.get(choose.remote(cluster, record), timeout=END_TIMEOUT_S)
     except ray.exceptions.RayTaskError as error:
         if isinstance(error.cause, ShoalError):
             raise error.cause from None
         raise
-    return host, port
+    return gateway, api
 
 
-def _choose_gateway(wanted: GatewayConfig, head_ip: str, usual_port: int, proxy_port: int) -> Endpoint:
+def _choose_endpoints(cluster: ClusterConfig, record: ClusterRecord) -> tuple[Endpoint, Endpoint]:
     own = own_address()  # Serve's proxy listens there, unless whoever starts it says otherwise
-    return choose_endpoint(
-        "gateway", wanted, head_ip if wanted.keys else own, usual_port, [(own, proxy_port)]
-    )
+    proxy = (own, record.serve_port)
+    host = record.head_ip if cluster.gateway.keys else own
+    gateway = choose_endpoint("gateway", cluster.gateway, host, GATEWAY_PORT, [proxy])
+    return gateway, choose_endpoint("api", cluster.api, own, API_PORT, [proxy, gateway])
 
 
 def actors() -> list[Mapping[str, str]]:

@@ -71,6 +71,11 @@ class Version:
     def reference(self) -> str:
         return f"{self.name}@{self.version}"
 
+    def as_json(self) -> dict[str, Any]:
+        """The version as `shoal models --json` lists it."""
+        keys = ("name", "version", "path", "job", "step", "created_at")
+        return {key: getattr(self, key) for key in keys} | {"aliases": list(self.aliases)}
+
 
 class Registry:
     """The models in one storage.

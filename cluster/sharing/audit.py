@@ -20,8 +20,9 @@ from datetime import datetime
 from fractions import Fraction
 from typing import Any
 
-from cluster.sharing.events import amounts, listed
+from cluster.sharing.events import listed
 from cluster.sharing.ledger import TTL_S
+from cluster.wording import amounts
 
 
 @dataclass

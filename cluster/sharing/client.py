@@ -15,9 +15,10 @@ from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
 from cluster.sharing.broker import BROKER_NAME
 from cluster.sharing.demand import Demand, Grant
-from cluster.sharing.events import amounts, units_of
+from cluster.sharing.events import units_of
 from cluster.sharing.ledger import TTL_S
 from cluster.sharing.node_health import Against
+from cluster.wording import amounts
 
 CALL_TIMEOUT_S = 20.0
 """Longest that one call may take; a broker that restarts is back well before."""

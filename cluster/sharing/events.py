@@ -115,12 +115,6 @@ def units_of(kind: Kind, number: int) -> str:
     return counted(number, UNITS[kind])
 
 
-def amounts(resources: Mapping[str, float]) -> str:
-    """`2 CPU and 1 GPU`; `nothing`."""
-    parts = [f"{amount:g} {name}" for name, amount in sorted(resources.items()) if amount]
-    return " and ".join(parts) or "nothing"
-
-
 def places(units: Mapping[str, int]) -> str:
     """`worker-1 (2) and worker-2 (1)`; one node by its name alone."""
     if len(units) == 1:

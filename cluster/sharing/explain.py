@@ -11,8 +11,9 @@ from typing import Any
 
 from cluster.errors import ShoalError
 from cluster.sharing.demand import Demand, Node, place_in_queue
-from cluster.sharing.events import UNITS, amounts, listed, places, units_of
+from cluster.sharing.events import UNITS, listed, places, units_of
 from cluster.sharing.ledger import Snapshot
+from cluster.wording import amounts
 
 SHOWN_NODES = 4
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}

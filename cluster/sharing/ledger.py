@@ -9,9 +9,10 @@ from typing import Any
 
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
-from cluster.sharing.events import Cause, Event, Units, amounts, grant_reason, held_reason, units_of
+from cluster.sharing.events import Cause, Event, Units, grant_reason, held_reason, units_of
 from cluster.sharing.foreign import countable
 from cluster.sharing.lease import Lease
+from cluster.wording import amounts
 
 TTL_S = 15.0
 """Seconds after which a holder that was not heard of loses its lease."""

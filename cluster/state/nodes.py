@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cluster.config.sections.cluster import NodeConfig
@@ -59,6 +59,12 @@ def node_states() -> list[NodeState]:
     alive = {state.name for state in states if state.alive}
     states = [state for state in states if state.alive or state.name not in alive]
     return sorted(states, key=lambda state: (not state.head, state.name))
+
+
+def states_of(rows: Iterable[Mapping[str, Any]]) -> list[NodeState]:
+    """Nodes as `as_json` has told them, perhaps with more."""
+    known = [one.name for one in fields(NodeState)]
+    return [NodeState(**{name: row[name] for name in known}) for row in rows]
 
 
 def kinds_of(states: Iterable[NodeState]) -> tuple[NodeConfig, ...]:

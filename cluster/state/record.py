@@ -59,6 +59,11 @@ class ClusterRecord:
     serve_host: str | None = None
     """Where Ray Serve's own proxy listens; None for where Ray has it."""
     serve_port: int = SERVE_PORT
+    api_host: str = ""
+    api_port: int = 0
+    """Where the control API listens; 0 where an older version brought the cluster up, which had none."""
+    api_certificate: str | None = None
+    """The file with its certificate; None where it is plain HTTP."""
     provider: str = "embedded"
     python: str = sys.executable
     """The interpreter on the head."""
@@ -69,6 +74,12 @@ class ClusterRecord:
     def serve_url(self) -> str:
         """Ray Serve's own proxy, for applications that are not Shoal's."""
         return http_url(self.serve_host or "", self.serve_port, self.head_ip)
+
+    @property
+    def api_url(self) -> str:
+        """The control API."""
+        url = http_url(self.api_host, self.api_port, self.head_ip)
+        return url if self.api_certificate is None else url.replace("http://", "https://", 1)
 
     @property
     def gateway_url(self) -> str:

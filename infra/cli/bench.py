@@ -22,7 +22,7 @@ from infra.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from cluster.config import TrainJobConfig
+    from cluster.config.sections.train import TrainJobConfig
     from infra.lab.bench.scaling import ScalingRow
 
 
@@ -76,20 +76,17 @@ def train(
     if plot is not None and not plot.absolute().parent.is_dir():
         raise RequestError(f"{plot.absolute().parent} is no directory to draw into")
 
-    from cluster.files.storage import Storage
-    from cluster.state.connection import require_record
+    from infra.cli.submitting import submit
+    from infra.cli.target import find_target
     from infra.cli.train import follow_job
     from infra.lab.bench.scaling import ScalingRun, document, order, table, unit_of
-    from train_jobs.driver.submission import Submissions, new_job_id
 
-    record = require_record(loaded.config.cluster.name)
-    storage, submissions = Storage(record.storage), Submissions(record)
+    api = find_target(file).api
     trials = []
     for strategy, count in order(names, counts, repeats):
         say(f"{strategy} with {counted(count, 'worker')}")
-        job = new_job_id(name)
-        submissions.submit(storage, job, name, configs[strategy, count], job, loaded.base)
-        result = follow_job(submissions, storage, job, job)
+        submitted = submit(api, name, configs[strategy, count], loaded)
+        result, _ = follow_job(api, submitted["job"])
         if result["status"] != "succeeded" or result["totals"] is None:
             raise ShoalError(f"{strategy} with {count} workers {result['status']}: {result['error']}")
         trials.append(ScalingRun(strategy, count, result["totals"]))

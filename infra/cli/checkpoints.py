@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from infra.cli.common import FileOption, JobArgument, JsonOption, load, print_json
-
-if TYPE_CHECKING:
-    from train_jobs.checkpoint.store import Checkpoint, CheckpointStore
+from infra.cli.target import target_if_up
 
 
 def register(app: typer.Typer) -> None:
@@ -23,15 +22,7 @@ def register(app: typer.Typer) -> None:
 
 def checkpoints(job: JobArgument, file: FileOption = None, as_json: JsonOption = False) -> None:
     """List the checkpoints of a job; works without a running cluster."""
-    from cluster.files.storage import Storage
-    from train_jobs.checkpoint.store import CheckpointStore
-    from train_jobs.records.listing import find_job, run_of
-    from train_jobs.spec import CHECKPOINTS
-
-    storage = Storage(load(file, across=False).resolved.cluster.storage)
-    found = find_job(storage, job)
-    store = CheckpointStore(run_of(storage, found).child(CHECKPOINTS))
-    rows = [_row(store, checkpoint) for checkpoint in store.all()]
+    found, rows = _rows(job, file)
     if as_json:
         print_json(rows)
         return
@@ -75,16 +66,23 @@ def export(
         typer.echo(f"{job} at step {step} is in {directory}")
 
 
-def _row(store: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
-    manifest = checkpoint.manifest
-    return {
-        "step": checkpoint.step,
-        "complete": checkpoint.complete,
-        "size_bytes": manifest.size_bytes if manifest else None,
-        "evaluation": checkpoint.evaluation,
-        "damage": checkpoint.damage,
-        "path": store.location(checkpoint.step),
-    }
+def _rows(job: str, file: str | None) -> tuple[str, list[dict[str, Any]]]:
+    """The job's id, and its checkpoints."""
+    from infra.api.client import NoAnswerError
+
+    target = target_if_up(file)
+    if target is not None:
+        try:
+            document = target.api.get(f"/jobs/{quote(job, safe='')}/checkpoints")
+            return document["job"], document["checkpoints"]
+        except NoAnswerError:
+            if not target.is_here:
+                raise
+    from cluster.files.storage import Storage
+    from infra.api.checkpoints import checkpoints_of
+
+    document = checkpoints_of(Storage(load(file, across=False).resolved.cluster.storage), job)
+    return document["job"], document["checkpoints"]
 
 
 def _print_table(rows: list[dict[str, Any]]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from collections.abc import Callable
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
-from cluster.errors import ShoalError
+from cluster.wording import amounts, step_of
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+from infra.cli.target import find_target
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -20,12 +21,6 @@ if TYPE_CHECKING:
     from cluster.state.record import ClusterRecord
 
 SERVE_START_S = 120.0
-
-Told = TypeVar("Told")
-Sharing = tuple[
-    list[dict[str, Any]], dict[str, dict[str, float]], dict[str, dict[str, Any]], dict[str, list[str]]
-]
-"""The leases; by node id what strangers use, which nodes are avoided, and which do not fit and why."""
 
 
 def register(app: typer.Typer) -> None:
@@ -39,19 +34,19 @@ def register(app: typer.Typer) -> None:
 
 def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Start the cluster; when it is up already, say so."""
-    from cluster.hosts import PROVIDERS
     from cluster.state.record import SERVE_PORT
+    from infra.lifecycle import bring_up
 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
-    started = PROVIDERS[cluster.provider]().up(cluster, loaded.path, say)
+    started, document = bring_up(cluster, loaded.path, say)
     if started.was_up:
         say(f"cluster {cluster.name} is up already")
     elif started.record.serve_port != SERVE_PORT:
         # Serve's tools would start it at its usual port: they cannot be told another.
         say(f"starting Ray Serve, whose proxy is to listen at {started.record.serve_url}")
         _start_serve(started.record)
-    _show(started.record, as_json, fresh=not started.was_up)
+    _show(document, as_json)
 
 
 def _start_serve(record: ClusterRecord) -> None:
@@ -69,7 +64,7 @@ def _start_serve(record: ClusterRecord) -> None:
 
 def down(file: FileOption = None, settings: SetOption = None, as_json: JsonOption = False) -> None:
     """Stop every process of the cluster."""
-    from infra.tenants import take_down
+    from infra.lifecycle import take_down
 
     loaded = load(file, settings, across=False)
     cluster = loaded.config.cluster
@@ -89,13 +84,13 @@ def status(
     ] = False,
 ) -> None:
     """Show the nodes with what they have and use, the leases, the jobs, the apps and the URLs."""
-    record = _record(file, settings)
+    api = find_target(file, settings).api
     if watch:
         from infra.cli.watch import watch as follow_events
 
-        follow_events(record, as_json)
+        follow_events(api, as_json)
     else:
-        _show(record, as_json)
+        _show(api.get("/cluster"), as_json)
 
 
 def forgive(
@@ -105,138 +100,41 @@ def forgive(
     as_json: JsonOption = False,
 ) -> None:
     """Trust a node again that was avoided because jobs failed there."""
-    record = _record(file, settings)
-
-    from cluster.errors import RequestError
-    from cluster.state.connection import connect, disconnect
-
-    connect(record)
-    try:
-        from cluster.sharing.client import BrokerClient
-        from cluster.state.nodes import node_states
-
-        ids = {state.name: state.node_id for state in node_states() if state.alive}
-        if node not in ids:
-            raise RequestError(f"no node {node!r} is there; there are {', '.join(ids)}")
-        was_avoided = BrokerClient().forgive(ids[node])
-    finally:
-        disconnect()
+    document = find_target(file, settings).api.post(f"/nodes/{quote(node, safe='')}/forgive")
     if as_json:
-        print_json({"node": node, "was_avoided": was_avoided})
+        print_json(document)
     else:
-        typer.echo(f"{node} is trusted again" if was_avoided else f"{node} was not avoided")
+        typer.echo(f"{node} is trusted again" if document["was_avoided"] else f"{node} was not avoided")
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
     """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway) and SHOAL_SERVE_URL
     (Ray Serve's own proxy): eval "$(shoal env)"."""
-    from cluster.state.connection import environment
+    target = find_target(file, settings)
+    if target.record is None:
+        # Ray's tools need Ray's token, which is for the machines that are nodes.
+        say(f"cluster {target.name} was not brought up from here: Ray's own tools work on its nodes")
+        variables = {"SHOAL_BASE_URL": target.api.get("/cluster")["base_url"]}
+    else:
+        from cluster.state.connection import environment
 
-    record = _record(file, settings)
-    urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
-    for key, value in {**environment(record), **urls}.items():
+        urls = {"SHOAL_BASE_URL": target.record.gateway_url, "SHOAL_SERVE_URL": target.record.serve_url}
+        variables = {**environment(target.record), **urls}
+    for key, value in variables.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 
 
-def status_document(record: ClusterRecord, *, fresh: bool = False) -> dict[str, Any]:
-    """What `status --json` prints. What one part of the cluster does not tell is left empty, and said.
-
-    Args:
-        fresh: the cluster was started a moment ago, so that nobody has a lease and nothing runs; Serve,
-            which takes seconds to import, need not be asked.
-
-    Raises:
-        ShoalError: the cluster cannot be reached.
-    """
-    from cluster.files.storage import Storage
-    from cluster.state.connection import connect, disconnect
-    from train_jobs.records.listing import list_jobs
-
-    connect(record)
-    try:
-        from cluster.state.nodes import node_states
-
-        nobody: Sharing = ([], {}, {}, {})
-        nothing: list[dict[str, Any]] = []
-        leases, foreign, avoided, misfits = nobody if fresh else _told(_sharing, nobody)
-        return {
-            "name": record.name,
-            "address": record.gcs_address,
-            "dashboard_url": record.dashboard_url,
-            "nodes": [
-                {
-                    **state.as_json(),
-                    "foreign": foreign.get(state.node_id, {}),
-                    "avoided": avoided.get(state.node_id),
-                    "misfits": misfits.get(state.node_id, []),
-                }
-                for state in node_states()
-            ],
-            "leases": leases,
-            "jobs": list_jobs(
-                Storage(record.storage), {} if fresh else _told(lambda: _drivers(record), None)
-            ),
-            "apps": [] if fresh else _told(_apps, nothing),
-            "serve": _serve(record, fresh=fresh),
-        }
-    finally:
-        disconnect()
-
-
-def _sharing() -> Sharing:
-    from cluster.sharing.client import BrokerClient
-
-    broker = BrokerClient()
-    return broker.leases(), broker.foreign(), broker.avoided(), broker.misfits()
-
-
-def _drivers(record: ClusterRecord) -> dict[str, str] | None:
-    from train_jobs.driver.submission import Submissions
-
-    return Submissions(record).statuses()
-
-
-def _apps() -> list[dict[str, Any]]:
-    from serve_apps.status import app_statuses
-
-    return app_statuses()
-
-
-def _serve(record: ClusterRecord, *, fresh: bool) -> dict[str, Any]:
-    unknown: dict[str, Any] = {"url": record.serve_url, "status": "unknown", "proxies": [], "note": None}
-    if fresh:
-        return unknown
-    from serve_apps.status import serve_status
-
-    return _told(lambda: serve_status(record.serve_url), unknown)
-
-
-def _told(ask: Callable[[], Told], otherwise: Told) -> Told:
-    """What a part of the cluster answers; when it does not, that is said and the rest is still shown."""
-    try:
-        return ask()
-    except ShoalError as error:
-        say(str(error))
-        return otherwise
-
-
-def _record(file: str | None, settings: list[str] | None) -> ClusterRecord:
-    from cluster.state.connection import require_record
-
-    return require_record(load(file, settings, across=False).config.cluster.name)
-
-
-def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
-    document = status_document(record, fresh=fresh)
+def _show(document: dict[str, Any], as_json: bool) -> None:
+    notes = document.pop("notes")
+    for note in notes:
+        say(note)
     if as_json:
         print_json(document)
         return
     from rich.console import Console
 
-    from infra.job_view import step_of
-
     console = Console(file=sys.stdout, highlight=False)
-    console.print(f"cluster [bold]{record.name}[/bold] at {record.gcs_address}")
+    console.print(f"cluster [bold]{document['name']}[/bold] at {document['address']}")
     console.print(_nodes_table(document["nodes"]))
     for line in (*avoided_lines(document["nodes"]), *misfit_lines(document["nodes"])):
         console.print(line, soft_wrap=True, markup=False)
@@ -255,11 +153,11 @@ def _show(record: ClusterRecord, as_json: bool, *, fresh: bool = False) -> None:
     serve = document["serve"]
     if serve["note"]:
         console.print(serve["note"], soft_wrap=True, markup=False)
-    console.print(f"dashboard  {record.dashboard_url}", soft_wrap=True)
+    console.print(f"dashboard  {document['dashboard_url']}", soft_wrap=True)
     if document["apps"]:
-        console.print(f"OpenAI API {record.gateway_url}", soft_wrap=True)
+        console.print(f"OpenAI API {document['base_url']}", soft_wrap=True)
     console.print(f"Ray Serve  {serve['url']} ({_of_serve(serve['proxies'])})", soft_wrap=True)
-    console.print(f"storage    {record.storage}", soft_wrap=True)
+    console.print(f"storage    {document['storage']}", soft_wrap=True)
 
 
 def _of_serve(proxies: list[str]) -> str:
@@ -301,8 +199,6 @@ def misfit_lines(nodes: list[dict[str, Any]]) -> list[str]:
 
 
 def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
-    from cluster.sharing.events import amounts
-
     kinds = [kind for kind in ("CPU", "GPU") if any(kind in node["resources"] for node in nodes)]
     rows = []
     for node in nodes:

@@ -56,38 +56,44 @@ def load(
     across: bool = True,
     offline: bool = False,
 ) -> LoadedConfig:
-    """Find and load the config, as every command does.
+    """Find and load the config, as every command does that needs more of it than the cluster's name.
 
     `scope` is `train_jobs.NAME` or `serve_apps.NAME` for commands about one of them; `across=False` is for
-    commands that must work although jobs or apps of the file do not fit (status, down, …). Where somebody
-    else starts the nodes, jobs and apps are checked against those that are there, unless `offline`.
+    commands that must work although jobs or apps of the file do not fit (down, …). Where somebody else starts
+    the nodes, jobs and apps are checked against those that are there, unless `offline`; and where the cluster
+    is behind a context, it checks them itself: what they name lies there, and not here.
 
     Raises:
         ConfigError: with every mistake of the file and the overrides.
     """
-    from cluster.config.loader import find_config, load_config
+    from cluster.config.find import find_config
+    from cluster.config.loader import load_config
 
-    ask = None if offline else _nodes_there
-    return load_config(find_config(file), overrides or (), scope, across=across, ask_nodes=ask)
+    path, ask = find_config(file), None
+    if across and not offline:
+        from infra.cli.target import chosen_context
+
+        ask = _nodes_there
+        across = chosen_context(path) is None
+    return load_config(path, overrides or (), scope, across=across, ask_nodes=ask)
 
 
 def _nodes_there(cluster: ClusterConfig) -> tuple[NodeConfig, ...] | None:
-    """The nodes of a cluster that is up, by what Ray hands out there; None of one that is not."""
-    from cluster.state.connection import connect, disconnect, head_is_silent
+    """The nodes of a cluster that is up, as it says itself; None of one that is not."""
     from cluster.state.record import read_record
+    from infra.api.client import NoAnswerError
+    from infra.cli.target import target_of
 
     record = read_record(cluster.name)
-    if record is None or head_is_silent(record) is not None:
+    if record is None:
         return None
-    connect(record)
-    try:
-        from cluster.sharing.client import BrokerClient
-        from cluster.state.nodes import kinds_of, node_states
+    from cluster.state.nodes import kinds_of, states_of
 
-        misfits = BrokerClient().misfits()
-        return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
-    finally:
-        disconnect()
+    try:
+        rows = target_of(record).api.get("/nodes")
+    except NoAnswerError:
+        return None
+    return kinds_of(states_of(row for row in rows if not row["misfits"]))
 
 
 def print_json(document: Any) -> None:

@@ -14,8 +14,8 @@ from cluster.wording import counted
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 
 if TYPE_CHECKING:
-    from cluster.config import ServeAppConfig
     from cluster.config.loader import LoadedConfig
+    from cluster.config.sections.serve import ServeAppConfig
     from train_jobs.driver.package import Package
 
 _SHOWN_APPS = 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from cluster.version import version
 from infra.cli import common
+from infra.cli.target import CONTEXT_VARIABLE
 
 NOUNS = (
     "config",
@@ -22,6 +24,8 @@ NOUNS = (
     "serve",
     "batch",
     "keys",
+    "contexts",
+    "tokens",
     "models",
     "bench",
     "quickstart",
@@ -54,8 +58,19 @@ def _options(
     show_version: Annotated[
         bool, typer.Option("--version", help="Show the version.", callback=_print_version, is_eager=True)
     ] = False,
+    context: Annotated[
+        str | None,
+        typer.Option(
+            "--context",
+            metavar="NAME",
+            help="The cluster of this context (`shoal use` lists them). Also: $SHOAL_CONTEXT.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Options of the command itself; its commands have their own."""
+    if context is not None:
+        os.environ[CONTEXT_VARIABLE] = context
 
 
 def call(arguments: Sequence[str]) -> int:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import quote
 
 import typer
 
+from cluster.errors import RequestError, ShoalError
+from infra.api.client import APPLY_TIMEOUT_S, ApiClient
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+from infra.cli.target import find_target
+
+if TYPE_CHECKING:
+    from cluster.config.sections.root import ShoalConfig
+
+READY_TIMEOUT_S = 600.0
+"""How long a command follows a rollout; the rollout itself goes on without it."""
+_LOOK_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -27,14 +40,7 @@ def serve(
     """Serve apps until they are ready; one that runs is changed by its rollout."""
     scope = f"serve_apps.{names[0]}" if names and len(names) == 1 else None
     loaded = load(file, settings, scope)
-
-    from cluster.state.connection import connect, require_record
-
-    connect(require_record(loaded.config.cluster.name))
-
-    from serve_apps.commands import deploy
-
-    result = deploy(loaded.resolved, names or (), say=say)
+    result = deploy(find_target(file, settings if scope is None else None).api, loaded.resolved, names or ())
     if as_json:
         print_json(result)
     else:
@@ -47,18 +53,14 @@ def unserve(
     as_json: JsonOption = False,
 ) -> None:
     """Take an app down; requests that run are finished first."""
-    loaded = load(file, across=False)
-
-    from cluster.state.connection import connect, require_record
-
-    connect(require_record(loaded.config.cluster.name))
-
-    from serve_apps.commands import remove
-    from serve_apps.status import app_statuses
-
-    remove([name])
+    api = find_target(file).api
+    api.delete(f"/apps/{quote(name, safe='')}")
+    rows = api.get("/apps")
+    while any(row["name"] == name for row in rows):
+        threading.Event().wait(_LOOK_S)
+        rows = api.get("/apps")
     if as_json:
-        print_json({"removed": name, "apps": app_statuses()})
+        print_json({"removed": name, "apps": rows})
     else:
         typer.echo(f"{name} is not served any more")
 
@@ -69,19 +71,64 @@ def rollback(
     as_json: JsonOption = False,
 ) -> None:
     """Bring back what an app served before, also in the middle of a rollout."""
-    loaded = load(file, across=False)
-
-    from cluster.state.connection import connect, require_record
-
-    connect(require_record(loaded.config.cluster.name))
-
-    from serve_apps.commands import roll_back
-
-    row = roll_back(name, say=say)
+    api = find_target(file).api
+    number = api.post(f"/apps/{quote(name, safe='')}/rollback")["number"]
+    row = follow_rollout(api, name, number, back=True)
     if as_json:
         print_json(row)
     else:
         typer.echo(f"{name} serves {row['model']}")
+
+
+def deploy(api: ApiClient, config: ShoalConfig, names: Sequence[str]) -> dict[str, Any]:
+    """Serve apps of the config, all of them where none is named, and wait until they can answer.
+
+    Returns:
+        {"base_url", "apps": [the rows of these apps]}
+
+    Raises:
+        RequestError: no such app.
+        ConfigError: one does not fit the cluster.
+        ShoalError: one could not be brought there; one that was there before serves as it did.
+    """
+    chosen = list(names) or list(config.serve_apps)
+    if not chosen:
+        raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
+    for name in chosen:
+        if name not in config.serve_apps:
+            known = ", ".join(config.serve_apps) or "none"
+            raise RequestError(f"there is no app '{name}' in the config; serve_apps has: {known}")
+    begun = {}
+    for name in chosen:  # all of them come up side by side
+        section = config.serve_apps[name].model_dump(mode="json", by_alias=True)
+        begun[name] = api.put(f"/apps/{quote(name, safe='')}", section, timeout_s=APPLY_TIMEOUT_S)
+        if begun[name]["number"] is None:
+            say(f"{name}: runs already as the config says")
+    for name, rollout in begun.items():
+        if rollout["number"] is not None:
+            follow_rollout(api, name, rollout["number"])
+    rows = [row for row in api.get("/apps") if row["name"] in begun]
+    return {"base_url": begun[chosen[0]]["base_url"], "apps": rows}
+
+
+def follow_rollout(api: ApiClient, name: str, number: int, *, back: bool = False) -> dict[str, Any]:
+    """Say how a rollout goes until it has ended; the app's row.
+
+    Raises:
+        ShoalError: it failed, or takes too long.
+    """
+    path = f"/apps/{quote(name, safe='')}/rollouts/{number}/stream"
+    row: dict[str, Any] = {}
+    said = None
+    for told in api.stream(path, timeout_s=READY_TIMEOUT_S, back=str(back).lower()):
+        if told.kind == "failed":
+            raise ShoalError(told.data["message"])
+        if told.kind == "end":
+            row = told.data
+        elif told.data["text"] != said:  # whoever was cut off is told the last sentence again
+            said = told.data["text"]
+            say(said)
+    return row
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cluster.errors import ShoalError
+from infra.api.client import ApiClient, StreamEvent
 from infra.cli.common import say
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from cluster.state.record import ClusterRecord
-
-POLL_S = 0.5
 SHOWN_AT_FIRST = 10
 """Past events that a person is shown at the start."""
-
-Place = tuple[int, int]
-
-
-class EventSource(Protocol):
-    """What is asked of the broker."""
-
-    def events(self, after: Place | None = None, most: int = 1000) -> list[dict[str, Any]]: ...
-
-    def leases(self) -> list[dict[str, Any]]: ...
 
 
 class Show(Protocol):
@@ -42,58 +28,34 @@ class Show(Protocol):
     def close(self) -> None: ...
 
 
-def watch(record: ClusterRecord, as_json: bool) -> None:
+def watch(api: ApiClient, as_json: bool) -> None:
     """Show events until Ctrl-C.
 
     Raises:
         ShoalError: the cluster cannot be reached.
     """
-    from cluster.state.connection import connect, disconnect
-
+    first = 0 if as_json else SHOWN_AT_FIRST
     show: Show | None = None
     try:
-        connect(record)
-        from cluster.sharing.client import BrokerClient
-
-        broker, pause = BrokerClient(), threading.Event()
         show = JsonLines() if as_json else LiveTable() if sys.stdout.isatty() else Lines()
-        follow(broker, show, 0 if as_json else SHOWN_AT_FIRST, lambda: pause.wait(POLL_S))
+        say("watching; Ctrl-C ends this")
+        follow(api.stream("/events/stream", first=first), show)
     except KeyboardInterrupt:
         pass  # how a watch ends
     finally:
         if show is not None:
             show.close()
-        disconnect()
 
 
-def follow(source: EventSource, show: Show, shown_at_first: int, wait: Callable[[], bool]) -> None:
-    """Show the last events, and then each new one once, in order, until `wait` is true.
-
-    A broker that does not answer is said once, and asked again.
-    """
-    past = source.events(most=max(1, shown_at_first))
-    for event in past[-shown_at_first:] if shown_at_first else []:
-        show.event(event)
-    place = place_of(past[-1]) if past else (0, 0)
-    say("watching; Ctrl-C ends this")
-    away = stopping = False
-    while not stopping:
-        try:
-            for event in source.events(after=place):
-                show.event(event)
-                place = place_of(event)
-            show.leases(source.leases())
-            away = False
-        except ShoalError as error:
-            if not away:
-                say(f"{error}; asking again")
-            away = True
-        stopping = wait()
-
-
-def place_of(event: Mapping[str, Any]) -> Place:
-    """Where an event stands in the order of all."""
-    return event["epoch"], event["seq"]
+def follow(stream: Iterable[StreamEvent], show: Show) -> None:
+    """Show what a stream tells, for as long as it does."""
+    for told in stream:
+        if told.kind == "event":
+            show.event(told.data)
+        elif told.kind == "leases":
+            show.leases(told.data)
+        else:
+            say(told.data["text"])
 
 
 def event_line(event: Mapping[str, Any]) -> str:

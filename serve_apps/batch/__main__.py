@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from cluster.config.loader import find_config, load_config
+    from cluster.config.find import find_config
+    from cluster.config.loader import load_config
 
     loaded = load_config(find_config(options.file), options.settings, f"serve_apps.{options.name}")
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from cluster.config import ShoalConfig
 from cluster.config.models.model_sizes import is_directory
+from cluster.config.sections.root import ShoalConfig
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from cluster.sharing.client import BrokerClient

@@ -19,6 +19,54 @@ def say_nothing(text: str) -> None:
     """A `Say` for who wants to hear nothing."""
 
 
+class RolloutFollower:
+    """How a rollout of an app goes, look by look.
+
+    Args:
+        number: the revision that is to have all requests, or (`back`) none any more.
+    """
+
+    def __init__(self, controller: ControllerClient, name: str, number: int, *, back: bool = False) -> None:
+        self._controller = controller
+        self._name, self._number, self._back = name, number, back
+        self._last = ""
+
+    @property
+    def line(self) -> str:
+        """What was said last."""
+        return self._last
+
+    def look(self) -> tuple[list[str], bool]:
+        """What there is to say that was not said before, and whether it has ended.
+
+        Raises:
+            ShoalError: it failed.
+        """
+        name, number = self._name, self._number
+        row = self._controller.describe().get(name)
+        outcome = row["rollout"] if row is not None else self._controller.outcome(name)
+        if outcome is None:
+            raise ShoalError(f"{name} was taken down")
+        status = outcome["status"]
+        waits = outcome["number"] < number
+        if outcome["number"] > number:
+            raise ShoalError(f"{name} was changed again, to {outcome['to_version']}, before this had ended")
+        failed = not waits and (status == "failed" or (status == "rolled_back" and not self._back))
+        # A first version that failed takes the app with it.
+        if failed and (outcome["strategy"] != "start" or row is None):
+            raise ShoalError(_failed(name, outcome, still_there=row is not None))
+        switched = outcome.get("switched", False) and not self._back
+        ended = not (failed or waits) and (status != "running" or switched)
+        if ended and row is not None and row["settled"]:
+            kept = f"{name}: {outcome['to_version']} has all requests; what was before is kept for a while"
+            return [kept] if switched and status == "running" else [], True
+        line = f"waits until {outcome['to_version']} is gone" if waits else _progress(row, outcome)
+        if row is not None and row["note"]:
+            line = row["note"]
+        before, self._last = self._last, line
+        return [] if line == before else [f"{name}: {line}"], False
+
+
 def follow(
     controller: ControllerClient,
     name: str,
@@ -33,35 +81,17 @@ def follow(
     Raises:
         ShoalError: it failed, or took longer than until the deadline.
     """
-    pause = threading.Event()
-    said = ""
+    follower, pause = RolloutFollower(controller, name, number, back=back), threading.Event()
     while True:
-        row = controller.describe().get(name)
-        outcome = row["rollout"] if row is not None else controller.outcome(name)
-        if outcome is None:
-            raise ShoalError(f"{name} was taken down")
-        status = outcome["status"]
-        waits = outcome["number"] < number
-        if outcome["number"] > number:
-            raise ShoalError(f"{name} was changed again, to {outcome['to_version']}, before this had ended")
-        failed = not waits and (status == "failed" or (status == "rolled_back" and not back))
-        # A first version that failed takes the app with it.
-        if failed and (outcome["strategy"] != "start" or row is None):
-            raise ShoalError(_failed(name, outcome, still_there=row is not None))
-        switched = outcome.get("switched", False) and not back
-        ended = not (failed or waits) and (status != "running" or switched)
-        if ended and row is not None and row["settled"]:
-            if switched and status == "running":
-                say(f"{name}: {outcome['to_version']} has all requests; what was before is kept for a while")
+        said, ended = follower.look()
+        for sentence in said:
+            say(sentence)
+        if ended:
             return
-        line = f"waits until {outcome['to_version']} is gone" if waits else _progress(row, outcome)
-        if row is not None and row["note"]:
-            line = row["note"]
-        if line != said:
-            said = line
-            say(f"{name}: {line}")
         if time.monotonic() >= deadline:
-            raise ShoalError(f"{name} was not ready in time ({line}); `shoal status` shows how it goes on")
+            raise ShoalError(
+                f"{name} was not ready in time ({follower.line}); `shoal status` shows how it goes on"
+            )
         pause.wait(LOOK_EVERY_S)
 
 

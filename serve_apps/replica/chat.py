@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.engine.protocol import STRUCTURES, Engine, EngineChat, UnsupportedError
 from serve_apps.parsing.answer_parser import Reader
 from serve_apps.parsing.thinking import END

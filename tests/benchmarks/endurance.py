@@ -37,7 +37,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.spec import AppSpec
 from tests.benchmarks.http_load import session
 from tests.benchmarks.serving_processes import GENERATOR, CpuShares, ServingProcess, serving_processes, told

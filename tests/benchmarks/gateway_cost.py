@@ -24,8 +24,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig, ServeAppConfig
 from serve_apps.spec import AppSpec
 from tests.clusters import started
 from tests.serve_apps import driver

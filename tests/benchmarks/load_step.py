@@ -42,7 +42,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.spec import AppSpec
 from tests.benchmarks.http_load import Answer, Ask, arrivals, ask_once, percentile, session
 from tests.benchmarks.paced_engine import ENGINE, Notes, Pace

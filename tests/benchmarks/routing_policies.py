@@ -40,7 +40,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.routing import POLICIES
 from serve_apps.spec import AppSpec
 from tests.benchmarks.http_load import Answer, Ask, arrivals, open_loop, percentile

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.clusters import LiveCluster, caller_environment, started
 from tests.integration.jobs import JobFile, job_file, metrics
 from tests.train_jobs.ranks import assemble, reports, run_program

@@ -16,7 +16,7 @@ from ray.util.state.exception import RayStateApiException
 
 from cluster.errors import ShoalError
 from infra import app_logs
-from infra.app_logs import AppLogs, AppProcess, Wanted, _last, _lines, sources_of
+from infra.app_logs import AppLogs, AppProcess, Wanted, Written, _last, _lines, sources_of
 from infra.log_lines import LogLine, Origin
 from serve_apps.http.request_record import RequestRecord, client_id
 from serve_apps.spec import RANK
@@ -136,7 +136,7 @@ def test_the_last_lines_are_the_last_that_are_wanted() -> None:
         json.dumps({**SAID, "request_id": f"r-{number % 2}", "message": str(number)}) for number in range(10)
     ]
     chosen, number = _last(iter(raw), Wanted("chat", request="r-1", tail=2))
-    assert [line.document["message"] for line in chosen if line.document] == ["7", "9"]
+    assert [(n, line.document["message"]) for n, line in chosen if line.document] == [(8, "7"), (10, "9")]
     assert number == 10
     assert not _last(iter(raw), Wanted("chat", tail=0))[0]
 
@@ -168,7 +168,8 @@ def test_where_a_node_is_gone_the_file_on_this_machine_is_read(
         list(logs._raw(process, "out"))
 
 
-def test_following_goes_on_where_an_answer_broke_off(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("past", [0, 2], ids=["from the start", "of two lines that are known"])
+def test_following_goes_on_where_an_answer_broke_off(past: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app_logs, "LOOK_EVERY_S", 0.0)
     answers = [["one\n", "tw"], [OSError("reset")], ["one\ntwo\n"], ["one\ntwo\nthree\n"]]
     monkeypatch.setattr(ray.util.state, "get_log", lambda **asked: pieces(answers.pop(0)))
@@ -188,8 +189,12 @@ def test_following_goes_on_where_an_answer_broke_off(monkeypatch: pytest.MonkeyP
     process = AppProcess(Origin("replica", "r"), "chat:1", "id", "n", 77, alive=True)
     lines: list[str] = []
     said: list[str] = []
-    logs._feed(process, "err", Wanted("chat"), dead, lambda pair: lines.append(pair[1].text), said.append)
-    assert lines == ["one", "two", "three", "last"]
+
+    def put(written: Written) -> None:
+        lines.append(f"{written.number} {written.line.text}")
+
+    logs._feed(process, "err", Wanted("chat"), past, dead, put, said.append)
+    assert lines == ["1 one", "2 two", "3 three", "4 last"][past:]
     assert len(said) == 1
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver

@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from cluster.config import ServeAppConfig
 from cluster.config.reading.api_keys import KeyRing
-from cluster.config.sections.serve import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig, ServeAppConfig
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable, AppVersion

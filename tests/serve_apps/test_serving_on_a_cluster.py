@@ -24,8 +24,13 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import AutoscaleConfig, LimitsConfig, ReplicasConfig, UpdateConfig
+from cluster.config.sections.serve import (
+    AutoscaleConfig,
+    LimitsConfig,
+    ReplicasConfig,
+    ServeAppConfig,
+    UpdateConfig,
+)
 from cluster.errors import RequestError, ShoalError
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster

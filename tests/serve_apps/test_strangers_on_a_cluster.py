@@ -18,8 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import AutoscaleConfig, ReplicasConfig
+from cluster.config.sections.serve import AutoscaleConfig, ReplicasConfig, ServeAppConfig
 from cluster.hosts.endpoints import free_port
 from serve_apps.spec import AppSpec
 from tests.clusters import HEAD_AND_TWO, LiveCluster, started

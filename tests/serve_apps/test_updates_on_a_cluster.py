@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.models.registry import Registry

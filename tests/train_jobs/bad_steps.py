@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from train_jobs.driver.driver import Driver
 from train_jobs.records.run_log import RunLog, now, read_events, summarize

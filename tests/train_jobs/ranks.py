@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.spec import DATA
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.bad_steps import (
     Case,
     save_as_before_there_were_guards,

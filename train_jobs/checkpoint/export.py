@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from train_jobs.checkpoint.files import CheckpointReader, damage

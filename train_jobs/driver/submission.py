@@ -10,13 +10,14 @@ import os
 import secrets
 import shlex
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, point_at
@@ -25,12 +26,13 @@ from train_jobs.driver.package import Package, package_of
 from train_jobs.driver.work_directory import RECORD, update_work
 from train_jobs.records.run_config import write_run_config
 from train_jobs.records.run_log import RunLog, now
-from train_jobs.spec import CHECKPOINTS, WORK, runtime_env_of
+from train_jobs.spec import CHECKPOINTS, WORK, env_of, runtime_env_of
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails
 
 _MOST_NODES = 10_000
+_PACKING = threading.Lock()
 
 
 def new_job_id(name: str) -> str:
@@ -51,7 +53,15 @@ def record_submission(
 
 @contextmanager
 def _staged(package: Package | None) -> Iterator[str]:
-    """A directory with what travels, and nothing else: Ray packs it as it is."""
+    """A directory with what travels, and nothing else: Ray packs it as it is.
+
+    One at a time: how Ray packs is told it in the environment of the process.
+    """
+    with _PACKING:
+        yield from _stage(package)
+
+
+def _stage(package: Package | None) -> Iterator[str]:
     as_it_is = {"RAY_RUNTIME_ENV_IGNORE_GITIGNORE": "1", "RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}
     before = {name: os.environ.get(name) for name in as_it_is}
     with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
@@ -103,12 +113,16 @@ def driver_statuses(
 class Submissions:
     """Ray's job API of one cluster.
 
+    Args:
+        joined: this process has joined the cluster, and so has found its address and token.
+
     Raises:
         ShoalError: from every method, when the cluster does not answer.
     """
 
-    def __init__(self, record: ClusterRecord) -> None:
-        point_at(record)
+    def __init__(self, record: ClusterRecord, *, joined: bool = False) -> None:
+        if not joined:
+            point_at(record)
         from ray.job_submission import JobSubmissionClient
 
         # It tells of every package it uploads, on a logger that it sets to INFO by itself.
@@ -139,19 +153,39 @@ class Submissions:
             RequestError: it is too large, or a variable that should be passed on is not set.
         """
         local = storage.local_path()
-        folder = config.folder(base)
-        package = package_of(config, folder, [] if local is None else [local])
+        package = package_of(config, config.folder(base), [] if local is None else [local])
+        environment = env_of(config, os.environ)
+        self.submit_package(storage, job, name, config, submission_id, package, environment=environment)
+        return package
+
+    def submit_package(
+        self,
+        storage: Storage,
+        job: str,
+        name: str,
+        config: TrainJobConfig,
+        submission_id: str,
+        package: Package,
+        *,
+        environment: Mapping[str, str],
+    ) -> None:
+        """The same with what travels, and with the variables of `env` as they are where the job comes from.
+
+        Raises:
+            RequestError: it is too large, or a variable is missing.
+        """
+        local = storage.local_path()
         work = None if local is None or config.task != "script" else local / "jobs" / job / WORK
         if work is None:
             package.check()
-        runtime_env = runtime_env_of(config, os.environ)
+        runtime_env = runtime_env_of(config, environment)
         variables = {**self._env, **runtime_env.get("env_vars", {})}
         if variables:
             runtime_env["env_vars"] = variables
         record_submission(storage, job, name, config, submission_id)
         if work is not None:
             # Into the storage, which all nodes mount, and through no package of Ray's: it may be of any size.
-            update_work(folder, work, package.files)
+            update_work(package.base, work, package.files)
         try:
             with _staged(package if work is None else None) as directory:
                 self.client.submit_job(
@@ -164,7 +198,6 @@ class Submissions:
         except (RuntimeError, ValueError, OSError) as error:
             record_end(storage, job, "failed", f"it could not be submitted: {error}")
             raise ShoalError(f"{name} could not be submitted: {error}") from error
-        return package
 
     def statuses(self) -> dict[str, str]:
         """Ray's status (PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED) by submission id."""

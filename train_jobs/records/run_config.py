@@ -8,8 +8,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from cluster.config import TrainJobConfig
 from cluster.config.loader import RUN_FILE
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 

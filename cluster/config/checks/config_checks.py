@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from collections.abc import Collection
@@ -12,13 +13,18 @@ from cluster.config.checks.ground import Ground, MistakeReport, local_path
 from cluster.config.checks.job_checks import check_job
 from cluster.config.reading.api_keys import load_keys
 from cluster.config.reading.positions import KeyPath, YamlDocument
-from cluster.config.sections.cluster import ClusterConfig, EndpointConfig, NodeConfig
+from cluster.config.sections.cluster import ApiConfig, ClusterConfig, EndpointConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import Mistake, RequestError
 from cluster.loopback import NAME, is_own, own_address
 
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
-_NAMES = {"gateway": "the gateway", "dashboard": "the dashboard", "serve_proxy": "Serve's proxy"}
+_NAMES = {
+    "gateway": "the gateway",
+    "api": "the control API",
+    "dashboard": "the dashboard",
+    "serve_proxy": "Serve's proxy",
+}
 
 
 def find_mistakes(
@@ -92,12 +98,13 @@ def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
     if proxy.host is not None and not is_own(proxy.host):
         message = f"should be a loopback address: Serve's proxy asks nobody for a key, was `{proxy.host}`"
         report("serve_proxy.host", proxy.host, message)
-    named = {"gateway": gateway, "dashboard": dashboard, "serve_proxy": proxy}
-    for key, other in (("gateway", "dashboard"), ("gateway", "serve_proxy"), ("dashboard", "serve_proxy")):
+    named = {"gateway": gateway, "api": cluster.api, "dashboard": dashboard, "serve_proxy": proxy}
+    for key, other in itertools.combinations(named, 2):
         if _clash(key, named[key], other, named[other]):
             port, words = named[other].port, f"{_NAMES[key]} and {_NAMES[other]}"
             message = f"{words} cannot both listen on port {port} of one address"
             report(f"{other}.port", port, message, key, other)
+    _check_certificate(cluster.api, report)
     tokens = gateway.token_ports
     if tokens is not None:
         first, _, last = tokens.partition("-")
@@ -106,6 +113,13 @@ def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
             if at_node and each.port is not None and int(first) <= each.port <= int(last or first):
                 message = f"holds port {each.port}, where {_NAMES[key]} listens"
                 report("gateway.token_ports", tokens, message, key)
+
+
+def _check_certificate(api: ApiConfig, report: MistakeReport) -> None:
+    if (api.certificate is None) != (api.private_key is None):
+        lacks = "private_key" if api.private_key is None else "certificate"
+        message = f"is needed beside `{'certificate' if lacks == 'private_key' else 'private_key'}`"
+        report(f"api.{lacks}", None, message, "api")
 
 
 def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig) -> bool:
@@ -117,7 +131,7 @@ def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig)
         # Without a host the proxy has an address of its own, and the others that of the head.
         return None not in hosts or "serve_proxy" not in (key, other_key)
     # The proxy shares its port with a gateway on every address: connections to its own address are its own.
-    return bool(hosts & _ANY_HOST) and "dashboard" in (key, other_key)
+    return bool(hosts & _ANY_HOST) and {key, other_key} != {"gateway", "serve_proxy"}
 
 
 def _host(endpoint: EndpointConfig) -> str | None:

@@ -137,6 +137,17 @@ def _not_empty(nodes: tuple[NodeConfig, ...]) -> tuple[NodeConfig, ...]:
     return nodes
 
 
+class ApiConfig(EndpointConfig):
+    """Where the control API listens, which the `shoal` command asks; every request needs a token."""
+
+    host: str | None = None
+    """Address to bind on the head. Default: a loopback address, reachable from the head only."""
+    certificate: str | None = Field(default=None, min_length=1)
+    """File on the head (relative to the config file) with the certificate chain in PEM: it is https then."""
+    private_key: str | None = Field(default=None, min_length=1)
+    """File on the head with the key of that certificate, in PEM."""
+
+
 # pydantic's own min_length counts only the entries without mistakes, and then tells of the length instead
 # of those mistakes.
 Nodes = Annotated[
@@ -178,6 +189,8 @@ class ClusterConfig(Section):
     sharing: SharingConfig = SharingConfig()
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
+    api: ApiConfig = ApiConfig()
+    """The control API (usual port 8270)."""
     dashboard: EndpointConfig = EndpointConfig()
     """The Ray dashboard and job API (usual port 8265)."""
     serve_proxy: ServeProxyConfig = ServeProxyConfig()

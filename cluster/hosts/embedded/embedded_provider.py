@@ -38,7 +38,14 @@ from cluster.hosts.embedded.node_command import (
 )
 from cluster.hosts.embedded.session_directory import session_directory
 from cluster.hosts.embedded.sockets import addresses_in_use
-from cluster.hosts.endpoints import EVERY_HOST, choose_endpoint, free_ports
+from cluster.hosts.endpoints import (
+    API_PORT,
+    DASHBOARD_PORT,
+    EVERY_HOST,
+    GATEWAY_PORT,
+    choose_endpoint,
+    free_ports,
+)
 from cluster.hosts.provider import Started, Tell
 from cluster.state import connection
 from cluster.state.health import answers, silent, wait_until
@@ -54,8 +61,6 @@ from cluster.state.record import (
 )
 from cluster.state.state_directory import locked, require_private, state_directory, write_private
 
-DASHBOARD_PORT = 8265
-GATEWAY_PORT = 8000
 START_TIMEOUT_S = 90.0
 """Longest that the nodes may take to start."""
 TAIL_LINES = 15
@@ -178,6 +183,9 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             gateway_port=identity.gateway_port,
             serve_host=identity.serve_host,
             serve_port=identity.serve_port,
+            api_host=identity.api_host,
+            api_port=identity.api_port,
+            api_certificate=cluster.api.certificate,
             token_path=str(state / TOKEN_FILE),
         )
         record = _found(cluster, record, nodes)
@@ -199,10 +207,13 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
         head_ip = node_addresses(subnet, len(cluster.node_shapes()))[0]
         reserved = {(other.gateway_host, other.gateway_port) for other in others}
         reserved |= {(other.dashboard_host, other.dashboard_port) for other in others}
+        reserved |= {(other.api_host, other.api_port) for other in others}
         dashboard = choose_endpoint("dashboard", cluster.dashboard, head_ip, DASHBOARD_PORT, reserved)
         gateway = choose_endpoint("gateway", cluster.gateway, head_ip, GATEWAY_PORT, reserved | {dashboard})
+        reserved |= {dashboard, gateway}
+        api = choose_endpoint("api", cluster.api, head_ip, API_PORT, reserved)
         own = serve_proxy_address(subnet)
-        others_at = {(other.serve_host, other.serve_port) for other in others} | {dashboard}
+        others_at = {(other.serve_host, other.serve_port) for other in others} | {dashboard, api}
         if gateway[0] not in EVERY_HOST:  # such a one leaves it those who ask at its own address
             others_at.add(gateway)
         proxy = choose_endpoint("serve_proxy", cluster.serve_proxy, own, SERVE_PORT, others_at)
@@ -220,6 +231,8 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
             gateway_port=gateway[1],
             serve_host=proxy[0],
             serve_port=proxy[1],
+            api_host=api[0],
+            api_port=api[1],
             cluster=cluster.model_dump(mode="json"),
         )
         write_identity(identity)
@@ -242,6 +255,7 @@ def _start_nodes(
         (identity.dashboard_host, identity.dashboard_port),
         (identity.gateway_host, identity.gateway_port),
         (identity.serve_host, identity.serve_port),
+        (identity.api_host, identity.api_port),
     ]
     gcs, client, raylet = free_ports(("0.0.0.0", head_ip, "0.0.0.0"), reserved)
     ports = HeadPorts(gcs=gcs, client=client, raylet=raylet)

@@ -33,6 +33,8 @@ class Identity:
     """The config's cluster section as it was started."""
     serve_host: str = ""
     serve_port: int = SERVE_PORT
+    api_host: str = ""
+    api_port: int = 0
     machine: str = ""
     """What the machine calls itself that it was started on; empty where an older version wrote it."""
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.loader import FILE_VARIABLE, find_config, load_config
+from cluster.config.find import FILE_VARIABLE, find_config
+from cluster.config.loader import load_config
 from cluster.errors import ConfigError
 from tests.cluster.config.config_files import mistakes, places, write
 from tests.pace import loops

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.config import NodeConfig
 from cluster.config.checks.config_checks import storage_problem
 from cluster.config.checks.ground import Ground
 from cluster.config.checks.parallel_checks import uneven_sizes
 from cluster.config.loader import load_config, resolve_paths
+from cluster.config.sections.cluster import NodeConfig
 from cluster.errors import ConfigError
 from tests.cluster.config.config_files import load, mistakes, position, write
 from tests.pace import loops

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
 from cluster.config.reading.deepspeed_settings import complete_settings
+from cluster.config.sections.train import TrainJobConfig
 from tests.cluster.config.config_files import load, mistakes, position
 
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config.sections.root import ShoalConfig
-from infra.cli.explain import holders_of, nothing_to_explain
+from infra.api.cluster_sight import holders_of, nothing_to_explain
 
 HOLDERS = ["app/chat", "app/chat:3", "app/chatter", "job/lm-1", "job/lm-2", "job/other-1"]
 
@@ -43,16 +42,13 @@ def test_an_app_and_a_job_of_one_name_are_both_meant() -> None:
     ("name", "said", "code"),
     [
         ("lm-3", "lm-3 has no lease: it succeeded", 1),
-        ("chat", "app chat has no lease: it does not run; `shoal serve chat` starts it", 1),
-        ("new", "no job new was submitted yet; `shoal train new` does that", 1),
-        ("typo", "nothing is called 'typo' here; known are chat, lm, new, other", 2),
+        ("typo", "nothing is called 'typo' here; known are chat, lm, other", 2),
     ],
 )
 def test_a_name_without_a_lease_gets_a_sentence(name: str, said: str, code: int) -> None:
-    config = ShoalConfig.model_validate({"train_jobs": {"new": {}}, "serve_apps": {"chat": {"model": "lm"}}})
-    error = nothing_to_explain(name, [], JOBS, config)
+    error = nothing_to_explain(name, ["app/chat"], JOBS)
     assert (str(error), error.exit_code) == (said, code)
 
 
 def test_where_nothing_is_known_that_is_said() -> None:
-    assert str(nothing_to_explain("x", [], [], ShoalConfig())).endswith("there are no jobs and no apps")
+    assert str(nothing_to_explain("x", [], [])).endswith("there are no jobs and no apps")

@@ -3,46 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
-from infra.cli import train
 from infra.cli.main import call
-from tests.clusters import unique_name, write_config
+from tests.served_api import RayJobs, control, served, up_here
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.checkpoint.manifest import Manifest, write_manifest
-from train_jobs.driver.package import Package, package_of
 from train_jobs.driver.submission import record_submission
 from train_jobs.records.run_log import RunLog, now
 from train_jobs.spec import CHECKPOINTS, command_digest
 
 JOB = "lm-20260101-000000-abcd"
-
-
-class Ray:
-    """Ray's job API, and a driver that does what it is told when it is submitted."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, str] = {}
-        self.events: list[dict[str, Any]] = []
-
-    def statuses(self) -> dict[str, str]:
-        return self.known
-
-    def status(self, submission_id: str) -> str | None:
-        return self.known.get(submission_id)
-
-    def submit(
-        self, storage: Storage, job: str, name: str, config: TrainJobConfig, submission_id: str, base: Path
-    ) -> Package:
-        package = package_of(config, base, [Path(storage.location)])
-        record_submission(storage, job, name, config, submission_id)
-        tell(storage, *self.events)
-        return package
 
 
 def tell(storage: Storage, *events: dict[str, Any]) -> None:
@@ -53,19 +30,25 @@ def tell(storage: Storage, *events: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    write_config(tmp_path, unique_name(), "storage: ./kept")
+def storage(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Storage:
+    (tmp_path / "shoal.yaml").write_text("cluster: {name: lab, storage: ./kept}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SHOAL_CONFIG", raising=False)
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path_factory.mktemp("home")))
     return Storage(tmp_path / "kept")
 
 
 @pytest.fixture
-def ray(monkeypatch: pytest.MonkeyPatch) -> Ray:
-    found = Ray()
-    monkeypatch.setattr(train, "submissions_if_up", lambda _: found)
-    monkeypatch.setattr(train, "submissions_of", lambda _: found)
-    return found
+def ray(storage: Storage) -> Iterator[RayJobs]:
+    """Ray's job API of a cluster that is up."""
+    found = RayJobs()
+    lab = control(storage, found)
+    with served(lab) as port:
+        up_here("lab", lab, port)
+        yield found
 
 
 PREPARING = {"kind": "preparing", "task": "causal_lm", "source": "c.parquet", "pid": 1}
@@ -95,7 +78,7 @@ def test_a_job_without_devices_waits_whatever_it_did_before(
     status: str,
     workers: int,
     storage: Storage,
-    ray: Ray,
+    ray: RayJobs,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record_submission(storage, JOB, "lm", tiny_job(Path("c.parquet")), JOB)
@@ -122,7 +105,7 @@ def test_resume_says_first_where_it_goes_on_and_tells_nothing_of_the_past_again(
     checkpoints: list[int],
     said: str,
     storage: Storage,
-    ray: Ray,
+    ray: RayJobs,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -131,7 +114,7 @@ def test_resume_says_first_where_it_goes_on_and_tells_nothing_of_the_past_again(
     for step in checkpoints:
         write_manifest(storage.child("jobs", JOB, CHECKPOINTS), f"step-{step:08d}", Manifest({}))
     storage.child("jobs", JOB, CHECKPOINTS).write_bytes("step-00000006/half", b"")
-    ray.events = [PREPARING, WAITING, LEASED, FROM_4, DONE]
+    ray.then = lambda storage, job: tell(storage, PREPARING, WAITING, LEASED, FROM_4, DONE)
     assert call(["resume", "lm", "--set", "steps=9", "--json"]) == 0
     streams = capsys.readouterr()
     lines = streams.err.splitlines()
@@ -151,7 +134,12 @@ def test_resume_says_first_where_it_goes_on_and_tells_nothing_of_the_past_again(
     ],
 )
 def test_resume_of_a_script_says_what_is_left_to_do_and_shows_only_what_is_printed_now(
-    trained: bool, said: str, storage: Storage, ray: Ray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    trained: bool,
+    said: str,
+    storage: Storage,
+    ray: RayJobs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "train.py").write_text("")
     (tmp_path / "data").mkdir()
@@ -166,7 +154,7 @@ def test_resume_of_a_script_says_what_is_left_to_do_and_shows_only_what_is_print
         log = tmp_path / "kept" / "jobs" / JOB / "logs" / f"attempt-{attempt}" / "rank-0.log"
         log.parent.mkdir(parents=True)
         log.write_text("of the past\n" * (attempt == 1))
-    ray.events = [preparing, LEASED, FROM_4, DONE]
+    ray.then = lambda storage, job: tell(storage, preparing, LEASED, FROM_4, DONE)
     assert call(["resume", "lm", "--json"]) == 0
     lines = capsys.readouterr().err.splitlines()
     assert lines[0] == said

@@ -81,7 +81,7 @@ def test_the_storage_can_be_given_for_one_command(
         ("chat@1", "Prod", "'Prod' is no name for an alias: lower-case letters"),
         ("production", "chat@1", "'chat@1' is no name for an alias"),
         ("chat", "production", "'chat' names no version: write chat@3 or chat@latest"),
-        ("chat@", "production", "'chat@' names no version"),
+        ("chat@", "production", "'chat' names no version"),
         ("chat@9", "production", "there is no chat@9: chat has the versions 1, 2, 3 and the alias latest"),
         ("chat@lates", "production", "there is no chat@lates (did you mean chat@latest?)"),
         ("chta@1", "production", "there is no model 'chta'"),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
-import pytest
-
 from cluster.errors import ShoalError
-from infra.cli.watch import event_line, follow, leases_table
+from infra.api.event_stream import EventPlace, event_stream
+from infra.cli.watch import event_line, leases_table
 
 
 def event(seq: int, epoch: int = 1) -> dict[str, Any]:
@@ -21,6 +21,9 @@ class Broker:
     def __init__(self, *looks: list[dict[str, Any]] | None) -> None:
         self.known: list[dict[str, Any]] = []
         self.looks = list(looks)
+        self.last = next(
+            (line["epoch"], line["seq"]) for look in reversed(looks) for line in (look or [])[::-1]
+        )
 
     def events(self, after: tuple[int, int] | None = None, most: int = 1000) -> list[dict[str, Any]]:
         if after is None:
@@ -36,40 +39,46 @@ class Broker:
         return []
 
 
-class Shown:
-    def __init__(self) -> None:
-        self.seen: list[tuple[int, int]] = []
+def watched(broker: Broker, first: int = 0, after: str | None = None) -> tuple[list[EventPlace], list[str]]:
+    """The places of the events that a stream tells, and its notes, until the broker has no more looks."""
+    places: list[EventPlace] = []
+    notes: list[str] = []
 
-    def event(self, event: Any) -> None:
-        self.seen.append((event["epoch"], event["seq"]))
+    async def read() -> None:
+        async for told in event_stream(broker, after, first, look_every_s=0.0):
+            if told.event == "event":
+                places.append((told.data["epoch"], told.data["seq"]))
+                assert told.id == "{}.{}".format(*places[-1])
+            elif told.event == "note":
+                notes.append(told.data["text"])
+            if not broker.looks and places and places[-1] == broker.last:
+                return
 
-    def leases(self, rows: Any) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def watched(broker: Broker, shown_at_first: int = 0) -> list[tuple[int, int]]:
-    shown = Shown()
-    follow(broker, shown, shown_at_first, lambda: not broker.looks)
-    return shown.seen
+    asyncio.run(read())
+    return places, notes
 
 
 def test_each_event_is_shown_once_in_order_also_over_a_restart_of_the_broker() -> None:
     broker = Broker([event(1)], [], [event(2), event(3)], [event(3, epoch=2), event(4, epoch=2)])
-    assert watched(broker) == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 4)]
+    assert watched(broker)[0] == [(1, 1), (1, 2), (1, 3), (2, 3), (2, 4)]
 
 
 def test_only_the_last_of_the_past_are_shown_or_none() -> None:
     for most, first in ((2, [(1, 4), (1, 5)]), (0, [])):
         broker = Broker([event(6)])
         broker.known = [event(seq) for seq in range(1, 6)]
-        assert watched(broker, most) == [*first, (1, 6)]
+        assert watched(broker, most)[0] == [*first, (1, 6)]
 
 
-def test_a_broker_that_does_not_answer_is_said_once_and_asked_again(capsys: pytest.CaptureFixture) -> None:
+def test_whoever_was_cut_off_goes_on_from_what_it_has_seen() -> None:
+    broker = Broker([event(6)])
+    broker.known = [event(seq) for seq in range(1, 6)]
+    assert watched(broker, after="1.3")[0] == [(1, 4), (1, 5), (1, 6)]
+
+
+def test_a_broker_that_does_not_answer_is_said_once_and_asked_again() -> None:
     broker = Broker([event(1)], None, None, [event(2)])
-    assert watched(broker) == [(1, 1), (1, 2)]
-    assert capsys.readouterr().err.splitlines()[1:] == ["the broker did not answer; asking again"]
+    assert watched(broker) == ([(1, 1), (1, 2)], ["the broker did not answer; asking again"])
 
 
 def test_a_line_has_the_time_here_and_the_reason() -> None:

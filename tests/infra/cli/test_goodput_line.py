@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra.cli.train import goodput_line
+from infra.job_account import goodput_line
 from train_jobs.records.goodput import Goodput
 
 

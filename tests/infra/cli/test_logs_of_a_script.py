@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
-from infra.cli import logs, train
+from infra.api import log_stream
+from infra.app_logs import AppLogs
 from infra.cli.main import call
-from tests.clusters import unique_name, write_config
+from tests.served_api import RayJobs, control, served, up_here
 from train_jobs.records.run_config import write_run_config
 
 JOB = "own-20260101-000000-abcd"
@@ -21,7 +22,7 @@ BEFORE = ["preparing task=script", "waiting min=2 max=2", "leased workers=2 node
 AFTER = ["trained command=x", "finished status=succeeded step=0 exit_code=0"]
 
 
-class Run:
+class Run(RayJobs):
     """A job as its files and Ray tell of it.
 
     Attributes:
@@ -29,6 +30,7 @@ class Run:
     """
 
     def __init__(self, directory: Path) -> None:
+        super().__init__()
         self.directory = directory
         self.said, self.status_now = "", "RUNNING"
         self.moments: list[Callable[[], object]] = []
@@ -74,11 +76,13 @@ class Run:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Run:
     """One that was just submitted, on a cluster that is not up."""
-    write_config(tmp_path, unique_name(), "storage: ./kept")
+    (tmp_path / "shoal.yaml").write_text("cluster: {name: lab, storage: ./kept}\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SHOAL_CONFIG", raising=False)
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path_factory.mktemp("home")))
     config = TrainJobConfig.model_validate({"task": "script", "script": "train.py"})
     write_run_config(Storage(tmp_path / "kept"), JOB, "own", config)
     made = Run(tmp_path / "kept" / "jobs" / JOB)
@@ -87,11 +91,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 
 @pytest.fixture
-def up(run: Run, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """The same on a cluster that is."""
-    monkeypatch.setattr(train, "submissions_if_up", lambda _: run)
-    monkeypatch.setattr(logs, "_LOOK_S", 0.01)
-    return run
+def up(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+    """The same on a cluster that is, and has served nothing."""
+    monkeypatch.setattr(log_stream, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(AppLogs, "apps", lambda self: [])
+    lab = control(Storage(tmp_path / "kept"), run)
+    with served(lab) as port:
+        up_here("lab", lab, port)
+        yield run
 
 
 def test_rank_0_is_shown_among_what_shoal_says_and_where_the_rest_is_at_the_end(
@@ -154,7 +161,7 @@ def test_of_one_that_runs_all_is_shown_that_is_there(up: Run, capsys: pytest.Cap
 
 
 def test_without_its_driver_there_is_what_rank_0_printed(
-    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run.begins()
     run.prints("step 1\n")
@@ -164,8 +171,14 @@ def test_without_its_driver_there_is_what_rank_0_printed(
         assert out == "step 1\n"
         assert f"what the driver of {JOB} printed cannot be had: cluster " in error
         assert f" is not up; what happened to it is in {run.directory}, in events.jsonl\n" in error
-    monkeypatch.setattr(train, "submissions_if_up", lambda _: run)
-    monkeypatch.setattr(run, "statuses", dict)
+
+
+def test_without_its_driver_in_ray_there_is_what_rank_0_printed(
+    up: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    up.begins()
+    up.prints("step 1\n")
+    monkeypatch.setattr(up, "statuses", dict)
     assert call(["logs", "own"]) == 0
     out, error = capsys.readouterr()
     assert (out, "cannot be had: Ray does not know it any more; " in error) == ("step 1\n", True)
@@ -223,9 +236,8 @@ def test_what_is_no_rank_is_refused(rank: str, run: Run, capsys: pytest.CaptureF
 
 
 def test_of_a_job_that_is_no_script_there_is_what_its_driver_says(
-    up: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    up: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train, "submissions_of", lambda _: up)
     up.tells(1, "preparing", task="causal_lm")
     up.says("preparing task=causal_lm")
     up.status_now = "SUCCEEDED"

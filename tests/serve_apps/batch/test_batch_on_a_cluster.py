@@ -13,8 +13,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig, ServeAppConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.batch.manifest import MANIFEST
 from serve_apps.batch.progress import View

@@ -6,8 +6,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import ReplicasConfig, UpdateConfig
+from cluster.config.sections.serve import ReplicasConfig, ServeAppConfig, UpdateConfig
 from serve_apps.controller.changes import change
 from serve_apps.controller.decision import Decision, Seen
 from serve_apps.controller.record import AppRecord, Revision

@@ -6,8 +6,7 @@ import math
 
 import pytest
 
-from cluster.config import ServeAppConfig
-from cluster.config.sections.serve import LimitsConfig
+from cluster.config.sections.serve import LimitsConfig, ServeAppConfig
 from serve_apps.engine.config import engine_config
 from serve_apps.spec import AppSpec
 

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.protocol import EngineError

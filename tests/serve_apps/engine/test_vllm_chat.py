@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import ServeAppConfig
+from cluster.config.sections.serve import ServeAppConfig
 from serve_apps.engine.answer import Answer
 from serve_apps.engine.protocol import EngineConfig, PromptError, SamplingParams, UnsupportedError
 from serve_apps.engine.vllm_engine import VllmEngine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.checkpoint.test_checkpoint_matrix import digests, write
 from tests.train_jobs.ranks import assemble, run_program, tiny_job, write_corpus

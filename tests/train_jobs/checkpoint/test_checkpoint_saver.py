@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
 from train_jobs.checkpoint.files import CheckpointReader
 from train_jobs.checkpoint.host_copies import HostCopies

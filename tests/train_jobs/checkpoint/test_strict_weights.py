@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.checkpoint.test_unused_parameters import NEVER, job, module
 from tests.train_jobs.ranks import assemble, finish, reports, some_steps, start_program

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files import retries
 from cluster.files.backend import MissingError, StorageError
 from cluster.files.storage import Storage

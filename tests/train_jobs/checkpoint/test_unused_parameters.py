@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, finish, reports, some_steps, start_program
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE
 from tests.train_jobs.tasks.test_custom_task import job as example_job

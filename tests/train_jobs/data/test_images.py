@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from cluster.config import TrainJobConfig
 from cluster.config.sections.data import AugmentConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.data.documents import is_held_out
 from train_jobs.data.images import (

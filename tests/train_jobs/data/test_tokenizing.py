@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from tests.train_jobs.ranks import WORDS, tiny_job
 from train_jobs.data import tokenizing

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data import tokens

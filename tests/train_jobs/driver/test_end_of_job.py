@@ -12,7 +12,7 @@ import fsspec
 import pytest
 from pyarrow import fs
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.backend import StorageError
 from cluster.files.storage import Storage
 from cluster.models.registry import Registry

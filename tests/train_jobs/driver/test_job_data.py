@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
 from cluster.sharing.demand import Grant
 from tests.train_jobs.ranks import tiny_job

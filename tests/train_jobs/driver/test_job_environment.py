@@ -10,8 +10,8 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.config import TrainJobConfig
 from cluster.config.loader import RUN_FILE
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.backend import StorageError
 from cluster.files.storage import Storage
 from tests.object_store import CREDENTIALS, late, object_store, uri

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from train_jobs.driver import package as module
 from train_jobs.driver.package import package_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.spec import plan_groups
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from train_jobs.driver.publication import Publication

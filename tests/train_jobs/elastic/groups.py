@@ -14,7 +14,7 @@ from multiprocessing.managers import BaseManager
 from pathlib import Path
 from typing import Any
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.bad_steps import digest, slow_down, spoil
 from tests.train_jobs.ranks import FileReporter, RankProcess, start_program
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word

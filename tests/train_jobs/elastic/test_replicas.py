@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.bad_steps import Case, train_all, written
 from tests.train_jobs.elastic.groups import Groups

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.parallel.test_strategies import goes_on_bit_for_bit
 from tests.train_jobs.ranks import (

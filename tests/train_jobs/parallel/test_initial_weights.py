@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, run_program, tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
 from train_jobs.data.token_streams import TokenStreams

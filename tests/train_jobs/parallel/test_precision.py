@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, run_program, run_ranks, tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.combinations import COMBINATIONS, QUICK
 from tests.train_jobs.ranks import loss_of_export, reports, run_ranks, start_ranks, tiny_job, write_corpus
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import nn
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.rank import hanging_task
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.ranks import assemble, finish, reports, start_program
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE

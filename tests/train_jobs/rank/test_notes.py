@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from infra.job_view import sentence
 from tests.train_jobs.ranks import assemble, run_program, tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program, tiny_job, write_corpus
 from train_jobs.rank import process
 from train_jobs.records.workspace import Workspace

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.data.test_images import bmp, write_images
 from tests.train_jobs.ranks import finish, reports, some_steps, start_program
 from train_jobs.data.preparation import prepare_data

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from torch.distributed import TCPStore
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from train_jobs.errors import ScriptError
 from train_jobs.parallel.rendezvous import open_store
 from train_jobs.rank.script import RankPlace, ScriptProcess, torchrun_environment

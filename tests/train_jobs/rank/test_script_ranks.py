@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.rank.test_rank_processes import LocalWorker, Server, start
 from train_jobs.driver.failures import FailureClass, classify
 from train_jobs.group.job_agents import PRELOADED

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import assemble, reports, run_program
 from train_jobs.driver.failures import FailureClass, class_of
 from train_jobs.errors import bases_of

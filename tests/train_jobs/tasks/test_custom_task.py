@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from tests.train_jobs.ranks import assemble, finish, reports, start_program
 from train_jobs.tasks import make_task

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from tests.train_jobs.ranks import assemble, finish, start_program, tiny_job, write_corpus
 from tests.train_jobs.tasks.test_custom_task import EXAMPLE

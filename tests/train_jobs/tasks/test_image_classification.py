@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.config import TrainJobConfig
+from cluster.config.sections.train import TrainJobConfig
 from tests.train_jobs.ranks import reports, run_ranks
 from train_jobs.data.images import open_images
 

@@ -1,16 +1,19 @@
-"""Takes a cluster down: first its jobs and apps, where its nodes stay."""
+"""A cluster's beginning and end: nodes, services, the control API; jobs and apps, where its nodes stay."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.hosts import PROVIDERS
+from cluster.hosts.provider import Started
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
@@ -18,6 +21,43 @@ from train_jobs.records.listing import is_running, summaries
 
 STOP_TIMEOUT_S = 150.0
 _LOOK_S = 0.2
+
+
+def bring_up(
+    cluster: ClusterConfig, config_path: Path, say: Callable[[str], None]
+) -> tuple[Started, dict[str, Any]]:
+    """Bring a cluster up, or find it up; and what `shoal status` shows of it.
+
+    Args:
+        cluster: its section of the config, paths resolved.
+
+    Raises:
+        ShoalError, RequestError: see `Provider.up`; or the control API did not start, and all is down again.
+    """
+    provider = PROVIDERS[cluster.provider]()
+    started = provider.up(cluster, config_path, say)
+    try:
+        return started, _with_api(started, cluster)
+    except BaseException:  # an interruption too must not leave half of it
+        if not started.was_up:
+            provider.down(cluster.name, say, config_path)
+        raise
+
+
+def _with_api(started: Started, cluster: ClusterConfig) -> dict[str, Any]:
+    from infra.api.cluster_sight import ClusterSight
+    from infra.api.server import start_api
+
+    record = started.record
+    connect(record)
+    try:
+        with ThreadPoolExecutor(1) as beside:
+            api = beside.submit(start_api, record, cluster)
+            document = ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
+            api.result()
+    finally:
+        disconnect()
+    return document
 
 
 def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[str], None]) -> bool:

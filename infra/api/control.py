@@ -1,0 +1,79 @@
+"""All that the control API reaches, in one hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.config.sections.cluster import ClusterConfig, NodeConfig
+from cluster.files.storage import Storage
+from cluster.state.connection import ClusterRecord
+from infra.api.apps import Apps
+from infra.api.audit import AuditLog
+from infra.api.cluster_sight import ClusterSight
+from infra.api.jobs import Jobs
+from infra.api.packages import Packages
+from infra.api.tokens import TokenTable
+from train_jobs.driver.submission import Submissions
+
+DIRECTORY = "control"
+"""In the cluster's storage: tokens and the audit log."""
+
+
+@dataclass(frozen=True)
+class Control:
+    """What may be seen and done.
+
+    Attributes:
+        record: the cluster's, as seen from here.
+    """
+
+    name: str
+    record: ClusterRecord
+    storage: Storage
+    view: ClusterSight
+    jobs: Jobs
+    apps: Apps
+    packages: Packages
+    tokens: TokenTable
+    audit: AuditLog
+    submissions: Callable[[], Any]
+
+
+def control_of(record: ClusterRecord, cluster: ClusterConfig, scratch: Path) -> Control:
+    """That of the cluster that this process has joined.
+
+    Args:
+        record: as seen from here.
+        cluster: its section of the config, paths resolved.
+        scratch: a directory of this node's, for what is on its way.
+    """
+    storage = Storage(record.storage)
+    kept = storage.child(DIRECTORY)
+
+    def submissions() -> Submissions:
+        return Submissions(record, joined=True)
+
+    def nodes() -> tuple[NodeConfig, ...]:
+        from cluster.sharing.client import BrokerClient
+        from cluster.state.nodes import kinds_of, node_states
+
+        if cluster.provider == "embedded":
+            return cluster.known_nodes
+        misfits = BrokerClient().misfits()
+        return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
+
+    return Control(
+        name=record.name,
+        record=record,
+        storage=storage,
+        view=ClusterSight(record, submissions),
+        jobs=Jobs(cluster, storage, submissions, nodes),
+        apps=Apps(cluster, nodes),
+        packages=Packages(scratch / "packages"),
+        tokens=TokenTable(kept),
+        audit=AuditLog(kept),
+        submissions=submissions,
+    )
