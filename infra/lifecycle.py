@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.hosts import PROVIDERS
-from cluster.hosts.provider import Started
+from cluster.hosts.provider import Provider, Started
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
@@ -24,17 +23,21 @@ _LOOK_S = 0.2
 
 
 def bring_up(
-    cluster: ClusterConfig, config_path: Path, say: Callable[[str], None]
+    cluster: ClusterConfig,
+    config_path: Path,
+    say: Callable[[str], None],
+    provider: Provider | None = None,
 ) -> tuple[Started, dict[str, Any]]:
     """Bring a cluster up, or find it up; and what `shoal status` shows of it.
 
     Args:
         cluster: its section of the config, paths resolved.
+        provider: of the nodes, instead of the config's.
 
     Raises:
         ShoalError, RequestError: see `Provider.up`; or the control API did not start, and all is down again.
     """
-    provider = PROVIDERS[cluster.provider]()
+    provider = provider or PROVIDERS[cluster.provider]()
     started = provider.up(cluster, config_path, say)
     try:
         return started, _with_api(started, cluster)
@@ -51,13 +54,10 @@ def _with_api(started: Started, cluster: ClusterConfig) -> dict[str, Any]:
     record = started.record
     connect(record)
     try:
-        with ThreadPoolExecutor(1) as beside:
-            api = beside.submit(start_api, record, cluster)
-            document = ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
-            api.result()
+        start_api(record, cluster)
+        return ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
     finally:
         disconnect()
-    return document
 
 
 def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[str], None]) -> bool:

@@ -18,11 +18,10 @@ from cluster.config.loader import LoadedConfig, load_config
 from cluster.config.template import write_template
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts import PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
-from infra.lifecycle import take_down
+from infra.lifecycle import bring_up, take_down
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
 from train_jobs.records.run_log import RunSummary
@@ -278,7 +277,7 @@ class Quickstart:
 
     def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
-        record = PROVIDERS[cluster.provider]().up(cluster, loaded.path, self.say).record
+        record = bring_up(cluster, loaded.path, self.say)[0].record
         step.detail = f"{cluster.provider}; Ray dashboard at {record.dashboard_url}"
         return record
 

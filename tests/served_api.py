@@ -81,7 +81,22 @@ def control(storage: Storage, jobs: RayJobs | None = None, **parts: Any) -> Cont
     cluster = ClusterConfig.model_validate({"name": "lab", "nodes": [{"name": "worker", "cpus": 2}]})
     submissions = cast("Callable[[], Submissions]", lambda: jobs or RayJobs())
     kept = storage.child(DIRECTORY)
-    record = ClusterRecord("lab", "id", "", "", storage.location, "", "", "", "", 0, None)
+    nowhere = "127.0.0.1:1"
+    record = ClusterRecord(
+        *(
+            "lab",
+            "id",
+            "",
+            "",
+            storage.location,
+            "127.0.0.1",
+            nowhere,
+            f"http://{nowhere}",
+            "127.0.0.1",
+            1,
+            None,
+        )
+    )
     found = Control(
         name="lab",
         record=record,
@@ -104,7 +119,7 @@ def served(
     """Serve it at this machine's own address; the port."""
     listener = bind(own_address(), port)
     config = uvicorn.Config(
-        build_api(control), log_level="warning", ssl_certfile=certificate, ssl_keyfile=key
+        build_api(control), log_level="warning", lifespan="off", ssl_certfile=certificate, ssl_keyfile=key
     )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

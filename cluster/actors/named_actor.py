@@ -50,9 +50,12 @@ class NamedActor:
 
         Raises:
             NoActorError: nobody has it.
+            ShoalError: this process is connected to no cluster.
         """
         handle = self._handle
         if handle is None:
+            if not ray.is_initialized():  # Ray would start a cluster of its own to look in
+                raise ShoalError(f"{self.name} cannot be asked: this process is connected to no cluster")
             try:
                 handle = self._handle = ray.get_actor(self.name, namespace=self._namespace)
             except ValueError as error:

@@ -6,7 +6,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,24 @@ class LoadedConfig:
 
     config: ShoalConfig
     path: Path
+    document: YamlDocument | None = field(default=None, compare=False, repr=False)
+    """What stands in it."""
+
+    def placed(self, mistake: Mistake, table: str, name: str) -> Mistake:
+        """A mistake in a job or app of this file that was found where the file is not, at its place in it.
+
+        Args:
+            table: train_jobs or serve_apps.
+        """
+        own = f"{table}.{name}"
+        if self.document is None or not mistake.path.startswith(own):
+            return mistake
+        rest = mistake.path.removeprefix(own).removeprefix(".")
+        steps = [int(step) if step.isdecimal() else step for step in rest.split(".")] if rest else []
+        place = self.document.value_place((table, name, *steps))
+        if place.setting is not None:
+            return replace(mistake, file=SETTING_FILE)
+        return replace(mistake, file=place.file, line=place.line, column=place.column)
 
     @property
     def base(self) -> Path:
@@ -92,7 +110,7 @@ def load_config(
         mistakes = [each for each in mistakes if _entry_of(each.path, entries) in (None, scope)]
     if mistakes:
         raise ConfigError(sorted(mistakes, key=_file_order))
-    return LoadedConfig(config, absolute)
+    return LoadedConfig(config, absolute, document)
 
 
 def _entry_of(path: str, entries: Iterable[str]) -> str | None:

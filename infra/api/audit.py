@@ -68,7 +68,7 @@ class AuditLog:
         self._writer.add(LOG, [asdict(entry("asked"))], soon=True)
         if not self._writer.written(WRITE_TIMEOUT_S, patient=False):
             why = self._writer.trouble or "its storage does not answer"
-            self._writer.add(LOG, [asdict(entry("failed", f"this log could not be written: {why}"))])
+            self._writer.add(LOG, [asdict(entry("failed", f"this could not be written: {why}"))])
             raise ShoalError(
                 f"nothing was changed: the audit log in {self._storage.location} cannot be written: {why}"
             )

@@ -175,26 +175,24 @@ class ApiClient:
     def _open(self, request: urllib.request.Request, timeout_s: float) -> http.client.HTTPResponse:
         """The answer to a request; one that found nobody is made again for a while."""
         deadline, pause = time.monotonic() + self._patience_s, threading.Event()
+        url = self.endpoint.url
         while True:
             try:
                 answer: http.client.HTTPResponse = self._opener.open(request, timeout=timeout_s)
                 return answer
             except urllib.error.HTTPError as error:
-                raise _error_of(error, self.endpoint.url) from None
-            except urllib.error.URLError as error:
-                reason = error.reason
+                raise _error_of(error, url) from None
+            except (OSError, http.client.HTTPException) as error:  # URLError too, which wraps others
+                reason = getattr(error, "reason", error)
+                why = str(reason) or type(reason).__name__
                 if isinstance(reason, ssl.SSLError):
-                    raise NoAnswerError(f"{self.endpoint.url} cannot be trusted: {reason}") from error
+                    raise NoAnswerError(f"{url} cannot be trusted: {why}") from error
                 # What changes something is said again only where nobody has heard it.
                 again = request.get_method() == "GET" or isinstance(reason, ConnectionRefusedError)
                 if not again or isinstance(reason, TimeoutError) or time.monotonic() > deadline:
-                    raise NoAnswerError(f"{self.endpoint.url} does not answer: {reason}") from error
-                if (why := self._hopeless()) is not None:
-                    raise NoAnswerError(why) from error
-            except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
-                raise NoAnswerError(
-                    f"{self.endpoint.url} did not answer: {error or type(error).__name__}"
-                ) from error
+                    raise NoAnswerError(f"{url} does not answer: {why}") from error
+                if (hopeless := self._hopeless()) is not None:
+                    raise NoAnswerError(hopeless) from error
             pause.wait(AGAIN_S)
 
 
@@ -238,9 +236,7 @@ def _error_of(error: urllib.error.HTTPError, url: str) -> ShoalError:
         found = json.loads(error.read())["error"]
         kind, message, mistakes = found["kind"], str(found["message"]), found["mistakes"]
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-        return ShoalError(
-            f"{url} answered {error.code}: it is no control API of Shoal's, or something before it"
-        )
+        return ShoalError(f"{url} answered {error.code}, and not as a control API of Shoal's does")
     if kind == "config":
         return ConfigError([Mistake(**mistake) for mistake in mistakes])
     if kind == "package":

@@ -9,9 +9,11 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
+from ray.exceptions import RayError
 from starlette.exceptions import HTTPException
 
 from cluster.errors import ConfigError, RequestError, ShoalError
+from cluster.wording import first_line
 from infra.api.packages import UnknownPackageError
 
 ErrorKind = Literal["config", "request", "package", "token", "role", "missing", "cluster", "server"]
@@ -65,6 +67,13 @@ _STATUS: dict[ErrorKind, int] = {
 READ_ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorDocument} for status in (400, 401, 403, 422, 503)
 }
+STREAM_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {
+        "description": "It could not begin.",
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorDocument"}}},
+    }
+    for status in READ_ERRORS
+}
 CHANGE_ERRORS: dict[int | str, dict[str, Any]] = {**READ_ERRORS, 409: {"model": ErrorDocument}}
 """For the API's own document."""
 
@@ -96,6 +105,15 @@ def add_handlers(api: FastAPI) -> None:
     @api.exception_handler(ShoalError)
     async def of_cluster(request: Request, error: ShoalError) -> JSONResponse:
         return answer("cluster", str(error))
+
+    @api.exception_handler(RayError)
+    async def of_ray(request: Request, error: RayError) -> JSONResponse:
+        return answer("cluster", f"Ray does not answer: {first_line(str(error)) or type(error).__name__}")
+
+    @api.exception_handler(Exception)
+    async def of_ours(request: Request, error: Exception) -> JSONResponse:
+        where = "the actor shoal-api on the head has printed its traceback"
+        return answer("server", f"a fault of Shoal's own ({type(error).__name__}); {where}")
 
     @api.exception_handler(DeniedError)
     async def of_access(request: Request, error: DeniedError) -> JSONResponse:

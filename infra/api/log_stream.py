@@ -137,7 +137,7 @@ async def app_log_stream(
     place, placed_at = Place() if after is None else Place.read(after), 0.0
     global _reading
     if _reading >= MOST_PROCESSES:
-        message = f"{MOST_PROCESSES} others read the logs of apps; try again later"
+        message = f"{MOST_PROCESSES} others read what apps print; try again later"
         yield ServerSentEvent(event="failed", data={"message": message, "request": False})
         return
     _reading += 1
@@ -169,7 +169,7 @@ async def app_log_stream(
             if code == 0:
                 yield ServerSentEvent(event="end", data={"sentences": []})
             else:
-                message = f"the process that reads the logs ended with {code}"
+                message = f"the process that reads what apps print ended with {code}"
                 yield ServerSentEvent(event="failed", data={"message": message, "request": False})
     finally:
         _reading -= 1

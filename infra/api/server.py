@@ -83,6 +83,7 @@ class ApiServer:
             access_log=False,
             timeout_keep_alive=30,
             server_header=False,
+            lifespan="off",
             ssl_certfile=api.certificate,
             ssl_keyfile=api.private_key,
         )

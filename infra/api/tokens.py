@@ -67,16 +67,14 @@ class TokenTable:
             ShoalError: the storage cannot be read.
         """
         given = digest_of(token)
-        found: ApiCaller | None = None
-        # All of them are compared, so that the time it takes tells nothing.
-        for trusted in self._trusted:
-            if hmac.compare_digest(trusted, given):
-                found = ApiCaller(UP, "admin")
+        # First, and without the storage: whoever looks after the cluster comes in when that is away, too.
+        if any(hmac.compare_digest(trusted, given) for trusted in self._trusted):
+            return ApiCaller(UP, "admin")
         now = datetime.now(UTC)
         for entry in self._all():
             if hmac.compare_digest(entry.sha256, given) and entry.is_valid(now):
-                found = ApiCaller(entry.name, entry.role)
-        return found
+                return ApiCaller(entry.name, entry.role)
+        return None
 
     def entries(self) -> list[TokenEntry]:
         """All of them, the oldest first."""

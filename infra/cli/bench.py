@@ -81,12 +81,12 @@ def train(
     from infra.cli.train import follow_job
     from infra.lab.bench.scaling import ScalingRun, document, order, table, unit_of
 
-    api = find_target(file).api
+    target = find_target(file)
     trials = []
     for strategy, count in order(names, counts, repeats):
         say(f"{strategy} with {counted(count, 'worker')}")
-        submitted = submit(api, name, configs[strategy, count], loaded)
-        result, _ = follow_job(api, submitted["job"])
+        submitted = submit(target, name, configs[strategy, count], loaded)
+        result, _ = follow_job(target.api, submitted["job"])
         if result["status"] != "succeeded" or result["totals"] is None:
             raise ShoalError(f"{strategy} with {count} workers {result['status']}: {result['error']}")
         trials.append(ScalingRun(strategy, count, result["totals"]))

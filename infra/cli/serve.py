@@ -12,10 +12,11 @@ import typer
 from cluster.errors import RequestError, ShoalError
 from infra.api.client import APPLY_TIMEOUT_S, ApiClient
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
-from infra.cli.target import find_target
+from infra.cli.submitting import placed
+from infra.cli.target import Target, find_target
 
 if TYPE_CHECKING:
-    from cluster.config.sections.root import ShoalConfig
+    from cluster.config.loader import LoadedConfig
 
 READY_TIMEOUT_S = 600.0
 """How long a command follows a rollout; the rollout itself goes on without it."""
@@ -40,7 +41,8 @@ def serve(
     """Serve apps until they are ready; one that runs is changed by its rollout."""
     scope = f"serve_apps.{names[0]}" if names and len(names) == 1 else None
     loaded = load(file, settings, scope)
-    result = deploy(find_target(file, settings if scope is None else None).api, loaded.resolved, names or ())
+    target = find_target(file, settings if scope is None else None)
+    result = deploy(target, loaded, names or ())
     if as_json:
         print_json(result)
     else:
@@ -80,7 +82,7 @@ def rollback(
         typer.echo(f"{name} serves {row['model']}")
 
 
-def deploy(api: ApiClient, config: ShoalConfig, names: Sequence[str]) -> dict[str, Any]:
+def deploy(target: Target, loaded: LoadedConfig, names: Sequence[str]) -> dict[str, Any]:
     """Serve apps of the config, all of them where none is named, and wait until they can answer.
 
     Returns:
@@ -91,6 +93,7 @@ def deploy(api: ApiClient, config: ShoalConfig, names: Sequence[str]) -> dict[st
         ConfigError: one does not fit the cluster.
         ShoalError: one could not be brought there; one that was there before serves as it did.
     """
+    api, config = target.api, loaded.resolved
     chosen = list(names) or list(config.serve_apps)
     if not chosen:
         raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
@@ -101,7 +104,8 @@ def deploy(api: ApiClient, config: ShoalConfig, names: Sequence[str]) -> dict[st
     begun = {}
     for name in chosen:  # all of them come up side by side
         section = config.serve_apps[name].model_dump(mode="json", by_alias=True)
-        begun[name] = api.put(f"/apps/{quote(name, safe='')}", section, timeout_s=APPLY_TIMEOUT_S)
+        with placed(target, loaded, "serve_apps", name):
+            begun[name] = api.put(f"/apps/{quote(name, safe='')}", section, timeout_s=APPLY_TIMEOUT_S)
         if begun[name]["number"] is None:
             say(f"{name}: runs already as the config says")
     for name, rollout in begun.items():

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
-from cluster.errors import RequestError
+from cluster.errors import ConfigError, RequestError
 from infra.api.client import ApiClient, BadPackageError
 from infra.cli.common import say
 
 if TYPE_CHECKING:
     from cluster.config.loader import LoadedConfig
     from cluster.config.sections.train import TrainJobConfig
+    from infra.cli.target import Target
 
 Travelling = dict[str, Any]
 """`package` (a digest) and `environment`, as the control API takes them with a job."""
 
 
-def submit(api: ApiClient, name: str, config: TrainJobConfig, loaded: LoadedConfig) -> dict[str, Any]:
+def submit(target: Target, name: str, config: TrainJobConfig, loaded: LoadedConfig) -> dict[str, Any]:
     """Start a job; {"job", "submission_id", …}.
 
     Raises:
@@ -27,7 +30,25 @@ def submit(api: ApiClient, name: str, config: TrainJobConfig, loaded: LoadedConf
         ConfigError: it does not fit the cluster.
     """
     document = {"name": name, "config": config.model_dump(mode="json", by_alias=True)}
-    return send_with(api, config, loaded, lambda traveller: api.post("/jobs", {**document, **traveller}))
+
+    def post(travelling: Travelling) -> dict[str, Any]:
+        with placed(target, loaded, "train_jobs", name):
+            return cast("dict[str, Any]", target.api.post("/jobs", {**document, **travelling}))
+
+    return send_with(target.api, config, loaded, post)
+
+
+@contextmanager
+def placed(target: Target, loaded: LoadedConfig, table: str, name: str) -> Iterator[None]:
+    """Let what a cluster says of a job or an app of a config be said at its place in the file."""
+    try:
+        yield
+    except ConfigError as error:
+        mistakes = [loaded.placed(mistake, table, name) for mistake in error.mistakes]
+        if not target.is_here:
+            seen = f" (seen from the head of cluster {target.name})"
+            mistakes = [replace(mistake, message=mistake.message + seen) for mistake in mistakes]
+        raise ConfigError(mistakes) from None
 
 
 def send_with(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 def token(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Who it is for, as the audit log will name them.")
+        str, typer.Argument(metavar="NAME", help="Who it is for, as `shoal audit` will name them.")
     ],
     role: Annotated[
         str,
@@ -74,8 +75,12 @@ def audit(
     rows = find_target(file).api.get("/audit", most=most)
     if as_json:
         print_json(rows)
-    else:
-        _print_table(("time", "who", "address", "operation", "target", "outcome", "reason"), rows)
+        return
+    for row in rows:
+        time = datetime.fromisoformat(row["time"]).astimezone()
+        why = f" ({row['reason']})" if row["reason"] else ""
+        what = f"{row['operation']} {row['target']}: {row['outcome']}{why}"
+        typer.echo(f"{time:%Y-%m-%d %H:%M:%S} {row['who']} ({row['role']}) from {row['address']}: {what}")
 
 
 def _print_table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> None:

@@ -40,9 +40,9 @@ def train(
     """Submit a training job and follow it to its end."""
     loaded = load(file, settings, f"train_jobs.{name}")
     config = loaded.resolved.train_jobs[name]
-    api = find_target(file).api
-    submitted = submit(api, name, config, loaded)
-    _after_submission(api, submitted["job"], submitted["submission_id"], detach, as_json)
+    target = find_target(file)
+    submitted = submit(target, name, config, loaded)
+    _after_submission(target.api, submitted["job"], submitted["submission_id"], detach, as_json)
 
 
 def jobs(file: FileOption = None, as_json: JsonOption = False) -> None:

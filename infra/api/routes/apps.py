@@ -11,7 +11,7 @@ from cluster.config.sections.section import Name
 from cluster.config.sections.serve import ServeAppConfig
 from infra.api.control import Control
 from infra.api.door import Door
-from infra.api.errors import CHANGE_ERRORS, READ_ERRORS
+from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
 from infra.api.roles import ApiCaller
 
 
@@ -50,7 +50,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
 
     @router.get(
         "/apps/{name}/rollouts/{number}/stream",
-        responses=READ_ERRORS,
+        responses=STREAM_ERRORS,
         response_class=EventSourceResponse,
         tags=tags,
     )

@@ -13,7 +13,7 @@ from cluster.config.sections.section import Name
 from cluster.config.sections.train import TrainJobConfig
 from infra.api.control import Control
 from infra.api.door import Door
-from infra.api.errors import CHANGE_ERRORS, READ_ERRORS
+from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
 from infra.api.job_stream import job_stream
 from infra.api.place import NOW, Place, place_now
 from infra.api.roles import ApiCaller
@@ -126,7 +126,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
             Place.read(str(known))  # a wrong one is told before the stream begins
         return job, known
 
-    @router.get("/jobs/{job}/stream", responses=READ_ERRORS, response_class=EventSourceResponse, tags=tags)
+    @router.get("/jobs/{job}/stream", responses=STREAM_ERRORS, response_class=EventSourceResponse, tags=tags)
     async def stream_job(
         caller: reader, where: Annotated[tuple[str, str | None], Depends(place)]
     ) -> AsyncIterator[ServerSentEvent]:

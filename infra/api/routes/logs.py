@@ -9,7 +9,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from infra.api.control import Control
 from infra.api.door import Door
-from infra.api.errors import READ_ERRORS
+from infra.api.errors import STREAM_ERRORS
 from infra.api.log_stream import LogQuery, LogSource, app_log_stream, job_log_stream
 from infra.api.place import Place
 from infra.api.roles import ApiCaller
@@ -42,7 +42,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
             Place.read(last_event_id)  # a wrong one is told before the stream begins
         return LogSource(control.record, control.storage, control.submissions()).find(wanted)
 
-    @router.get("/logs/{name}", responses=READ_ERRORS, response_class=EventSourceResponse, tags=tags)
+    @router.get("/logs/{name}", responses=STREAM_ERRORS, response_class=EventSourceResponse, tags=tags)
     async def stream_logs(
         wanted: Annotated[LogQuery, Depends(query)],
         source: Annotated[JobOutput | Wanted, Depends(found)],

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from cluster.version import version
 from infra.api.control import Control
 from infra.api.door import API_VERSION, Door
-from infra.api.errors import CHANGE_ERRORS, READ_ERRORS
+from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
 from infra.api.event_stream import MOST_EVENTS, PLACE, event_stream, place_of
 from infra.api.roles import ApiCaller
 
@@ -69,7 +69,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         """What has changed hands and why: the last of that, or what came after an event; the oldest first."""
         return control.view.events(place_of(after), most)
 
-    @router.get("/events/stream", responses=READ_ERRORS, response_class=EventSourceResponse, tags=tags)
+    @router.get("/events/stream", responses=STREAM_ERRORS, response_class=EventSourceResponse, tags=tags)
     async def stream_events(
         caller: reader,
         after: After = None,

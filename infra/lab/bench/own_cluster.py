@@ -22,6 +22,7 @@ from cluster.hosts import PROVIDERS
 from cluster.hosts.embedded.processes import CLUSTER_ID, marked
 from cluster.hosts.provider import Provider
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
+from infra.lifecycle import bring_up
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import run_of, status_of
 from train_jobs.records.run_config import read_run_config
@@ -69,7 +70,7 @@ class OwnCluster:
             if self._provider is None:
                 self._provider = PROVIDERS[resolved.provider]()
             ends.callback(self._provider.down, name, self.say, path)
-            self.record = self._provider.up(resolved, path, self.say).record
+            self.record = bring_up(resolved, path, self.say, self._provider)[0].record
             connect(self.record)
             ends.callback(disconnect)
             self._ends = ends.pop_all()
@@ -85,7 +86,8 @@ class OwnCluster:
     def up_again(self) -> None:
         """Start it anew after its head has died, as `shoal up` does; this process joins it."""
         assert self._provider is not None, "it was up"
-        self.record = self._provider.up(self.loaded.resolved.cluster, self.loaded.path, self.say).record
+        cluster = self.loaded.resolved.cluster
+        self.record = bring_up(cluster, self.loaded.path, self.say, self._provider)[0].record
         connect(self.record)
 
     # -- jobs -------------------------------------------------------------------------------------------

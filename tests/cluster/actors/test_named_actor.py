@@ -152,6 +152,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.there: list[Actor] = []
         self.looks = 0
+        monkeypatch.setattr(ray, "is_initialized", lambda: True)
         monkeypatch.setattr(ray, "get_actor", self._get_actor)
         monkeypatch.setattr(ray, "get", self._get)
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +14,7 @@ from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable
 from serve_apps.gateway.service import GatewayService
 from serve_apps.http.deadline import HEADER
+from tests.fuzzing import fuzz
 from tests.serve_apps.gateway_process import running_gateway
 from tests.serve_apps.stub_gateway import StubBackend
 
@@ -38,7 +35,6 @@ positive_data_acceptance: what an app takes depends on its limits and its model,
 ignored_auth, object_level_authorization: keys are optional; tests/serve_apps/gateway/test_access.py has them.
 use_after_free, ensure_resource_availability: nothing is created over HTTP.
 """
-SEED = 1
 
 
 def document() -> dict[str, Any]:
@@ -46,22 +42,6 @@ def document() -> dict[str, Any]:
         return AppTable()
 
     return build_api(GatewayService(StubBackend(), refresh, Access())).openapi()
-
-
-def check(
-    folder: Path, url: str, schema: dict[str, Any], examples: int, checks: Sequence[str] = CHECKS
-) -> None:
-    """Run schemathesis' command over a document; fails with what it says."""
-    path = folder / "openapi.json"
-    path.write_text(json.dumps(schema))
-    # Headers and parameters that nobody knows are no mistake in HTTP.
-    (folder / "schemathesis.toml").write_text("[generation]\nallow-extra-parameters = false\n")
-    command = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()", "run"]
-    command += [str(path), "--url", url, "--checks", ",".join(checks), "--phases", "coverage,fuzzing"]
-    command += ["--seed", str(SEED), "--max-examples", str(examples), "--no-color", "--request-timeout", "20"]
-    command += ["--continue-on-failure", "--output-truncate", "false", "--generation-database", "none"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=400, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
 
 def deep(schema: dict[str, Any]) -> dict[str, Any]:
@@ -91,10 +71,10 @@ def assert_document_holds(
         if not only_deep:
             # As it is: a time of nearly nothing is over at once, and nothing else gets a 5xx.
             others = [one for one in CHECKS if one != "not_a_server_error"]
-            check(folder, gateway.url, schema, examples, others)
+            fuzz(folder, gateway.url, schema, examples, others)
         failed = {(line["status"], line["error"]) for line in gateway.lines() if line["status"] >= 500}
         assert failed <= {(504, "timeout")}
-        check(folder, gateway.url, deep(schema), examples)
+        fuzz(folder, gateway.url, deep(schema), examples, CHECKS)
         answers = Counter((line["endpoint"], line["status"]) for line in gateway.lines())
     for path, operations in schema["paths"].items():
         if "requestBody" in operations.get("post", {}):

@@ -28,7 +28,8 @@ def test_status_tells_the_nodes_of_the_config(running_cluster: LiveCluster) -> N
     done = running_cluster.shoal("status", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
-    assert set(document) == {"name", "address", "dashboard_url", "nodes", "leases", "jobs", "apps", "serve"}
+    urls = {"address", "dashboard_url", "base_url", "storage"}
+    assert set(document) == {"name", *urls, "nodes", "leases", "jobs", "apps", "serve"}
     assert document["name"] == running_cluster.record.name
     assert [(node["name"], node["head"], node["resources"].get("CPU", 0)) for node in document["nodes"]] == [
         ("head", True, 0),
