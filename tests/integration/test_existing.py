@@ -49,6 +49,10 @@ print(ray.get(actor.answer.remote()))
 print(json.dumps([each["namespace"] for each in ray.util.list_named_actors(all_namespaces=True)]))
 """
 """Finds an actor of somebody else's, or makes it; prints the namespaces of all actors."""
+HELLO = """
+import os, socket
+print(os.environ["WHO"], "says:", open("words.txt").read() + ", on", socket.gethostname())
+"""
 CONFIG = "/root/shoal.yaml"
 TOUR = "/root/tour"
 WAIT_S = 150.0
@@ -57,15 +61,17 @@ WAIT_S = 150.0
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
     """Ray on four hosts: a head without CPUs, two others of two and three, and one without the shared
-    directory."""
-    names = ["head", "gpu-1", "gpu-2", "odd"]
+    directory; and a laptop, which is no node of it and has that directory neither."""
+    names = ["head", "gpu-1", "gpu-2", "odd", "laptop"]
     with workplace(tmp_path_factory.mktemp("lab"), names, QUICK_TO_SEE) as lab:
-        odd = lab.lan.host("odd")
-        assert odd.run("sh", "-c", f"umount {SHARE} && mkdir {STORAGE}").returncode == 0
+        for name in ("odd", "laptop"):
+            done = lab.lan.host(name).run("sh", "-c", f"umount {SHARE} && mkdir {STORAGE}")
+            assert done.returncode == 0
         lab.start_ray(lab.head, "--num-cpus=0")
-        for host, cpus in zip(lab.lan.hosts[1:], (2, 3, 2), strict=True):
-            lab.start_ray(host, f"--num-cpus={cpus}")
-        cluster = {"name": "lab", "provider": "existing", "storage": STORAGE}
+        for name, cpus in {"gpu-1": 2, "gpu-2": 3, "odd": 2}.items():
+            lab.start_ray(lab.lan.host(name), f"--num-cpus={cpus}")
+        api = {"host": lab.head.address}
+        cluster = {"name": "lab", "provider": "existing", "storage": STORAGE, "api": api}
         lab.head.file(CONFIG).write_text(yaml.safe_dump({"cluster": cluster}))
         yield lab
 
@@ -86,6 +92,8 @@ def tour(lab: Workplace) -> dict[str, Any]:
     done = lab.shoal("quickstart", "-f", CONFIG, "--dir", TOUR, "--keep", "--json", timeout_s=400)
     assert done.returncode == 0, done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
+    for step in report["steps"]:
+        print(f"{step['name']}: {step['seconds']:.1f} s: {step['detail']}")
     return report
 
 
@@ -127,6 +135,42 @@ def test_the_whole_way_through_shoal(tour: dict[str, Any]) -> None:
     }
     shared = tour["steps"][-1]["detail"]
     assert "steps lost, none of" in shared
+
+
+def test_a_machine_that_is_no_node_uses_it(lab: Workplace, tour: dict[str, Any]) -> None:
+    assert tour["ok"]
+    laptop, url = lab.lan.host("laptop"), f"http://{lab.head.address}:8270"
+    made = lab.document("token", "ann", "--role", "run", "-f", f"{TOUR}/shoal.yaml")
+    assert made["url"] == url
+    connect = ("connect", url, "--token-file", "/root/token")
+    laptop.file("/root/token").write_text("shoal-of-somebody-else")
+    wrong = lab.shoal(*connect, on=laptop)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "this token is unknown here" in wrong.stderr
+    assert lab.shoal("status", on=laptop).returncode == 2
+    laptop.file("/root/token").write_text(made["token"])
+    right = lab.shoal(*connect, on=laptop)
+    assert right.returncode == 0, right.stderr
+    began = time.monotonic()
+    status = lab.shoal("status", "--json", on=laptop)
+    print(f"status from a laptop: {time.monotonic() - began:.2f} s")
+    assert {node["name"] for node in json.loads(status.stdout)["nodes"]} == {"head", "gpu-1", "gpu-2", "odd"}
+
+    folder = laptop.file("/root/project")
+    folder.mkdir()
+    (folder / "hello.py").write_text(HELLO)
+    (folder / "words.txt").write_text("from a laptop")
+    job = {"task": "script", "script": "hello.py", "workers": {"min": 1, "max": 1}, "env": {"WHO": None}}
+    (folder / "shoal.yaml").write_text(yaml.safe_dump({"train_jobs": {"hello": job}}))
+    command = [sys.executable, "-m", "infra.cli.main", "train", "hello", "-f", "/root/project/shoal.yaml"]
+    trained = laptop.run(*command, environment={**lab.variables, "WHO": "ann"}, timeout_s=90)
+    assert trained.returncode == 0, trained.stderr
+    (said,) = [line for line in trained.stderr.splitlines() if line.startswith("ann says")]
+    assert said in ("ann says: from a laptop, on gpu-1", "ann says: from a laptop, on gpu-2")
+    logs = lab.shoal("logs", "hello", on=laptop)
+    assert said in logs.stdout
+    refused = lab.shoal("token", "bob", on=laptop)
+    assert (refused.returncode, "needs the role admin" in refused.stderr) == (2, True)
 
 
 class Asking:
