@@ -11,7 +11,7 @@ from cluster.files.line_reader import LineReader
 from cluster.files.storage import Storage
 from infra.job_view import JobView
 from infra.rank_output import RankOutput
-from train_jobs.records.listing import RAY_ENDED
+from train_jobs.records.job_status import RAY_ENDED
 from train_jobs.records.run_log import EVENTS, METRICS, RunSummary
 
 _POLL_S = 0.2

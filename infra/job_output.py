@@ -10,7 +10,8 @@ from infra.job_account import goodput_line, ranks_line
 from infra.rank_output import RankLine, RankOutput
 from infra.script_log import ScriptLog
 from train_jobs.driver.submission import Submissions
-from train_jobs.records.listing import account_of, is_running, run_of
+from train_jobs.records.job_status import is_running
+from train_jobs.records.listing import account_of, run_of
 from train_jobs.records.run_config import read_run_config
 from train_jobs.records.run_log import RunFollower, RunSummary
 

@@ -16,7 +16,8 @@ from cluster.hosts.provider import Provider, Started
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
-from train_jobs.records.listing import is_running, summaries
+from train_jobs.records.job_status import is_running
+from train_jobs.records.listing import summaries
 
 STOP_TIMEOUT_S = 150.0
 _LOOK_S = 0.2

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from cluster.files.storage import Storage
 from infra.rank_output import RankLine, RankOutput
-from train_jobs.records.listing import RAY_RUNS
+from train_jobs.records.job_status import RAY_RUNS
 from train_jobs.records.run_log import RunSummary, read_events
 
 _ENDS = re.compile(r"(?:failed attempt=(\d+)|trained|finished)\b")

@@ -107,6 +107,7 @@ def control(storage: Storage, jobs: RayJobs | None = None, **parts: Any) -> Cont
         packages=Packages(Path(storage.location).parent / "scratch"),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
+        keys=f"{storage.location}/keys.yaml",
         submissions=submissions,
     )
     return replace(found, **parts)

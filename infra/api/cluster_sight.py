@@ -11,7 +11,7 @@ from cluster.sharing.client import BrokerClient
 from cluster.state.connection import ClusterRecord
 from cluster.state.nodes import node_states
 from train_jobs.driver.submission import Submissions
-from train_jobs.records.listing import list_jobs
+from train_jobs.records.job_table import JobTable
 
 JOB, APP = "job/", "app/"
 """How the holders of their leases begin."""
@@ -24,10 +24,14 @@ class ClusterSight:
 
     Args:
         submissions: finds Ray's job API, once it is needed.
+        jobs: those of its storage.
     """
 
-    def __init__(self, record: ClusterRecord, submissions: Callable[[], Submissions]) -> None:
+    def __init__(
+        self, record: ClusterRecord, submissions: Callable[[], Submissions], jobs: JobTable | None = None
+    ) -> None:
         self._record = record
+        self._jobs = jobs or JobTable(Storage(record.storage))
         self._submissions = submissions
 
     def status(self, *, fresh: bool = False) -> dict[str, Any]:
@@ -48,7 +52,6 @@ class ClusterSight:
                     notes.append(str(error))
                 return otherwise
 
-        storage = Storage(record.storage)
         statuses = {} if fresh else told(lambda: self._submissions().statuses(), None)
         nothing: list[dict[str, Any]] = []
         unknown: dict[str, Any] = {"url": record.serve_url, "status": "unknown", "proxies": [], "note": None}
@@ -60,7 +63,7 @@ class ClusterSight:
             "storage": record.storage,
             "nodes": told(self.nodes, nothing),
             "leases": nothing if fresh else told(self.leases, nothing),
-            "jobs": told(lambda: list_jobs(storage, statuses), nothing),
+            "jobs": told(lambda: self._jobs.rows(statuses), nothing),
             "apps": nothing if fresh else told(self.apps, nothing),
             "serve": unknown if fresh else told(self._serve, unknown),
             "notes": notes,
@@ -122,12 +125,11 @@ class ClusterSight:
             RequestError: nothing is called so.
         """
         broker = BrokerClient()
-        storage = Storage(self._record.storage)
         known = [row["holder"] for row in broker.leases()]
-        jobs = list_jobs(storage)
+        jobs = self._jobs.rows()
         found = [row for row in map(broker.explain, holders_of(name, known, jobs)) if row is not None]
         if not found:
-            jobs = list_jobs(storage, self._submissions().statuses())
+            jobs = self._jobs.rows(self._submissions().statuses())
             raise nothing_to_explain(name, known, jobs)
         return {"name": name, "leases": found, "note": self._why_away(name, known)}
 

@@ -28,6 +28,7 @@ class Control:
 
     Attributes:
         record: the cluster's, as seen from here.
+        keys: where the keys of its gateway are, as the config says it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Control:
     packages: Packages
     tokens: TokenTable
     audit: AuditLog
+    keys: str | None
     submissions: Callable[[], Any]
 
 
@@ -65,15 +67,17 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig, scratch: Path) -> 
         misfits = BrokerClient().misfits()
         return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
 
+    jobs = Jobs(cluster, storage, submissions, nodes)
     return Control(
         name=record.name,
         record=record,
         storage=storage,
-        view=ClusterSight(record, submissions),
-        jobs=Jobs(cluster, storage, submissions, nodes),
+        view=ClusterSight(record, submissions, jobs.table),
+        jobs=jobs,
         apps=Apps(cluster, nodes),
         packages=Packages(scratch / "packages"),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
+        keys=cluster.gateway.keys,
         submissions=submissions,
     )

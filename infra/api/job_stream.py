@@ -14,7 +14,7 @@ from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from infra.api.place import NOW, Place, place_now
 from infra.job_logs import JobEntry, JobLogs
-from train_jobs.records.listing import RAY_ENDED
+from train_jobs.records.job_status import RAY_ENDED
 
 LOOK_EVERY_S = 0.3
 DRIVER_EVERY_S = 2.0

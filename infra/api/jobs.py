@@ -19,14 +19,9 @@ from infra.api.checkpoints import checkpoints_of
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.driver.package import Package
 from train_jobs.driver.submission import Submissions, new_job_id, record_end
-from train_jobs.records.listing import (
-    RAY_ENDED,
-    find_job,
-    is_running,
-    list_jobs,
-    result_of,
-    run_of,
-)
+from train_jobs.records.job_status import RAY_ENDED, is_running
+from train_jobs.records.job_table import JobTable
+from train_jobs.records.listing import find_job, result_of, run_of
 from train_jobs.records.run_config import changes, read_run_config
 from train_jobs.records.run_log import RunFollower, RunSummary, summarize
 from train_jobs.spec import CHECKPOINTS, command_digest
@@ -68,12 +63,13 @@ class Jobs:
     ) -> None:
         self._cluster = cluster
         self._storage = storage
+        self.table = JobTable(storage)
         self._submissions = submissions
         self._nodes = nodes
 
     def list(self) -> list[dict[str, Any]]:
         """One row a job, oldest first."""
-        return list_jobs(self._storage, self._submissions().statuses())
+        return self.table.rows(self._submissions().statuses())
 
     def find(self, job: str) -> str:
         """A job's id, by it or by a name: of several of one name a job that runs, or the newest.

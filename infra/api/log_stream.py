@@ -22,7 +22,8 @@ from infra.api.place import Place
 from infra.app_logs import AppLogs, Wanted
 from infra.job_output import JobOutput
 from train_jobs.driver.submission import Submissions
-from train_jobs.records.listing import find_job, job_ids
+from train_jobs.records.job_status import job_ids
+from train_jobs.records.listing import find_job
 
 LOOK_EVERY_S = 1.0
 MOST_PROCESSES = 32

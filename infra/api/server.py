@@ -10,9 +10,10 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.actors import NAMESPACE
 from cluster.actors.head_actor import start_on_head
@@ -21,6 +22,9 @@ from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.state.record import ClusterRecord, NodeRecord
 from infra.api.access import digest_of, own_token
+
+if TYPE_CHECKING:
+    from infra.api.control import Control
 
 NAME = "shoal-api"
 START_S = 30.0
@@ -96,10 +100,10 @@ class ApiServer:
             ) from error
         listener = bind(self._record.api_host, self._record.api_port)
         server = uvicorn.Server(config)
-        threading.Thread(target=self._watch, args=(server,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(server, control), daemon=True).start()
         server.run(sockets=[listener])
 
-    def _watch(self, server: Any) -> None:
+    def _watch(self, server: Any, control: Control) -> None:
         """See it come up; then load what the first request would wait for."""
         while not server.started and not self._settled.is_set():
             time.sleep(0.02)
@@ -107,6 +111,9 @@ class ApiServer:
         import serve_apps.commands
         import serve_apps.models
         import serve_apps.status  # noqa: F401
+
+        with suppress(ShoalError):  # whoever asks is told so
+            control.jobs.table.rows()
 
 
 def bind(host: str, port: int) -> socket.socket:

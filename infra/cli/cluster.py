@@ -108,18 +108,20 @@ def forgive(
 
 
 def env(file: FileOption = None, settings: SetOption = None) -> None:
-    """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway) and SHOAL_SERVE_URL
-    (Ray Serve's own proxy): eval "$(shoal env)"."""
+    """Print the exports under which Ray's own tools work, SHOAL_BASE_URL (the gateway), SHOAL_SERVE_URL (Ray
+    Serve's own proxy) and SHOAL_API_URL (the control API): eval "$(shoal env)"."""
     target = find_target(file, settings)
     if target.record is None:
         # Ray's tools need Ray's token, which is for the machines that are nodes.
         say(f"cluster {target.name} was not brought up from here: Ray's own tools work on its nodes")
         variables = {"SHOAL_BASE_URL": target.api.get("/cluster")["base_url"]}
+        variables["SHOAL_API_URL"] = target.endpoint.url
     else:
         from cluster.state.connection import environment
 
-        urls = {"SHOAL_BASE_URL": target.record.gateway_url, "SHOAL_SERVE_URL": target.record.serve_url}
-        variables = {**environment(target.record), **urls}
+        record = target.record
+        urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
+        variables = {**environment(record), **urls, "SHOAL_API_URL": record.api_url}
     for key, value in variables.items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 

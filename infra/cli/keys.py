@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json, say
+from infra.cli.target import target_if_up
 
 
 def register(app: typer.Typer) -> None:
@@ -35,35 +34,22 @@ def key(
     as_json: JsonOption = False,
 ) -> None:
     """Make an API key and add it to the gateway's key file; a running gateway takes it at once."""
-    loaded = load(file, settings, across=False)
+    entry = {
+        "tenant": tenant,
+        "apps": list(app) if app else None,
+        "requests_per_minute": requests_per_minute,
+        "tokens_per_minute": tokens_per_minute,
+        "metrics": metrics,
+    }
+    target = target_if_up(file, settings)
+    if target is not None and not target.is_here:
+        made = target.api.post("/keys", entry)
+        secret, source = made["key"], made["file"]
+    else:
+        from infra.api.gateway_keys import add_key
 
-    from pydantic import ValidationError
-
-    from cluster.config.reading.api_keys import ENVIRONMENT, Key, add_entry, digest_of, new_key, parse_keys
-    from cluster.errors import RequestError
-    from cluster.state.state_directory import write_private
-
-    source = loaded.resolved.cluster.gateway.keys
-    if source is None or source.startswith(ENVIRONMENT):
-        raise RequestError("the config's cluster.gateway.keys names no file that a key could be added to")
-    secret = new_key()
-    try:
-        entry = Key(
-            sha256=digest_of(secret),
-            tenant=tenant,
-            apps=tuple(app) if app else None,
-            requests_per_minute=requests_per_minute,
-            tokens_per_minute=tokens_per_minute,
-            metrics=metrics,
-        )
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise RequestError(f"{first['loc'][0]}: {first['msg']}") from error
-    path = Path(source)
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    parse_keys(text, source)
-    os.makedirs(path.parent, exist_ok=True)
-    write_private(path, add_entry(text, entry))
+        source = load(file, settings, across=False).resolved.cluster.gateway.keys
+        secret = add_key(source, entry)
     if as_json:
         print_json({"key": secret, "tenant": tenant, "file": source})
         return

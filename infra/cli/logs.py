@@ -136,7 +136,8 @@ def _of_files(
     from cluster.errors import RequestError
     from cluster.files.storage import Storage
     from infra.job_output import JobOutput
-    from train_jobs.records.listing import find_job, job_ids
+    from train_jobs.records.job_status import job_ids
+    from train_jobs.records.listing import find_job
 
     cluster = cluster_name(file)
     storage = Storage(load(file, across=False).resolved.cluster.storage)

@@ -59,7 +59,7 @@ def test_every_command_of_the_tour_does_what_it_says(tmp_path: Path, name: str) 
     done = subprocess.run(
         ["bash", "-c", script_of(blocks, name)],
         cwd=tmp_path,
-        env={**variables, "PATH": path},
+        env={**variables, "PATH": path, "XDG_CONFIG_HOME": str(tmp_path / "config")},
         capture_output=True,
         text=True,
         timeout=TIMEOUT_S,
@@ -67,7 +67,7 @@ def test_every_command_of_the_tour_does_what_it_says(tmp_path: Path, name: str) 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     told = re.split(rf"^{MARK} \d+\n", done.stdout, flags=re.MULTILINE)[1:]
 
-    checked, trained, asked, streamed, by_hand, ended = told
+    checked, trained, asked, streamed, by_hand, elsewhere, ended = told
     assert "is valid: 3 nodes, 1 job, 1 app" in checked
     assert re.search(r"stdlib-lm-\S+ succeeded at step 60", trained)
     assert re.search(r"stdlib-lm +1 ", trained), "the model is listed"
@@ -78,6 +78,8 @@ def test_every_command_of_the_tour_does_what_it_says(tmp_path: Path, name: str) 
     assert "published model=by-hand@1" in by_hand
     assert by_hand.count("finished status=succeeded step=30") >= 2, "the job's own output, and `shoal logs`"
     assert f"cluster {name}" in by_hand
+    assert f"connected to cluster {name} as ann (run)" in elsewhere
+    assert re.search(r"stdlib-lm-\S+ +succeeded +60/60", elsewhere)
     assert ended.splitlines()[-1] == f"cluster {name} is down"
     facts = json.loads((tmp_path / "demo" / RECORD_FILE).read_text())
     assert leftovers(ClusterRecord(**{**facts, "nodes": ()})) == {}

@@ -9,12 +9,9 @@ from typing import Any
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from train_jobs.records.goodput import Goodput, goodput_of
+from train_jobs.records.job_status import job_ids
+from train_jobs.records.job_table import JobTable
 from train_jobs.records.run_log import RunFollower, RunSummary, read_all_metrics, read_events, summary_of
-
-RAY_RUNS = ("PENDING", "RUNNING")
-"""Ray's statuses of a submission that has not ended."""
-RAY_ENDED = ("STOPPED", "SUCCEEDED", "FAILED")
-"""Those of one that has."""
 
 
 def run_of(storage: Storage, job: str) -> Storage:
@@ -42,12 +39,6 @@ def find_job(storage: Storage, job: str, prefer: Callable[[RunSummary], bool] = 
     raise RequestError(f"no job {job!r} under {storage.location}{known}")
 
 
-def job_ids(storage: Storage) -> list[str]:
-    if not storage.exists("jobs"):
-        return []
-    return sorted(entry.name for entry in storage.entries("jobs") if entry.is_dir)
-
-
 def summaries(storage: Storage) -> list[RunSummary]:
     """What the events of each job tell."""
     return [RunFollower(job, run_of(storage, job)).look() for job in job_ids(storage)]
@@ -60,28 +51,7 @@ def list_jobs(storage: Storage, driver_statuses: Mapping[str, str] | None = None
         driver_statuses: Ray's status of each submission, where the cluster is up: a job whose driver is gone
             without having said so is `failed`.
     """
-    rows = []
-    for job in job_ids(storage):
-        run = run_of(storage, job)
-        events, metrics = read_events(run), read_all_metrics(run)
-        summary = summary_of(job, events, metrics)
-        runs = is_running(summary, driver_statuses)
-        account = goodput_of(events, metrics, time.time() if runs else None)
-        rows.append(
-            {
-                "job": job,
-                "name": summary.name,
-                "status": status_of(summary, driver_statuses),
-                "step": summary.step,
-                "steps": summary.steps or None,
-                "workers": summary.workers if runs else 0,
-                "attempts": summary.attempts,
-                "submitted_at": summary.submitted_at,
-                "path": run.location,
-                **account.as_json(),
-            }
-        )
-    return sorted(rows, key=lambda row: row["submitted_at"])
+    return JobTable(storage).rows(driver_statuses)
 
 
 def account_of(storage: Storage, job: str, *, runs: bool) -> Goodput:
@@ -92,19 +62,6 @@ def account_of(storage: Storage, job: str, *, runs: bool) -> Goodput:
     """
     run = run_of(storage, job)
     return goodput_of(read_events(run), read_all_metrics(run), time.time() if runs else None)
-
-
-def is_running(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> bool:
-    """Whether the job's driver is there; without a cluster no job runs."""
-    if summary.ended or driver_statuses is None or summary.submission_id is None:
-        return False
-    return driver_statuses.get(summary.submission_id) in RAY_RUNS
-
-
-def status_of(summary: RunSummary, driver_statuses: Mapping[str, str] | None) -> str:
-    if summary.ended or is_running(summary, driver_statuses):
-        return summary.status
-    return "failed"
 
 
 def result_of(

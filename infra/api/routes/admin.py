@@ -1,4 +1,4 @@
-"""Paths for those who look after a cluster: tokens, and the audit log."""
+"""Paths for those who look after a cluster: tokens, keys of the gateway, and the audit log."""
 
 from datetime import UTC, datetime, timedelta
 from enum import Enum
@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from infra.api.control import Control
 from infra.api.door import Door
 from infra.api.errors import CHANGE_ERRORS, READ_ERRORS
+from infra.api.gateway_keys import add_key
 from infra.api.roles import ApiCaller, Role
 from infra.api.tokens import NAME
 
@@ -27,6 +28,22 @@ class TokenRequest(BaseModel):
     """What it opens."""
     days: float | None = Field(default=None, gt=0, le=36_500)
     """How long it is valid. Default: until it is revoked."""
+
+
+class KeyRequest(BaseModel):
+    """An API key of the gateway to make."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    tenant: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")
+    """Who it is for."""
+    apps: list[str] | None = None
+    """Apps that it opens. Default: all."""
+    requests_per_minute: int | None = Field(default=None, ge=1)
+    tokens_per_minute: int | None = Field(default=None, ge=1)
+    """Tokens of prompts and answers together."""
+    metrics: bool = False
+    """Whether it opens /metrics and /load too, which tell of all apps."""
 
 
 def add(router: APIRouter, control: Control, door: Door) -> None:
@@ -53,6 +70,13 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         with door.change(caller, request, name):
             control.tokens.revoke(name)
         return {"revoked": name}
+
+    @router.post("/keys", status_code=201, responses=CHANGE_ERRORS, tags=tags)
+    def make_key(caller: admin, request: Request, wanted: KeyRequest) -> dict[str, Any]:
+        """Make an API key of the gateway and add it to the key file on the head; it is shown this once."""
+        with door.change(caller, request, wanted.tenant):
+            secret = add_key(control.keys, wanted.model_dump())
+        return {"key": secret, "tenant": wanted.tenant, "file": control.keys}
 
     @router.get("/audit", responses=READ_ERRORS, tags=tags)
     def read_audit(

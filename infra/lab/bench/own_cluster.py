@@ -24,7 +24,8 @@ from cluster.hosts.provider import Provider
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
 from infra.lifecycle import bring_up
 from train_jobs.driver.submission import Submissions, new_job_id
-from train_jobs.records.listing import run_of, status_of
+from train_jobs.records.job_status import status_of
+from train_jobs.records.listing import run_of
 from train_jobs.records.run_config import read_run_config
 from train_jobs.records.run_log import read_all_metrics, read_events, summarize
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 
 from infra.api.access import own_token
-from tests.clusters import LiveCluster, caller_environment
+from tests.clusters import REPOSITORY, LiveCluster, caller_environment
 
 LOADS_NO_RAY = """
 import sys
@@ -60,6 +62,20 @@ def test_it_comes_back_when_it_is_killed_and_lets_the_same_people_in(running_clu
     assert again.returncode == 0, again.stderr
     assert len(api_processes(running_cluster)) == 1
     assert running_cluster.shoal("token", "ann", "--revoke").returncode == 0
+
+
+def test_the_pages_own_command_works(running_cluster: LiveCluster, tmp_path: Path) -> None:
+    page = (REPOSITORY / "infra" / "api" / "README.md").read_text()
+    (command,) = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    made = running_cluster.shoal("token", "curl", "--role", "read")
+    (tmp_path / "ann.token").write_text(made.stdout)
+    variables = {**caller_environment(), "SHOAL_API_URL": running_cluster.record.api_url}
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == json.loads(running_cluster.shoal("jobs", "--json").stdout)
+    assert running_cluster.shoal("token", "curl", "--revoke").returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ NEEDS: dict[tuple[str, str], Role] = {
     ("POST", "/nodes/x/forgive"): "admin",
     ("GET", "/tokens"): "admin",
     ("POST", "/tokens"): "admin",
+    ("POST", "/keys"): "admin",
     ("DELETE", "/tokens/x"): "admin",
     ("GET", "/audit"): "admin",
 }

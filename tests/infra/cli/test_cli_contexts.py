@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.config.reading.api_keys import digest_of
 from cluster.files.storage import Storage
 from infra.api.control import Control
 from infra.cli.main import call
@@ -188,11 +189,16 @@ def test_tokens_are_made_listed_and_taken_back_and_noted(
     assert lab.tokens.caller_of(made) is None
     assert call(["token", "bob", "--role", "root"]) == 2
     capsys.readouterr()
+    assert call(["key", "team-a", "--app", "chat", "--json"]) == 0
+    key = json.loads(capsys.readouterr().out)
+    assert key["file"] == lab.keys, "on the head, not here"
+    assert digest_of(key["key"]) in Path(key["file"]).read_text()
+    capsys.readouterr()
     assert call(["audit", "--json", "-n", "2"]) == 0
     lines = json.loads(capsys.readouterr().out)
     assert [(line["who"], line["operation"], line["outcome"]) for line in lines] == [
-        ("admin", "revoke_token", "asked"),
-        ("admin", "revoke_token", "done"),
+        ("admin", "make_key", "asked"),
+        ("admin", "make_key", "done"),
     ]
     assert call(["audit"]) == 0
-    assert "revoke_token" in capsys.readouterr().out
+    assert "revoke_token bob: done" in capsys.readouterr().out
