@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -13,6 +14,13 @@ from tests import clusters
 # In the background of a script pytest, and whatever it starts, is deaf to Ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_contexts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Whoever runs the tests may use clusters of others; the tests do not."""
+    os.environ["XDG_CONFIG_HOME"] = str(tmp_path_factory.mktemp("config"))
+    os.environ.pop("SHOAL_CONTEXT", None)
 
 
 @pytest.fixture(scope="module", autouse=True)

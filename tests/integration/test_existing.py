@@ -219,7 +219,9 @@ def misfits(lab: Workplace) -> set[str]:
 def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
     """The host of the app's one replica, and then that of one of a job's two groups."""
     config = f"{TOUR}/shoal.yaml"
-    job = lab.document("train", "elastic-lm", "--detach", "-f", config)["job"]
+    (model,) = {row["path"] for row in lab.document("models", "-f", config)}
+    tokenizer = f"data.tokenizer={model}"  # saves the time to train another
+    job = lab.document("train", "elastic-lm", "--detach", "--set", tokenizer, "-f", config)["job"]
     (run,) = lab.share.glob(f"shoal/*/jobs/{job}")
     victim = lab.lan.host("gpu-1")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +18,7 @@ from infra.api import job_stream
 from infra.api.access import digest_of, new_token
 from infra.api.client import ApiClient, Endpoint, NoAnswerError, StreamEvent
 from infra.api.control import Control
+from tests.certificates import make_certificate
 from tests.served_api import RayJobs, control, served
 from tests.train_jobs.ranks import tiny_job
 from train_jobs.driver.submission import record_submission
@@ -197,11 +196,8 @@ def test_what_goes_wrong_is_a_sentence(status: str, body: bytes, kind: type, sai
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A certificate that is its own authority, for 127.0.0.1; and one for another name."""
     folder = tmp_path_factory.mktemp("certificates")
-    for name, alternative in (("good", "IP:127.0.0.1"), ("other", "DNS:elsewhere.example")):
-        command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
-        command += ["-subj", f"/CN={name}", "-addext", f"subjectAltName={alternative}"]
-        command += ["-keyout", str(folder / f"{name}.key"), "-out", str(folder / f"{name}.pem")]
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
+    make_certificate(folder, "good", "IP:127.0.0.1")
+    make_certificate(folder, "other", "DNS:elsewhere.example")
     return {path.name: str(path) for path in folder.iterdir()}
 
 
@@ -225,4 +221,3 @@ def test_tls_is_checked(lab: Control, token: str, certificates: dict[str, str]) 
         with pytest.raises(NoAnswerError, match=r"cannot be trusted: .*IP address mismatch"):
             version(port, other)
         assert version(port, other, own=True) == "lab", "it is known by itself, not by its name"
-    assert ssl.OPENSSL_VERSION
