@@ -36,27 +36,19 @@ def bring_up(
         provider: of the nodes, instead of the config's.
 
     Raises:
-        ShoalError, RequestError: see `Provider.up`; or the control API did not start, and all is down again.
+        ShoalError, RequestError: see `Provider.up`.
     """
-    provider = provider or PROVIDERS[cluster.provider]()
-    started = provider.up(cluster, config_path, say)
-    try:
-        return started, _with_api(started, cluster)
-    except BaseException:  # an interruption too must not leave half of it
-        if not started.was_up:
-            provider.down(cluster.name, say, config_path)
-        raise
-
-
-def _with_api(started: Started, cluster: ClusterConfig) -> dict[str, Any]:
     from infra.api.cluster_sight import ClusterSight
-    from infra.api.server import start_api
+    from infra.api.server import begin_api
 
+    provider = provider or PROVIDERS[cluster.provider]()
+    started = provider.up(cluster, config_path, say, lambda record: begin_api(record, cluster))
     record = started.record
     connect(record)
     try:
-        start_api(record, cluster)
-        return ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
+        if started.was_up:
+            begin_api(record, cluster)()  # should it be gone
+        return started, ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
     finally:
         disconnect()
 

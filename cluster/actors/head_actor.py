@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -13,8 +14,23 @@ from cluster.ray_private import HEAD_RESOURCE
 START_TIMEOUT_S = 60.0
 
 
-def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: str, first_call: str) -> None:
-    """Start a detached actor and wait until it answers; one of this name that runs is left alone.
+def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: str, first_call: str) -> Any:
+    """Start a detached actor and wait until it answers; one of this name that runs is left alone. See
+    `begin_on_head`.
+
+    Returns:
+        what the first call answers.
+
+    Raises:
+        ShoalError: it did not start in time.
+    """
+    return begin_on_head(kind, name, namespace, *arguments, what=what, first_call=first_call)()
+
+
+def begin_on_head(
+    kind: type, name: str, namespace: str, *arguments: Any, what: str, first_call: str
+) -> Callable[[], Any]:
+    """Have a detached actor started, while one waits for others.
 
     Needs a connection to the cluster (`ray.init`). Every method of the actor must be one that may be called
     twice without harm, or be called without retries: a call that meets a restart is repeated.
@@ -23,8 +39,11 @@ def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: 
         what: what it is, for messages.
         first_call: a method without arguments, by whose answer it is known to run.
 
+    Returns:
+        what waits until it answers; see `start_on_head`.
+
     Raises:
-        ShoalError: it did not start in time.
+        ShoalError: Ray names no head.
     """
     if not any(row["Alive"] and HEAD_RESOURCE in row["Resources"] for row in ray.nodes()):
         raise ShoalError(f"{what} was not started: Ray names no head node that is alive")
@@ -44,10 +63,15 @@ def start_on_head(kind: type, name: str, namespace: str, *arguments: Any, what: 
         )
         .remote(*arguments)
     )
-    try:
-        ray.get(getattr(actor, first_call).remote(), timeout=START_TIMEOUT_S)
-    except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
-        raise ShoalError(f"{what} did not start within {START_TIMEOUT_S:.0f} s: {error}") from error
+    answer = getattr(actor, first_call).remote()
+
+    def wait() -> Any:
+        try:
+            return ray.get(answer, timeout=START_TIMEOUT_S)
+        except (ray.exceptions.GetTimeoutError, ray.exceptions.RayError) as error:
+            raise ShoalError(f"{what} did not start within {START_TIMEOUT_S:.0f} s: {error}") from error
+
+    return wait
 
 
 def was_restarted() -> bool:

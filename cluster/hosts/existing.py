@@ -18,7 +18,7 @@ from cluster.actors import NAMESPACE
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
-from cluster.hosts.provider import Started, Tell
+from cluster.hosts.provider import Beside, Started, Tell, nothing_beside
 from cluster.hosts.settings import JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
 from cluster.state import connection
 from cluster.state.health import answers
@@ -39,7 +39,9 @@ class ExistingProvider:
 
     owns_nodes = False
 
-    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+    def up(
+        self, cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside = nothing_beside
+    ) -> Started:
         config_path = config_path.absolute()
         with locked(cluster.name, lambda: tell(_waiting(cluster.name))), _joined(cluster) as ray_facts:
             from cluster.hosts.services import broker_facts
@@ -58,7 +60,7 @@ class ExistingProvider:
             record = read_record(cluster.name)
             if there is not None and record is not None and record.cluster_id == there["cluster_id"]:
                 return Started(record, was_up=True)
-            return Started(_start(cluster, config_path, ray_facts, there, tell), was_up=False)
+            return Started(_start(cluster, config_path, ray_facts, there, tell, beside), was_up=False)
 
     def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
         with locked(name, lambda: tell(_waiting(name))):
@@ -94,6 +96,7 @@ def _start(
     found: Mapping[str, Any],
     there: Mapping[str, Any] | None,
     tell: Tell,
+    beside: Beside,
 ) -> ClusterRecord:
     from cluster.hosts.node_keeper import living_nodes
     from cluster.hosts.probe import probe
@@ -134,7 +137,7 @@ def _start(
             env=_environment(cluster),
         )
         record = _with_endpoints(cluster, record, there)
-        start_services(cluster, record)
+        start_services(cluster, record, beside)
         BrokerClient().judge(findings.misfits)
         write_record(record)
     except BaseException:  # an interruption too must not leave half of it

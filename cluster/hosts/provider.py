@@ -14,6 +14,15 @@ Tell = Callable[[str], None]
 """Takes a sentence about what is happening, for the person who waits."""
 
 
+Beside = Callable[[ClusterRecord], Callable[[], None]]
+"""Begins something else on a cluster that this process has just joined; what it returns waits for that."""
+
+
+def nothing_beside(record: ClusterRecord) -> Callable[[], None]:
+    """A `Beside` of those who want nothing else."""
+    return lambda: None
+
+
 @dataclass(frozen=True)
 class Started:
     """The outcome of `up`."""
@@ -33,12 +42,15 @@ class Provider(Protocol):
 
     owns_nodes: bool
 
-    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+    def up(
+        self, cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside = nothing_beside
+    ) -> Started:
         """Start the cluster, or find it up; whole or not at all.
 
         Args:
             cluster: its section of the config, paths resolved.
             config_path: the file that is from.
+            beside: what starts with its services, where they are started.
 
         Raises:
             RequestError: the config asks for what this machine or another cluster does not leave.

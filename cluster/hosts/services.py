@@ -14,6 +14,7 @@ from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.hosts.endpoints import API_PORT, GATEWAY_PORT, Endpoint, choose_endpoint
+from cluster.hosts.provider import Beside
 from cluster.loopback import own_address
 from cluster.ray_private import HEAD_RESOURCE
 from cluster.sharing.broker import start_broker
@@ -59,18 +60,23 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
     }
 
 
-def start_services(cluster: ClusterConfig, record: ClusterRecord) -> None:
+def start_services(cluster: ClusterConfig, record: ClusterRecord, beside: Beside) -> None:
     """Start them, and wait until they answer; needs a connection to the cluster.
+
+    Args:
+        beside: what starts meanwhile.
 
     Raises:
         ShoalError: one did not start in time.
     """
     facts = facts_of(cluster, record)
+    wait = beside(record)
     start_broker(facts)
     if facts["probed"]:
         from cluster.hosts.node_keeper import start_node_keeper
 
         start_node_keeper(record.storage)
+    wait()
 
 
 def broker_facts() -> dict[str, Any] | None:

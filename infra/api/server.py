@@ -10,13 +10,14 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.actors import NAMESPACE
-from cluster.actors.head_actor import start_on_head
+from cluster.actors.head_actor import begin_on_head
 from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
@@ -137,17 +138,21 @@ def bind(host: str, port: int) -> socket.socket:
         time.sleep(BIND_EVERY_S)
 
 
-def start_api(record: ClusterRecord, cluster: ClusterConfig) -> None:
-    """Start it on the head, and wait until it listens; one that runs is left alone.
+def begin_api(record: ClusterRecord, cluster: ClusterConfig) -> Callable[[], None]:
+    """Have it started on the head, while one waits for others; one that runs is left alone.
 
     Needs a connection to the cluster (`ray.init`).
 
-    Raises:
-        ShoalError: it did not start.
+    Returns:
+        what waits until it listens, and raises ShoalError where it does not.
     """
     facts = (asdict(record), cluster.model_dump(mode="json", by_alias=True), digest_of(own_token(record)))
-    start_on_head(ApiServer, NAME, NAMESPACE, *facts, what="the control API", first_call="failure")
-    failure = NamedActor(NAME).call("failure", timeout_s=START_S + CALL_S)
-    if failure is not None:
-        NamedActor(NAME).end()
-        raise ShoalError(f"the control API could not be started: {failure}")
+    answer = begin_on_head(ApiServer, NAME, NAMESPACE, *facts, what="the control API", first_call="failure")
+
+    def wait() -> None:
+        failure = answer()
+        if failure is not None:
+            NamedActor(NAME).end()
+            raise ShoalError(f"the control API could not be started: {failure}")
+
+    return wait

@@ -46,7 +46,7 @@ from cluster.hosts.endpoints import (
     choose_endpoint,
     free_ports,
 )
-from cluster.hosts.provider import Started, Tell
+from cluster.hosts.provider import Beside, Started, Tell, nothing_beside
 from cluster.state import connection
 from cluster.state.health import answers, silent, wait_until
 from cluster.state.nodes import NODE_LABEL
@@ -106,14 +106,16 @@ class EmbeddedProvider:
     def __init__(self, hosts: Hosts | None = None) -> None:
         self._hosts = hosts or Hosts()
 
-    def up(self, cluster: ClusterConfig, config_path: Path, tell: Tell) -> Started:
+    def up(
+        self, cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside = nothing_beside
+    ) -> Started:
         config_path = config_path.absolute()
         with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
             _require_here(cluster.name)
             record = self._found_up(cluster, config_path, tell)
             if record is not None:
                 return Started(record, was_up=True)
-            return Started(_start(cluster, config_path, self._hosts, tell), was_up=False)
+            return Started(_start(cluster, config_path, self._hosts, tell, beside), was_up=False)
 
     def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
         with locked(name, lambda: tell(_waiting(name))):
@@ -156,7 +158,9 @@ class EmbeddedProvider:
         return record
 
 
-def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) -> ClusterRecord:
+def _start(
+    cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell, beside: Beside
+) -> ClusterRecord:
     shapes = cluster.node_shapes()
     wanted = [shape.gpus for _, shape in shapes]
     gpus = divide(wanted, machine_gpus() if any(wanted) else ())
@@ -188,7 +192,7 @@ def _start(cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell) 
             api_certificate=cluster.api.certificate,
             token_path=str(state / TOKEN_FILE),
         )
-        record = _found(cluster, record, nodes)
+        record = _found(cluster, record, nodes, beside)
         write_record(record)
     except BaseException:  # an interruption too must not leave a half cluster behind
         _clean(cluster.name)
@@ -324,7 +328,9 @@ def _failed(item: _Launched, what: str) -> ShoalError:
     return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
 
 
-def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart]) -> ClusterRecord:
+def _found(
+    cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart], beside: Beside
+) -> ClusterRecord:
     """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids."""
     connection.connect(record)
     try:
@@ -345,7 +351,7 @@ def _found(cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeSt
         if not wait_until(all_registered, START_TIMEOUT_S):
             missing = ", ".join(node.name for node in nodes if node.name not in found)
             raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
-        start_services(cluster, record)
+        start_services(cluster, record, beside)
     finally:
         connection.disconnect()
     return replace(record, nodes=tuple(found[node.name] for node in nodes))
