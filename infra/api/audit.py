@@ -37,6 +37,19 @@ class AuditEntry:
     outcome: str
     """asked, done, refused (the request was wrong) or failed."""
     reason: str | None = None
+    result: str | None = None
+    """What was made by it: a job's id."""
+
+
+@dataclass
+class Change:
+    """A change that is being made.
+
+    Attributes:
+        result: what was made by it, once that is known.
+    """
+
+    result: str | None = None
 
 
 class AuditLog:
@@ -51,18 +64,19 @@ class AuditLog:
         self._writer = LineWriter(storage)
 
     @contextmanager
-    def change(self, caller: ApiCaller, address: str, operation: str, target: str) -> Iterator[None]:
+    def change(self, caller: ApiCaller, address: str, operation: str, target: str) -> Iterator[Change]:
         """Note that a change was asked for, before it is made; and then what came of it.
 
         Raises:
             ShoalError: the log cannot be written, and nothing was changed; or what the change raises.
         """
-        number = uuid.uuid4().hex
+        number, change = uuid.uuid4().hex, Change()
 
         def entry(outcome: str, reason: str | None = None) -> AuditEntry:
             time = datetime.now(UTC).isoformat(timespec="milliseconds")
             return AuditEntry(
-                time, number, caller.name, caller.role, address, operation, target, outcome, reason
+                *(time, number, caller.name, caller.role, address),
+                *(operation, target, outcome, reason, change.result),
             )
 
         self._writer.add(LOG, [asdict(entry("asked"))], soon=True)
@@ -73,7 +87,7 @@ class AuditLog:
                 f"nothing was changed: the audit log in {self._storage.location} cannot be written: {why}"
             )
         try:
-            yield
+            yield change
         except RequestError as error:
             self._writer.add(LOG, [asdict(entry("refused", str(error)))], soon=True)
             raise

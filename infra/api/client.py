@@ -24,11 +24,22 @@ SILENT_S = 45.0
 """A stream says something at least every 15 s."""
 PATIENCE_S = 20.0
 """So long a service that does not answer is asked again: one whose process has ended is back well before."""
+STREAM_PATIENCE_S = 180.0
+"""The same of a stream that has begun: a laptop may lose its network for a while."""
+NOTED_AFTER_S = 3.0
 AGAIN_S = 0.3
 
 
 class NoAnswerError(ShoalError):
     """Nothing answers at the address."""
+
+
+class UntrustedError(NoAnswerError):
+    """What answers cannot prove what it is, or does not try."""
+
+
+class UnavailableError(ShoalError):
+    """It cannot be done now."""
 
 
 class BadPackageError(ShoalError):
@@ -70,6 +81,7 @@ class ApiClient:
 
     Args:
         patience_s: how long a service that does not answer is asked again.
+        stream_patience_s: the same for a stream that has begun.
         hopeless: says why that would be in vain; None where it may come back.
     """
 
@@ -78,11 +90,12 @@ class ApiClient:
         endpoint: Endpoint,
         *,
         patience_s: float = PATIENCE_S,
+        stream_patience_s: float = STREAM_PATIENCE_S,
         hopeless: Callable[[], str | None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self._hopeless = hopeless or (lambda: None)
-        self._patience_s = patience_s
+        self._patience_s, self._stream_patience_s = patience_s, stream_patience_s
         self._opener = urllib.request.build_opener(*_handlers(endpoint))
 
     def get(self, path: str, **query: Any) -> Any:
@@ -113,7 +126,8 @@ class ApiClient:
     def stream(self, path: str, *, timeout_s: float | None = None, **query: Any) -> Iterator[StreamEvent]:
         """The events of a stream, each once; where the connection is lost it goes on from the last one.
 
-        It ends with the event `end` or `failed`, which is among them.
+        It ends with the event `end` or `failed`, which is among them. A `note` says that the service does not
+        answer, and is asked again.
 
         Args:
             timeout_s: for all of it.
@@ -123,8 +137,14 @@ class ApiClient:
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         last: str | None = None
+        begun = noted = False
         heard = time.monotonic()
         pause = threading.Event()
+
+        def check_time() -> None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise ShoalError(f"{path} has not ended within {timeout_s:.0f} s")
+
         while True:
             request = self._request("GET", path, query)
             request.add_header("Accept", "text/event-stream")
@@ -132,21 +152,32 @@ class ApiClient:
                 request.add_header("Last-Event-ID", last)
             try:
                 with self._open(request, SILENT_S) as answer:
+                    begun = True
                     for event in _events(answer):
-                        heard = time.monotonic()
+                        heard, noted = time.monotonic(), False
+                        check_time()
                         if event is None:  # a sign of life
-                            if deadline is not None and heard > deadline:
-                                raise ShoalError(f"{path} has not ended within {timeout_s:.0f} s")
                             continue
                         last = event.id or last
                         yield event
                         if event.kind in ("end", "failed"):
                             return
-            except (NoAnswerError, OSError, http.client.HTTPException, ValueError) as error:
-                if time.monotonic() - heard > self._patience_s:
-                    raise NoAnswerError(f"{self.endpoint.url} does not answer any more: {error}") from error
-            if deadline is not None and time.monotonic() > deadline:
-                raise ShoalError(f"{path} has not ended within {timeout_s:.0f} s")
+                why: Exception = ShoalError("it broke off")
+            except UntrustedError:
+                raise
+            except (NoAnswerError, UnavailableError, OSError, http.client.HTTPException, ValueError) as error:
+                if not begun or (isinstance(error, NoAnswerError) and self._hopeless() is not None):
+                    raise
+                why = error
+            away_s = time.monotonic() - heard
+            if away_s > max(self._patience_s, self._stream_patience_s):
+                raise NoAnswerError(f"{self.endpoint.url} does not answer any more: {why}")
+            if away_s > NOTED_AFTER_S and not noted:
+                noted = True
+                yield StreamEvent(
+                    "note", {"text": f"{self.endpoint.url} does not answer; asking again"}, None
+                )
+            check_time()
             pause.wait(AGAIN_S)
 
     def _ask(
@@ -186,10 +217,14 @@ class ApiClient:
                 reason = getattr(error, "reason", error)
                 why = str(reason) or type(reason).__name__
                 if isinstance(reason, ssl.SSLError):
-                    raise NoAnswerError(f"{url} cannot be trusted: {why}") from error
+                    raise UntrustedError(f"{url} cannot be trusted: {why}") from error
                 # What changes something is said again only where nobody has heard it.
-                again = request.get_method() == "GET" or isinstance(reason, ConnectionRefusedError)
-                if not again or isinstance(reason, TimeoutError) or time.monotonic() > deadline:
+                refused = isinstance(reason, ConnectionRefusedError)
+                if request.get_method() != "GET" and not refused:
+                    raise NoAnswerError(
+                        f"{url} broke off: {why}; whether it was carried out, `shoal status` says"
+                    ) from error
+                if isinstance(reason, TimeoutError) or time.monotonic() > deadline:
                     raise NoAnswerError(f"{url} does not answer: {why}") from error
                 if (hopeless := self._hopeless()) is not None:
                     raise NoAnswerError(hopeless) from error
@@ -236,12 +271,15 @@ def _error_of(error: urllib.error.HTTPError, url: str) -> ShoalError:
         found = json.loads(error.read())["error"]
         kind, message, mistakes = found["kind"], str(found["message"]), found["mistakes"]
     except (ValueError, KeyError, TypeError, OSError, http.client.HTTPException):
-        return ShoalError(f"{url} answered {error.code}, and not as a control API of Shoal's does")
+        kind_of_error = UnavailableError if error.code >= 500 else ShoalError  # of a proxy between
+        return kind_of_error(f"{url} answered {error.code}, and not as a control API of Shoal's does")
     if kind == "config":
         return ConfigError([Mistake(**mistake) for mistake in mistakes])
     if kind == "package":
         return BadPackageError(message)
-    return RequestError(message) if kind in ("request", "token", "role", "missing") else ShoalError(message)
+    if kind in ("request", "token", "role", "missing"):
+        return RequestError(message)
+    return UnavailableError(message) if kind == "cluster" else ShoalError(message)
 
 
 def _events(answer: http.client.HTTPResponse) -> Iterator[StreamEvent | None]:

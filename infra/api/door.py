@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from infra.api.audit import Change
 from infra.api.control import Control
 from infra.api.errors import DeniedError
 from infra.api.roles import ApiCaller, Role
@@ -41,9 +42,9 @@ class Door:
         return caller
 
     @contextmanager
-    def change(self, caller: ApiCaller, request: Request, target: str) -> Iterator[None]:
+    def change(self, caller: ApiCaller, request: Request, target: str) -> Iterator[Change]:
         """Note a change in the audit log."""
         address = request.client.host if request.client else ""
         operation = getattr(request.scope.get("route"), "name", request.url.path)
-        with self._control.audit.change(caller, address, operation, target):
-            yield
+        with self._control.audit.change(caller, address, operation, target) as change:
+            yield change

@@ -122,11 +122,9 @@ def _why_silent(record: ClusterRecord) -> str | None:
     from cluster.state.connection import head_is_silent
 
     missing = head_is_silent(record)
-    return (
-        None
-        if missing is None
-        else f"cluster {record.name} is not up: {missing} does not answer: run `shoal up`"
-    )
+    if missing is None:
+        return None
+    return f"cluster {record.name} is not up: {missing} does not answer: run `shoal up`"
 
 
 def cluster_name(file: str | None, settings: Sequence[str] | None = None) -> str:

@@ -79,7 +79,8 @@ def audit(
     for row in rows:
         time = datetime.fromisoformat(row["time"]).astimezone()
         why = f" ({row['reason']})" if row["reason"] else ""
-        what = f"{row['operation']} {row['target']}: {row['outcome']}{why}"
+        made = f" {row['result']}" if row["result"] else ""
+        what = f"{row['operation']} {row['target']}: {row['outcome']}{made}{why}"
         typer.echo(f"{time:%Y-%m-%d %H:%M:%S} {row['who']} ({row['role']}) from {row['address']}: {what}")
 
 

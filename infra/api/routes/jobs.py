@@ -78,10 +78,11 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
     def submit_job(caller: runner, request: Request, wanted: JobSubmission) -> dict[str, Any]:
         """Start a job; its stream tells how it goes."""
         with (
-            door.change(caller, request, wanted.name),
+            door.change(caller, request, wanted.name) as change,
             control.packages.opened(wanted.package) as package,
         ):
             submitted = jobs.submit(wanted.name, wanted.config, package, wanted.environment)
+            change.result = submitted.job
         control.packages.drop(wanted.package)
         return submitted.as_json()
 
@@ -98,8 +99,10 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
     @router.post("/jobs/{job}/stop", status_code=202, responses=CHANGE_ERRORS, tags=tags)
     def stop_job(caller: runner, request: Request, job: str) -> dict[str, Any]:
         """Have a job stop at its next step boundary; its stream tells when it has."""
-        with door.change(caller, request, job):
-            return jobs.stop(job)
+        with door.change(caller, request, job) as change:
+            stopped = jobs.stop(job)
+            change.result = stopped["job"]
+            return stopped
 
     @router.post("/jobs/{job}/resume", status_code=201, responses=CHANGE_ERRORS, tags=tags)
     def resume_job(caller: runner, request: Request, job: str, how: JobResumption) -> dict[str, Any]:

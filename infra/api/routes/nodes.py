@@ -57,7 +57,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         """Who holds how many of what they want."""
         return control.view.leases()
 
-    @router.get("/explain/{name}", responses=READ_ERRORS, tags=tags)
+    @router.get("/explain/{name:path}", responses=READ_ERRORS, tags=tags)
     def explain(caller: reader, name: str) -> dict[str, Any]:
         """Why a job or an app waits, or has the devices it has."""
         return control.view.explain(name)

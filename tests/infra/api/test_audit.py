@@ -21,9 +21,10 @@ def outcomes(log: AuditLog) -> list[tuple[str, str | None]]:
 
 def test_a_change_has_two_lines_the_first_before_it_is_made(tmp_path: Path) -> None:
     log = AuditLog(Storage(tmp_path / "control"))
-    with log.change(ANN, "10.0.0.7", "stop_job", "lm-1"):
+    with log.change(ANN, "10.0.0.7", "stop_job", "lm") as change:
         (line,) = (tmp_path / "control" / "audit.jsonl").read_text().splitlines()
         assert '"outcome": "asked"' in line
+        change.result = "lm-1"
     first, last = log.newest(10)
     assert (first["id"], first["who"], first["role"], first["address"]) == (
         last["id"],
@@ -31,7 +32,8 @@ def test_a_change_has_two_lines_the_first_before_it_is_made(tmp_path: Path) -> N
         "run",
         "10.0.0.7",
     )
-    assert (first["operation"], first["target"]) == ("stop_job", "lm-1")
+    assert (first["operation"], first["target"]) == ("stop_job", "lm")
+    assert (first["result"], last["result"]) == (None, "lm-1")
     assert outcomes(log) == [("asked", None), ("done", None)]
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from cluster.errors import ConfigError, RequestError, ShoalError
 from cluster.files.storage import Storage
-from infra.api import job_stream
+from infra.api import client, job_stream
 from infra.api.access import digest_of, new_token
-from infra.api.client import ApiClient, Endpoint, NoAnswerError, StreamEvent
+from infra.api.client import ApiClient, Endpoint, NoAnswerError, StreamEvent, UnavailableError
 from infra.api.control import Control
 from tests.certificates import make_certificate
 from tests.served_api import RayJobs, control, served
@@ -54,6 +54,7 @@ def answering(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
     asked."""
     asked: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
 
         def run() -> None:
             for answer in answers:
@@ -62,9 +63,10 @@ def answering(*answers: bytes) -> Iterator[tuple[int, list[bytes]]]:
                     with connection:
                         asked.append(connection.recv(65536))
                         connection.sendall(answer)
+            server.close()  # whoever comes now is refused
 
         threading.Thread(target=run, daemon=True).start()
-        yield server.getsockname()[1], asked
+        yield port, asked
 
 
 def http(status: str, body: bytes, *headers: str) -> bytes:
@@ -126,14 +128,36 @@ def test_a_service_that_stays_away_is_given_up_and_one_that_is_hopeless_at_once(
     with pytest.raises(NoAnswerError, match="the cluster is down"):
         client_at(port, "t", hopeless=lambda: "the cluster is down").get("/jobs")
     assert time.monotonic() - began < 1.0
-    with pytest.raises(NoAnswerError, match="does not answer any more"):
+    with pytest.raises(NoAnswerError, match="does not answer: "):
         list(client_at(port, "t", patience_s=0.5).stream("/jobs/x/stream"))
+
+
+def test_a_stream_that_has_begun_waits_longer_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "NOTED_AFTER_S", 0.4)
+    kind = "Content-Type: text/event-stream"
+    first = http("200 OK", b'event: metric\nid: metric:1\ndata: {"step": 1}\n\n', kind)
+    away = http("503 x", b'{"error":{"kind":"cluster","message":"Ray is away","mistakes":[]}}')
+    between = http("502 Bad Gateway", b"<html>")
+    last = http("200 OK", b"event: end\ndata: {}\n\n", kind)
+    with answering(first, away, between, last) as (port, _):
+        told = list(client_at(port, "t", patience_s=0.1).stream("/jobs/x/stream"))
+    assert [event.kind for event in told] == ["metric", "note", "end"]
+    with answering(away) as (port, _), pytest.raises(ShoalError, match="Ray is away"):
+        list(client_at(port, "t").stream("/jobs/x/stream"))
+    with answering(first) as (port, _):
+        stream = client_at(port, "t", patience_s=0.1, stream_patience_s=1.0).stream("/jobs/x/stream")
+        with pytest.raises(NoAnswerError, match="does not answer any more"):
+            list(stream)
+    with answering(first) as (port, _):
+        hopeless = client_at(port, "t", patience_s=0.1, hopeless=lambda: "the cluster is down")
+        with pytest.raises(NoAnswerError, match="the cluster is down"):
+            list(hopeless.stream("/jobs/x/stream"))
 
 
 def test_what_changes_something_is_not_said_twice() -> None:
     with (
         answering(b"", http("200 OK", b"{}")) as (port, asked),
-        pytest.raises(NoAnswerError),
+        pytest.raises(NoAnswerError, match="whether it was carried out"),
     ):
         client_at(port, "t").post("/jobs", {"name": "lm"})
     assert len(asked) == 1
@@ -167,7 +191,7 @@ def test_the_way_to_a_cluster_of_this_machine_leads_through_no_proxy(
     ("status", "body", "kind", "said"),
     [
         ("404 Not Found", b"<html>nginx</html>", ShoalError, "answered 404, and not as a control API"),
-        ("502 Bad Gateway", b"", ShoalError, "answered 502, and not as a control API"),
+        ("502 Bad Gateway", b"", UnavailableError, "answered 502, and not as a control API"),
         ("200 OK", b"<html>", ShoalError, "no control API of Shoal's"),
         ("400 Bad Request", b'{"error":{"kind":"request","message":"no"}}', ShoalError, "answered 400"),
         (
@@ -176,7 +200,7 @@ def test_the_way_to_a_cluster_of_this_machine_leads_through_no_proxy(
             RequestError,
             "^no$",
         ),
-        ("503 x", b'{"error":{"kind":"cluster","message":"away","mistakes":[]}}', ShoalError, "^away$"),
+        ("503 x", b'{"error":{"kind":"cluster","message":"away","mistakes":[]}}', UnavailableError, "^away$"),
         (
             "422 x",
             b'{"error":{"kind":"config","message":"m","mistakes":[{"file":"f","line":null,"column":null,'

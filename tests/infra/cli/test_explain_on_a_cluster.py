@@ -39,6 +39,7 @@ def test_a_lease_is_explained_shown_and_watched(running_cluster: LiveCluster) ->
             explained = shoal("explain", "cli-test", "-f", config)
             assert explained.returncode == 0, explained.stderr
             assert explained.stdout.startswith("cli-test has all it asked for: 3 replicas on worker-")
+            assert shoal("explain", "app/cli-test", "-f", config).stdout == explained.stdout
             status = json.loads(shoal("status", "--json", "-f", config).stdout)
         assert [row["granted"] for row in status["leases"] if row["holder"] == "app/cli-test"] == [3]
         assert [node["foreign"] for node in status["nodes"]] == [{}, {}, {}]
