@@ -15,6 +15,7 @@ WALL_CLOCK_IS_RIGHT = {
     "cluster/sharing/journal.py": "times of events; their order is by number",
     "train_jobs/records/run_log.py": "times of events",
     "train_jobs/records/listing.py": "how long a job has run, beside the times of its events",
+    "train_jobs/records/job_table.py": "how long a job has run, beside the times of its events",
     "train_jobs/driver/submission.py": "names of jobs",
     "serve_apps/http/request_record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
