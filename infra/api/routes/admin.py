@@ -20,7 +20,7 @@ MOST_ENTRIES = 10_000
 class TokenRequest(BaseModel):
     """A token to make."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     name: str = Field(pattern=f"^{NAME.pattern}$")
     """Whose it is, as the audit log will name them."""
@@ -33,7 +33,7 @@ class TokenRequest(BaseModel):
 class KeyRequest(BaseModel):
     """An API key of the gateway to make."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     tenant: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9._-]+$")
     """Who it is for."""

@@ -26,7 +26,7 @@ PackageDigest = Annotated[str, Field(pattern=PACKAGE)]
 class Traveller(BaseModel):
     """What comes along with a job."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     package: PackageDigest | None = None
     """The SHA-256 of a package that was sent; None where nothing travels."""

@@ -16,7 +16,7 @@ from infra.api.roles import ApiCaller
 class Promotion(BaseModel):
     """Which version an alias is to name."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
     version: str
     """A version's number, or what names one: `latest`, another alias."""
