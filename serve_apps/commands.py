@@ -46,10 +46,9 @@ def deploy(
     if not chosen:
         raise RequestError("the config has no serve_apps; `shoal init` shows how one is written")
     specs = [resolve(config, name, info["storage"]) for name in chosen]
-    base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
     deadline = time.monotonic() + timeout_s
     start_serve(info, deadline, say)
-    return {"base_url": base_url, "apps": deploy_specs(specs, deadline=deadline, say=say)}
+    return {"base_url": base_url_of(info), "apps": deploy_specs(specs, deadline=deadline, say=say)}
 
 
 def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
@@ -65,6 +64,19 @@ def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
     return find_model(name, app, storage)
 
 
+def begin_to_deploy(controller: ControllerClient, spec: AppSpec) -> int | None:
+    """Have an app served; the number of the rollout that was begun, None where it runs so already."""
+    held = controller.describe().get(spec.name)
+    if held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle"):
+        return None
+    return controller.apply(spec)
+
+
+def base_url_of(info: Mapping[str, Any]) -> str:
+    """The OpenAI base URL, by what the broker knows of the cluster."""
+    return f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
+
+
 def deploy_specs(
     specs: Sequence[AppSpec], *, deadline: float, say: Say = say_nothing
 ) -> list[dict[str, Any]]:
@@ -72,11 +84,11 @@ def deploy_specs(
     controller = ControllerClient()
     numbers: dict[str, int] = {}
     for spec in specs:
-        held = controller.describe().get(spec.name)
-        if held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle"):
+        number = begin_to_deploy(controller, spec)
+        if number is None:
             say(f"{spec.name}: runs already as the config says")
-            continue
-        numbers[spec.name] = controller.apply(spec)
+        else:
+            numbers[spec.name] = number
     # All of them come up side by side.
     for name, number in numbers.items():
         follow(controller, name, number, deadline=deadline, say=say)

@@ -31,14 +31,26 @@ def state_root() -> Path:
     Raises:
         ShoalError: this user has no home.
     """
-    base = os.environ.get("XDG_STATE_HOME", "")
-    if not os.path.isabs(base):  # so the XDG Base Directory Specification has it
+    return xdg_directory("XDG_STATE_HOME", ".local/state", "what is known of clusters")
+
+
+def xdg_directory(variable: str, usual: str, what: str) -> Path:
+    """Our directory below one of those that the XDG Base Directory Specification has.
+
+    Args:
+        variable: says where that one is.
+        usual: where it is else, from the user's home.
+        what: what is kept there, for the message.
+
+    Raises:
+        ShoalError: this user has no home.
+    """
+    base = os.environ.get(variable, "")
+    if not os.path.isabs(base):  # so the specification has it
         try:
-            base = str(Path.home() / ".local/state")
+            base = str(Path.home() / usual)
         except RuntimeError as error:
-            raise ShoalError(
-                "this user has no home to keep what is known of clusters in: set HOME or XDG_STATE_HOME"
-            ) from error
+            raise ShoalError(f"this user has no home to keep {what} in: set HOME or {variable}") from error
     return Path(base, "shoal")
 
 

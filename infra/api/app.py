@@ -5,8 +5,9 @@ from __future__ import annotations
 from fastapi import APIRouter, FastAPI
 
 from cluster.version import version
+from infra.api import API_VERSION, PREFIX
 from infra.api.control import Control
-from infra.api.door import API_VERSION, PREFIX, Door
+from infra.api.door import Door
 from infra.api.errors import add_handlers
 from infra.api.routes import admin, apps, jobs, logs, models, nodes
 

@@ -43,7 +43,7 @@ class Apps:
             ConfigError: it does not fit the nodes, or its model is not there.
             ShoalError: Serve or the gateway could not be started.
         """
-        from serve_apps.commands import start_serve
+        from serve_apps.commands import base_url_of, begin_to_deploy, start_serve
         from serve_apps.controller.client import ControllerClient
         from serve_apps.models import find_model
 
@@ -53,12 +53,8 @@ class Apps:
         info = BrokerClient().info()
         spec = find_model(name, config, info["storage"])
         start_serve(info, time.monotonic() + SERVE_START_S)
-        controller = ControllerClient()
-        held = controller.describe().get(name)
-        runs = held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle")
-        number = None if runs else controller.apply(spec)
-        base_url = f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
-        return {"name": name, "number": number, "base_url": base_url}
+        number = begin_to_deploy(ControllerClient(), spec)
+        return {"name": name, "number": number, "base_url": base_url_of(info)}
 
     def roll_back(self, name: str) -> dict[str, Any]:
         """Bring back what an app served before.

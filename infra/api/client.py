@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from cluster.errors import ConfigError, Mistake, RequestError, ShoalError
+from infra.api import PREFIX
 
-PREFIX = "/api/v1"
 TIMEOUT_S = 60.0
 APPLY_TIMEOUT_S = 180.0
 """Of a request that may have to wait until Ray Serve has started."""

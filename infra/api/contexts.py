@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cluster.errors import RequestError, ShoalError
-from cluster.state.state_directory import require_private, write_private
+from cluster.state.state_directory import require_private, write_private, xdg_directory
 from infra.api.client import Endpoint
 
 FILE = "contexts.json"
@@ -86,15 +85,7 @@ def config_directory() -> Path:
     Raises:
         ShoalError: this user has no home.
     """
-    base = os.environ.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # so the XDG Base Directory Specification has it
-        try:
-            base = str(Path.home() / ".config")
-        except RuntimeError as error:
-            raise ShoalError(
-                "this user has no home to keep contexts in: set HOME or XDG_CONFIG_HOME"
-            ) from error
-    return Path(base, "shoal")
+    return xdg_directory("XDG_CONFIG_HOME", ".config", "contexts")
 
 
 def read_contexts() -> Contexts:

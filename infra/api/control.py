@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig, scratch: Path) -> 
     storage = Storage(record.storage)
     kept = storage.child(DIRECTORY)
 
+    @cache  # each one asks Ray for its version first
     def submissions() -> Submissions:
         return Submissions(record, joined=True)
 

@@ -12,9 +12,6 @@ from infra.api.control import Control
 from infra.api.errors import DeniedError
 from infra.api.roles import ApiCaller, Role
 
-PREFIX = "/api/v1"
-API_VERSION = 1
-"""Of the paths and documents; within one of it they only gain."""
 _BEARER = HTTPBearer(
     auto_error=False, description="A token of `shoal token`, or that of whoever called `shoal up`."
 )

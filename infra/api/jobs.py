@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,6 @@ class Submitted:
 
     job: str
     submission_id: str
-    said: list[str] = field(default_factory=list)
-    """What was changed, and where it goes on."""
-
-    def as_json(self) -> dict[str, Any]:
-        return {"job": self.job, "submission_id": self.submission_id, "said": self.said}
 
 
 class Jobs:
@@ -70,15 +65,6 @@ class Jobs:
     def list(self) -> list[dict[str, Any]]:
         """One row a job, oldest first."""
         return self.table.rows(self._submissions().statuses())
-
-    def find(self, job: str) -> str:
-        """A job's id, by it or by a name: of several of one name a job that runs, or the newest.
-
-        Raises:
-            RequestError: there is none.
-        """
-        statuses = self._submissions().statuses()
-        return find_job(self._storage, job, prefer=lambda summary: is_running(summary, statuses))
 
     def result(self, job: str) -> dict[str, Any]:
         """What `shoal train` returns, as far as the job is."""
@@ -194,7 +180,7 @@ class Jobs:
         self._submissions().submit_package(
             self._storage, plan.job, plan.name, plan.config, submission_id, package, environment=environment
         )
-        return Submitted(plan.job, submission_id, plan.said)
+        return Submitted(plan.job, submission_id)
 
     def _check(self, name: str, config: TrainJobConfig, folder: Path) -> None:
         mistakes = mistakes_of_job(name, config, self._cluster, folder, self._nodes())

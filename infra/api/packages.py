@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import shutil
 import tarfile
 import tempfile
 import threading
@@ -118,10 +117,6 @@ class Packages:
         """Forget a package that was taken."""
         if digest is not None:
             self._path(digest).unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Forget them all."""
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _path(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):

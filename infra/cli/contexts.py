@@ -11,10 +11,8 @@ from urllib.parse import urlsplit
 import typer
 
 from cluster.errors import RequestError, ShoalError
+from infra.api import API_VERSION
 from infra.cli.common import JsonOption, print_json, say
-
-API_VERSION = 1
-"""Of the control API that this client speaks."""
 
 
 def register(app: typer.Typer) -> None:

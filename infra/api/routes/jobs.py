@@ -1,6 +1,7 @@
 """Paths about training jobs, and what travels with them."""
 
 from collections.abc import AsyncIterator
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,7 +85,7 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
             submitted = jobs.submit(wanted.name, wanted.config, package, wanted.environment)
             change.result = submitted.job
         control.packages.drop(wanted.package)
-        return submitted.as_json()
+        return asdict(submitted)
 
     @router.get("/jobs/{job}", responses=READ_ERRORS, tags=tags)
     def show_job(caller: reader, job: str) -> dict[str, Any]:
@@ -114,8 +115,12 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         document = {"job": plan.job, "name": plan.name, "said": plan.said, "config": config, "place": place}
         if how.only_plan:
             return {**document, "submission_id": None}
-        with door.change(caller, request, plan.job), control.packages.opened(how.package) as package:
+        with (
+            door.change(caller, request, job) as change,
+            control.packages.opened(how.package) as package,
+        ):
             submitted = jobs.resume(plan, package, how.environment)
+            change.result = submitted.job
         control.packages.drop(how.package)
         return {**document, "submission_id": submitted.submission_id}
 

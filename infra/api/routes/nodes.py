@@ -9,8 +9,9 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from cluster.version import version
+from infra.api import API_VERSION
 from infra.api.control import Control
-from infra.api.door import API_VERSION, Door
+from infra.api.door import Door
 from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
 from infra.api.event_stream import MOST_EVENTS, PLACE, event_stream, place_of
 from infra.api.roles import ApiCaller

@@ -10,9 +10,9 @@ import pytest
 
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
+from infra.api import PREFIX
 from infra.api.access import digest_of, new_token
 from infra.api.app import build_api
-from infra.api.door import PREFIX
 from infra.app_logs import AppLogs
 from tests.fuzzing import fuzz
 from tests.served_api import RayJobs, control, served
