@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 import uvicorn
@@ -104,7 +103,7 @@ def control(storage: Storage, jobs: RayJobs | None = None, **parts: Any) -> Cont
         view=ClusterSight(record, submissions),
         jobs=Jobs(cluster, storage, submissions, lambda: NODES),
         apps=Apps(cluster, lambda: NODES),
-        packages=Packages(Path(storage.location).parent / "scratch"),
+        packages=Packages(),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
         keys=f"{storage.location}/keys.yaml",

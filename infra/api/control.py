@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig, NodeConfig
@@ -45,13 +44,12 @@ class Control:
     submissions: Callable[[], Any]
 
 
-def control_of(record: ClusterRecord, cluster: ClusterConfig, scratch: Path) -> Control:
+def control_of(record: ClusterRecord, cluster: ClusterConfig) -> Control:
     """That of the cluster that this process has joined.
 
     Args:
         record: as seen from here.
         cluster: its section of the config, paths resolved.
-        scratch: a directory of this node's, for what is on its way.
     """
     storage = Storage(record.storage)
     kept = storage.child(DIRECTORY)
@@ -77,7 +75,7 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig, scratch: Path) -> 
         view=ClusterSight(record, submissions, jobs.table),
         jobs=jobs,
         apps=Apps(cluster, nodes),
-        packages=Packages(scratch / "packages"),
+        packages=Packages(),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
         keys=cluster.gateway.keys,

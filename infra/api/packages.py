@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO
 
@@ -52,15 +51,15 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 class Packages:
-    """Packages that were sent. Not tied to a thread.
+    """Packages that were sent, in files without names, which go with this process however it ends.
 
-    Args:
-        directory: where they are kept; made when it is needed.
+    Not tied to a thread.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._kept: dict[str, tuple[IO[bytes], float]] = {}
+        """By digest, with when it came."""
 
     async def take(self, digest: str, chunks: AsyncIterator[bytes]) -> int:
         """Keep a package; its size in bytes.
@@ -72,25 +71,29 @@ class Packages:
             RequestError: it is not what the digest says.
             ShoalError: there is no room for it.
         """
-        target = self._path(digest)
-        self._forget_old()
+        if not _DIGEST.fullmatch(digest):
+            raise RequestError("a package is named by its SHA-256: 64 hexadecimal digits, in lower case")
         seen, size = hashlib.sha256(), 0
-        descriptor, name = tempfile.mkstemp(dir=self._directory, prefix=".half-")
         try:
-            with os.fdopen(descriptor, "wb") as file:
+            with ExitStack() as until_it_is_whole:
+                file = until_it_is_whole.enter_context(tempfile.TemporaryFile())
                 async for chunk in chunks:
                     file.write(chunk)
                     seen.update(chunk)
                     size += len(chunk)
-            if seen.hexdigest() != digest:
-                raise RequestError(
-                    f"what was sent is {seen.hexdigest()[:12]}…, not {digest[:12]}…; send it again"
-                )
-            os.replace(name, target)
+                file.flush()
+                if seen.hexdigest() != digest:
+                    raise RequestError(
+                        f"what was sent is {seen.hexdigest()[:12]}…, not {digest[:12]}…; send it again"
+                    )
+                until_it_is_whole.pop_all()
         except OSError as error:
             raise ShoalError(f"the head has no room for this package: {error}") from error
-        finally:
-            Path(name).unlink(missing_ok=True)
+        now = time.monotonic()
+        with self._lock:
+            self._kept[digest] = file, now
+            # Whoever unpacks one now has it open still.
+            self._kept = {key: kept for key, kept in self._kept.items() if now - kept[1] <= KEPT_S}
         return size
 
     @contextmanager
@@ -104,11 +107,12 @@ class Packages:
         with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
             base = Path(directory)
             if digest is not None:
-                path = self._path(digest)
-                if not path.exists():
-                    raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
-                with path.open("rb") as file:
-                    _unpack(file, base)
+                with self._lock:  # several may want one file
+                    kept = self._kept.get(digest)
+                    if kept is None:
+                        raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
+                    kept[0].seek(0)
+                    _unpack(kept[0], base)
             found = sorted(path for path in base.rglob("*") if path.is_file())
             files = tuple(path.relative_to(base).as_posix() for path in found)
             yield Package(base, files, sum(path.stat().st_size for path in found))
@@ -116,22 +120,8 @@ class Packages:
     def drop(self, digest: str | None) -> None:
         """Forget a package that was taken."""
         if digest is not None:
-            self._path(digest).unlink(missing_ok=True)
-
-    def _path(self, digest: str) -> Path:
-        if not _DIGEST.fullmatch(digest):
-            raise RequestError("a package is named by its SHA-256: 64 hexadecimal digits, in lower case")
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return self._directory / digest
-
-    def _forget_old(self) -> None:
-        with self._lock:
-            for path in self._directory.iterdir():
-                try:
-                    if time.time() - path.stat().st_mtime > KEPT_S:
-                        path.unlink()
-                except FileNotFoundError:  # somebody has taken it
-                    continue
+            with self._lock:
+                self._kept.pop(digest, None)
 
 
 def _unpack(file: IO[bytes], base: Path) -> None:

@@ -7,13 +7,11 @@ import logging
 import socket
 import ssl
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.actors import NAMESPACE
@@ -78,8 +76,7 @@ class ApiServer:
         from infra.api.app import build_api
         from infra.api.control import control_of
 
-        scratch = Path(tempfile.mkdtemp(prefix="shoal-api-"))
-        control = control_of(self._record, self._cluster, scratch)
+        control = control_of(self._record, self._cluster)
         control.tokens.trust(self._sha256)
         api = self._cluster.api
         config = uvicorn.Config(

@@ -6,7 +6,10 @@ import hashlib
 import io
 import os
 import tarfile
+import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -14,7 +17,7 @@ import pytest
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
-from infra.api.packages import Packages, UnknownPackageError, pack
+from infra.api.packages import KEPT_S, Packages, UnknownPackageError, pack
 from train_jobs.driver.package import Package, package_of
 
 
@@ -36,8 +39,8 @@ def packed(package: Package) -> tuple[str, bytes]:
 
 
 @pytest.fixture
-def packages(tmp_path: Path) -> Packages:
-    return Packages(tmp_path / "here")
+def packages() -> Packages:
+    return Packages()
 
 
 def test_files_come_out_as_they_went_in(tmp_path: Path, packages: Packages) -> None:
@@ -115,32 +118,51 @@ def test_a_package_that_reaches_outside_or_is_none_is_refused(
 
 
 @pytest.mark.parametrize("digest", ["", "..", "A" * 64, "a" * 63, "../" + "a" * 61])
-def test_only_a_digest_names_a_package(digest: str, packages: Packages, tmp_path: Path) -> None:
+def test_only_a_digest_names_a_package(digest: str, packages: Packages) -> None:
     with pytest.raises(RequestError, match="64 hexadecimal digits"):
         send(packages, digest, b"x")
 
 
-def test_what_is_not_what_its_digest_says_is_not_kept(packages: Packages, tmp_path: Path) -> None:
-    digest = hashlib.sha256(b"this").hexdigest()
+def is_here(packages: Packages, data: bytes) -> bool:
+    try:
+        with packages.opened(hashlib.sha256(data).hexdigest()):
+            return True
+    except UnknownPackageError:
+        return False
+
+
+def test_what_is_not_what_its_digest_says_is_not_kept(packages: Packages) -> None:
+    this, that = archive(member("this")), archive(member("that"))
     with pytest.raises(RequestError, match="send it again"):
-        send(packages, digest, b"that")
-    assert list((tmp_path / "here").iterdir()) == []
+        send(packages, hashlib.sha256(this).hexdigest(), that)
+    assert not is_here(packages, this)
+    assert not is_here(packages, that)
 
 
-def test_a_disk_without_room_is_a_sentence(
+def test_a_disk_without_room_is_a_sentence(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = archive(member("x" * 90))
+    monkeypatch.setattr(tempfile, "TemporaryFile", partial(open, "/dev/full", "wb"))
+    with pytest.raises(ShoalError, match=r"no room for this package: .*No space left"):
+        send(packages, hashlib.sha256(data).hexdigest(), data)
+    monkeypatch.undo()
+    assert not is_here(packages, data)
+
+
+def test_what_nobody_takes_goes(packages: Packages, monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new = archive(member("old")), archive(member("new"))
+    send(packages, hashlib.sha256(old).hexdigest(), old)
+    assert is_here(packages, old)
+    later = time.monotonic() + KEPT_S + 1
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    send(packages, hashlib.sha256(new).hexdigest(), new)
+    assert (is_here(packages, old), is_here(packages, new)) == (False, True)
+
+
+def test_a_package_leaves_no_file_behind(
     packages: Packages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with open("/dev/full", "wb") as full:
-        monkeypatch.setattr(os, "fdopen", lambda descriptor, mode: os.close(descriptor) or full)
-        with pytest.raises(ShoalError, match=r"no room for this package: .*No space left"):
-            send(packages, hashlib.sha256(b"x" * 9000).hexdigest(), b"x" * 9000)
-        monkeypatch.undo()
-    assert list((tmp_path / "here").iterdir()) == []
-
-
-def test_what_nobody_takes_goes(packages: Packages, tmp_path: Path) -> None:
-    old, new = (hashlib.sha256(text).hexdigest() for text in (b"old", b"new"))
-    send(packages, old, b"old")
-    os.utime(tmp_path / "here" / old, (0, 0))
-    send(packages, new, b"new")
-    assert [path.name for path in (tmp_path / "here").iterdir()] == [new]
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    data = archive(member("this"))
+    send(packages, hashlib.sha256(data).hexdigest(), data)
+    assert is_here(packages, data)
+    assert list(tmp_path.iterdir()) == []
