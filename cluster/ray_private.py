@@ -8,6 +8,8 @@ _ALIVE = 0
 """Of GcsNodeInfo.GcsNodeState, in Ray's protocol."""
 HEAD_RESOURCE = "node:__internal_head__"
 """The resource that the head has, and no other node."""
+RAYLET = "raylet"
+"""What the process is called that a node stands and falls with; `ray start` tells nobody its number."""
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

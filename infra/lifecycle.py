@@ -11,14 +11,18 @@ from typing import Any
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts import PROVIDERS
-from cluster.hosts.provider import Provider, Started
+from cluster.hosts.provider import Provider, RemoteStarted, Started
+from cluster.hosts.providers import PROVIDERS, REMOTE_PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
 from train_jobs.records.job_status import is_running
 from train_jobs.records.listing import summaries
 
+COMMAND = ("-m", "infra.cli.main")
+"""What runs `shoal`, after the interpreter."""
+UP, DOWN = ("up", "--json"), ("down", "--json")
+"""What is run on the head where the nodes are elsewhere."""
 STOP_TIMEOUT_S = 150.0
 _LOOK_S = 0.2
 
@@ -28,7 +32,7 @@ def bring_up(
     config_path: Path,
     say: Callable[[str], None],
     provider: Provider | None = None,
-) -> tuple[Started, dict[str, Any]]:
+) -> tuple[Started | RemoteStarted, dict[str, Any]]:
     """Bring a cluster up, or find it up; and what `shoal status` shows of it.
 
     Args:
@@ -36,8 +40,11 @@ def bring_up(
         provider: of the nodes, instead of the config's.
 
     Raises:
-        ShoalError, RequestError: see `Provider.up`.
+        ShoalError, RequestError: see `Provider.up` and `RemoteProvider.up`.
     """
+    if cluster.provider in REMOTE_PROVIDERS:
+        remote = REMOTE_PROVIDERS[cluster.provider](COMMAND).up(cluster, config_path, say, UP)
+        return remote, remote.document
     from infra.api.cluster_sight import ClusterSight
     from infra.api.server import begin_api
 
@@ -59,6 +66,8 @@ def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[s
     Raises:
         ShoalError, RequestError: see `Provider.down`; a job did not stop in time.
     """
+    if cluster.provider in REMOTE_PROVIDERS:
+        return REMOTE_PROVIDERS[cluster.provider](COMMAND).down(cluster.name, say, DOWN, config_path)
     provider = PROVIDERS[cluster.provider]()
     record = read_record(cluster.name)
     if record is not None and not provider.owns_nodes:

@@ -52,7 +52,7 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "infra": [
         {"job_view", "rank_output", "log_lines", "job_account"},
-        {"job_logs", "script_log", "app_logs"},
+        {"job_logs", "script_log", "app_logs", "node_logs"},
         {"job_output"},
         {"api"},
         {"lifecycle"},

@@ -178,17 +178,29 @@ def resolve_paths(config: ShoalConfig, base: Path) -> ShoalConfig:
         name: app.model_copy(update={"model": _absolute(app.model, base)}) if is_directory(app.model) else app
         for name, app in config.serve_apps.items()
     }
-    gateway = config.cluster.gateway
+    return config.model_copy(
+        update={"cluster": _resolve_cluster(config.cluster, base), "train_jobs": jobs, "serve_apps": apps}
+    )
+
+
+def _resolve_cluster(cluster: ClusterConfig, base: Path) -> ClusterConfig:
+    identity = cluster.ssh.identity_file
+    if identity is not None:
+        identity = _absolute(os.path.expanduser(identity), base)
+        ssh = cluster.ssh.model_copy(update={"identity_file": identity})
+        cluster = cluster.model_copy(update={"ssh": ssh})
+    if not cluster.seen_here:
+        return cluster  # all else is on the nodes
+    gateway = cluster.gateway
     if gateway.keys is not None and not gateway.keys.startswith(ENVIRONMENT):
         gateway = gateway.model_copy(update={"keys": _absolute(gateway.keys, base)})
-    api = config.cluster.api
+    api = cluster.api
     files = {"certificate": api.certificate, "private_key": api.private_key}
     api = api.model_copy(
         update={key: _absolute(file, base) for key, file in files.items() if file is not None}
     )
-    storage = _absolute(config.cluster.storage, base)
-    cluster = config.cluster.model_copy(update={"storage": storage, "gateway": gateway, "api": api})
-    return config.model_copy(update={"cluster": cluster, "train_jobs": jobs, "serve_apps": apps})
+    storage = _absolute(cluster.storage, base)
+    return cluster.model_copy(update={"storage": storage, "gateway": gateway, "api": api})
 
 
 def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:

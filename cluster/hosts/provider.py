@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.state.record import ClusterRecord
@@ -32,8 +32,51 @@ class Started:
     """Nothing was started: the cluster was up already."""
 
 
+@dataclass(frozen=True)
+class RemoteStarted:
+    """The outcome of `up` where the nodes are elsewhere.
+
+    Attributes:
+        document: what the command has printed that was run on the head.
+    """
+
+    record: ClusterRecord
+    was_up: bool
+    document: dict[str, Any]
+
+
+class RemoteProvider(Protocol):
+    """Starts and stops nodes that this machine is none of: all that is done as one of them, a command of
+    `shoal` does on the head, with a config of its own (`provider: existing`). Safe to call from several
+    processes at once."""
+
+    def up(
+        self, cluster: ClusterConfig, config_path: Path, tell: Tell, command: Sequence[str]
+    ) -> RemoteStarted:
+        """Start the nodes that do not run, and run a command of `shoal` on the head; whole or not at all,
+        where none ran.
+
+        Args:
+            cluster: its section of the config, paths resolved.
+            config_path: the file that is from.
+            command: prints one JSON document, and leaves a cluster of this name up.
+
+        Raises:
+            ShoalError: a host is not reached, does not fit, or its node does not start; the command failed.
+            RequestError: another file has a cluster of this name.
+        """
+
+    def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
+        """Run a command of `shoal` on the head, which ends what runs there, and end every node; False when
+        there was nothing. A host that does not answer is told, and forgotten.
+
+        Raises:
+            RequestError: as `Provider.down`.
+        """
+
+
 class Provider(Protocol):
-    """Starts and stops the nodes of a cluster. Safe to call from several processes at once.
+    """Starts and stops nodes of which this machine is one. Safe to call from several processes at once.
 
     Attributes:
         owns_nodes: its nodes end with `down`, and with them whatever runs there; where not, the jobs and apps

@@ -13,3 +13,17 @@ of one process wait for one another, and ours do nothing that takes long."""
 JOB_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
+
+ANOTHER_CLUSTERS = (
+    "RAY_ADDRESS",
+    "RAY_API_SERVER_ADDRESS",
+    "RAY_DASHBOARD_ADDRESS",
+    "RAY_AGENT_ADDRESS",
+    "RAY_AUTH_TOKEN",
+    "RAY_NAMESPACE",
+    "RAY_TMPDIR",
+    "RAY_RUNTIME_ENV",
+    "RAY_JOB_CONFIG_JSON_ENV_VAR",
+    "RAY_JOB_ID",
+)
+"""Variables that would tie new nodes to whatever cluster the caller's shell points at."""

@@ -54,6 +54,8 @@ def environment(record: ClusterRecord) -> dict[str, str]:
         "RAY_DASHBOARD_ADDRESS": record.dashboard_url,
         "RAY_AUTH_MODE": "disabled",
     }
+    if not record.is_here:
+        del variables["RAY_ADDRESS"]  # only nodes can join
     if record.token_path is not None:
         variables |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": record.token_path}
     if record.serve_host is not None:

@@ -71,6 +71,11 @@ class ClusterRecord:
     """Variables of everything of ours that runs there, where the nodes' own environment lacks them."""
 
     @property
+    def is_here(self) -> bool:
+        """Whether this machine is one of its nodes: it sees their files, and can join them."""
+        return self.provider in ("embedded", "existing")
+
+    @property
     def serve_url(self) -> str:
         """Ray Serve's own proxy, for applications that are not Shoal's."""
         return http_url(self.serve_host or "", self.serve_port, self.head_ip)

@@ -11,11 +11,12 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from cluster.errors import ConfigError, Mistake, RequestError, ShoalError
 from infra.api import PREFIX
+from infra.api.unix_socket import UnixSocketHandler
 
 TIMEOUT_S = 60.0
 APPLY_TIMEOUT_S = 180.0
@@ -56,12 +57,16 @@ class Endpoint:
         authority: a file with certificates to trust beside those of the system.
         own: the cluster was brought up from here: no proxy is asked for the way, and `authority` is the
             service's own certificate, whatever name it is for.
+        socket: a unix socket of this machine that comes out there.
+        renamed: how URLs in its documents begin, and how they do from here.
     """
 
     url: str
     token: str
     authority: str | None = None
     own: bool = False
+    socket: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ class ApiClient:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
         with self._open(request, timeout_s) as answer:
-            return _document(answer.read())
+            return _renamed(_document(answer.read()), self.endpoint.renamed)
 
     def _request(self, method: str, path: str, query: Mapping[str, Any]) -> urllib.request.Request:
         known = {key: value for key, value in query.items() if value is not None}
@@ -235,7 +240,9 @@ def _handlers(endpoint: Endpoint) -> list[urllib.request.BaseHandler]:
     handlers: list[urllib.request.BaseHandler] = [_NoRedirects()]
     if endpoint.own:
         handlers.append(urllib.request.ProxyHandler({}))
-    if endpoint.url.startswith("https:"):
+    if endpoint.socket is not None:
+        handlers.append(UnixSocketHandler(endpoint.socket))
+    elif endpoint.url.startswith("https:"):
         try:
             if endpoint.own and endpoint.authority is not None:
                 context = ssl.create_default_context(cafile=endpoint.authority)
@@ -263,6 +270,20 @@ def _document(data: bytes) -> Any:
         return json.loads(data)
     except ValueError as error:
         raise ShoalError(f"what answers is no control API of Shoal's: {data[:80]!r}") from error
+
+
+def _renamed(document: Any, names: Mapping[str, str]) -> Any:
+    """A document with its URLs as they are reached from here."""
+    if not names:
+        return document
+    if isinstance(document, dict):
+        return {key: _renamed(value, names) for key, value in document.items()}
+    if isinstance(document, list):
+        return [_renamed(value, names) for value in document]
+    for there, here in names.items():
+        if isinstance(document, str) and (document == there or document.startswith(f"{there}/")):
+            return here + document.removeprefix(there)
+    return document
 
 
 def _error_of(error: urllib.error.HTTPError, url: str) -> ShoalError:

@@ -40,13 +40,13 @@ def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
     started, document = bring_up(cluster, loaded.path, say)
-    if started.was_up:
+    if started.was_up and started.record.is_here:
         say(f"cluster {cluster.name} is up already")
-    elif started.record.serve_port != SERVE_PORT:
+    elif started.record.is_here and started.record.serve_port != SERVE_PORT:
         # Serve's tools would start it at its usual port: they cannot be told another.
         say(f"starting Ray Serve, whose proxy is to listen at {started.record.serve_url}")
         _start_serve(started.record)
-    _show(document, as_json)
+    _show({"notes": [], **document}, as_json)
 
 
 def _start_serve(record: ClusterRecord) -> None:
@@ -120,6 +120,8 @@ def env(file: FileOption = None, settings: SetOption = None) -> None:
         from cluster.state.connection import environment
 
         record = target.record
+        if not target.is_here:
+            say("this machine is no node: what asks Ray's API works here, all else on a node (`shoal ssh`)")
         urls = {"SHOAL_BASE_URL": record.gateway_url, "SHOAL_SERVE_URL": record.serve_url}
         variables = {**environment(record), **urls, "SHOAL_API_URL": record.api_url}
     for key, value in variables.items():

@@ -14,6 +14,8 @@ from infra.api.client import ApiClient, NoAnswerError
 from infra.cli.common import FileOption, load, say
 from infra.cli.target import cluster_name, target_if_up
 
+_OF_WORKERS = ("worker-", "python-core-", "runtime_env_setup-")
+"""How Ray names the many logs that a node has of its workers."""
 Write = Callable[[dict[str, Any]], None]
 
 
@@ -24,8 +26,9 @@ def register(app: typer.Typer) -> None:
 
 def logs(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="An app, or a job: its id, or a name for its newest one.")
-    ],
+        str | None,
+        typer.Argument(metavar="[NAME]", help="An app, or a job: its id, or a name for its newest one."),
+    ] = None,
     file: FileOption = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what comes: until the job ends, or Ctrl-C.")
@@ -53,13 +56,27 @@ def logs(
     ] = None,
     of_app: Annotated[bool, typer.Option("--app", help="NAME is an app, where a job has it too.")] = False,
     of_job: Annotated[bool, typer.Option("--job", help="NAME is a job, where an app has it too.")] = False,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            "--node", metavar="NODE", help="Of a node, what Ray's own processes there wrote; NAME is a file."
+        ),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print a JSON document for each line instead of text.")
     ] = False,
 ) -> None:
-    """Print what a job (rank 0 of a script too), or an app's gateway and replicas printed, ended ones too."""
+    """Print what a job (rank 0 of a script too), or an app's gateway and replicas printed, ended ones too;
+    or a node."""
     from cluster.errors import RequestError
 
+    if node is not None:
+        if follow or replica or request or rank or of_app or of_job:
+            raise RequestError("--node goes with the name of a file, --tail and --json only")
+        _of_node(file, node, name, tail, as_json=as_json)
+        return
+    if name is None:
+        raise RequestError("NAME is needed: an app or a job; or --node NODE")
     if of_app and of_job:
         raise RequestError("--app and --job exclude each other")
     only_app = of_app or replica is not None or request is not None
@@ -89,6 +106,33 @@ def logs(
     except KeyboardInterrupt:
         return  # how following ends
     _of_files(file, name, rank, tail, write, only_app=only_app, only_job=of_job)
+
+
+def _of_node(file: str | None, node: str, log: str | None, tail: int | None, *, as_json: bool) -> None:
+    """Write what Ray's processes on a node wrote; on a host of ours whether the cluster answers or not."""
+    from cluster.errors import RequestError
+    from infra.cli.target import find_target
+
+    try:
+        target = find_target(file)
+        document = target.api.get(f"/nodes/{quote(node, safe='')}/logs", file=log, tail=tail)
+    except (NoAnswerError, RequestError) as error:
+        from cluster.hosts.ssh.fleet import read_fleet
+        from cluster.hosts.ssh.nodes import read_logs
+
+        fleet = read_fleet(cluster_name(file))
+        if fleet is None:
+            raise
+        say(f"{error}; asking the host itself")
+        document = read_logs(fleet.host(node), fleet.name, log, tail)
+    for row in document["lines"]:
+        sys.stdout.write(json.dumps(row) + "\n" if as_json else f"[{row['file']}] {row['line']}\n")
+    sys.stdout.flush()
+    if not as_json:
+        names = [name for name in document["files"] if not name.startswith(_OF_WORKERS)]
+        more = len(document["files"]) - len(names)
+        of_workers = f", and {more} of its workers" if more else ""
+        say(f"`shoal logs --node {node} FILE` shows another: {', '.join(names)}{of_workers}")
 
 
 def _of_cluster(api: ApiClient, name: str, wanted: dict[str, Any], write: Write) -> None:

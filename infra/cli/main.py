@@ -20,6 +20,7 @@ NOUNS = (
     "explain",
     "train",
     "logs",
+    "hosts",
     "checkpoints",
     "serve",
     "batch",

@@ -37,14 +37,16 @@ class Target:
 
     @property
     def is_here(self) -> bool:
-        """Whether it was brought up from here, so that its nodes see the files that are seen here."""
-        return self.record is not None
+        """Whether this machine is one of its nodes, which see the files that are seen here."""
+        return self.record is not None and self.record.is_here
 
     @cached_property
     def api(self) -> ApiClient:
         """Asks it."""
         record = self.record
-        return ApiClient(self.endpoint, hopeless=None if record is None else partial(_why_silent, record))
+        if record is None or not record.is_here:
+            return ApiClient(self.endpoint)
+        return ApiClient(self.endpoint, hopeless=partial(_why_silent, record))
 
 
 def find_target(file: str | None = None, settings: Sequence[str] | None = None) -> Target:
@@ -104,7 +106,7 @@ def target_of(record: ClusterRecord) -> Target:
     """The cluster that was brought up from here.
 
     Raises:
-        ShoalError: it has no control API.
+        ShoalError: it has no control API, or the way there does not open.
     """
     from infra.api.access import own_token
 
@@ -113,7 +115,16 @@ def target_of(record: ClusterRecord) -> Target:
             f"cluster {record.name} was brought up by an older version of Shoal, which had no control API:"
             " `shoal down` and `shoal up` give it one"
         )
-    endpoint = Endpoint(record.api_url, own_token(record), record.api_certificate, own=True)
+    token = own_token(record)
+    if not record.is_here:
+        from cluster.hosts.ssh.fleet import require_fleet
+
+        fleet = require_fleet(record.name)
+        endpoint = Endpoint(
+            record.api_url, token, own=True, socket=str(fleet.open_way()), renamed=fleet.renamed()
+        )
+        return Target(record.name, endpoint, record)
+    endpoint = Endpoint(record.api_url, token, record.api_certificate, own=True)
     return Target(record.name, endpoint, record)
 
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import tempfile
 from collections.abc import Collection
 from pathlib import Path
 
 from cluster.config.checks.app_checks import check_app
 from cluster.config.checks.ground import Ground, MistakeReport, local_path
+from cluster.config.checks.host_checks import check_hosts
 from cluster.config.checks.job_checks import check_job
-from cluster.config.reading.api_keys import load_keys
+from cluster.config.reading.api_keys import ENVIRONMENT, load_keys
 from cluster.config.reading.positions import KeyPath, YamlDocument
 from cluster.config.sections.cluster import ApiConfig, ClusterConfig, EndpointConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import Mistake, RequestError
 from cluster.loopback import NAME, is_own, own_address
 
+_NODES_FILES = re.compile(
+    r"train_jobs\..*\.(data\.(source|held_out_source|tokenizer)|model\.directory)|serve_apps\..*\.model"
+)
+"""Keys that name what the nodes have."""
 _ANY_HOST = frozenset(("0.0.0.0", "::", "[::]"))
 _NAMES = {
     "gateway": "the gateway",
@@ -48,6 +54,8 @@ def find_mistakes(
     _check_nodes(config.cluster, cluster)
     if config.cluster.provider == "embedded":  # of other nodes' disks this one knows nothing
         _check_storage(config.cluster, cluster)
+    elif not config.cluster.seen_here:
+        _check_paths(config.cluster, cluster)
     _check_endpoints(config.cluster, cluster)
     for name, job in config.train_jobs.items():
         own = report.inside("train_jobs", name)
@@ -57,16 +65,34 @@ def find_mistakes(
             own("task", job.task, message)
     for name, app in config.serve_apps.items():
         check_app(app, config, ground, report.inside("serve_apps", name))
-    return mistakes
+    if config.cluster.seen_here:
+        return mistakes
+    return [each for each in mistakes if not _NODES_FILES.fullmatch(each.path)]
 
 
 def _check_provider(cluster: ClusterConfig, report: MistakeReport) -> None:
-    if cluster.provider == "embedded" and cluster.address is not None:
-        message = "is for `provider: existing`; an embedded cluster has an address of its own"
+    if cluster.provider != "existing" and cluster.address is not None:
+        message = "is for `provider: existing`; Shoal starts this cluster itself, and chooses its address"
         report("address", cluster.address, message, "provider")
+    check_hosts(cluster, report)
     if cluster.provider == "existing" and cluster.dashboard != EndpointConfig():
         message = "cannot be chosen: the dashboard of an existing cluster is where Ray was told to have it"
         report("dashboard", None, message, "provider")
+
+
+def _check_paths(cluster: ClusterConfig, report: MistakeReport) -> None:
+    """Of the head's files this machine knows nothing, but where they cannot be."""
+    keys = cluster.gateway.keys
+    named = {
+        "storage": None if local_path(cluster.storage) is None else cluster.storage,
+        "gateway.keys": None if keys is None or keys.startswith(ENVIRONMENT) else keys,
+        "api.certificate": cluster.api.certificate,
+        "api.private_key": cluster.api.private_key,
+    }
+    for key, path in named.items():
+        if path is not None and not os.path.isabs(path):
+            where = "that all hosts have mounted, or a URI" if key == "storage" else "on the head"
+            report(key, path, f"should be a path from the root, {where}, was `{path}`", "provider")
 
 
 def _check_nodes(cluster: ClusterConfig, report: MistakeReport) -> None:
@@ -87,10 +113,8 @@ def _check_nodes(cluster: ClusterConfig, report: MistakeReport) -> None:
 def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
     gateway, dashboard = cluster.gateway, cluster.dashboard
     if gateway.keys is not None:
-        try:
-            load_keys(gateway.keys)
-        except RequestError as error:
-            report("gateway.keys", gateway.keys, str(error))
+        if cluster.seen_here or gateway.keys.startswith(ENVIRONMENT):
+            _check_keys(gateway.keys, report)
     elif gateway.host is not None and not is_own(gateway.host):
         message = f"should be a loopback address unless gateway.keys names API keys, was `{gateway.host}`"
         report("gateway.host", gateway.host, message, "gateway.keys")
@@ -113,6 +137,13 @@ def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
             if at_node and each.port is not None and int(first) <= each.port <= int(last or first):
                 message = f"holds port {each.port}, where {_NAMES[key]} listens"
                 report("gateway.token_ports", tokens, message, key)
+
+
+def _check_keys(source: str, report: MistakeReport) -> None:
+    try:
+        load_keys(source)
+    except RequestError as error:
+        report("gateway.keys", source, str(error))
 
 
 def _check_certificate(api: ApiConfig, report: MistakeReport) -> None:

@@ -9,9 +9,21 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from cluster.config.sections.section import Argument, Name, Section, VariableName
+from cluster.config.sections.ssh import SshConfig
 
 MAX_NODE_ENTRIES = 1000
 LEAST_KEEPALIVE_S = 0.1
+
+
+def _host(value: str) -> str:
+    if re.fullmatch(r"[^\s@/-][^\s@/]*", value) is None:
+        raise ValueError(
+            f"should be what a host is called, its address, or a name of ~/.ssh/config, was {value!r}"
+        )
+    return value
+
+
+HostName = Annotated[str, AfterValidator(_host)]
 
 
 class NodeConfig(Section):
@@ -22,17 +34,30 @@ class NodeConfig(Section):
     count: int = Field(default=1, ge=1, le=200)
     """How many nodes of this kind."""
     cpus: int = Field(default=1, ge=0)
-    """Logical CPUs that Ray may hand out on each."""
+    """Logical CPUs that Ray may hand out on each. Default with `ssh`: as many as the host has."""
     gpus: int = Field(default=0, ge=0)
-    """GPUs that Ray may hand out on each."""
+    """GPUs that Ray may hand out on each. Default with `ssh`: those that Ray finds there."""
     accelerator: str | None = None
     """Kind of accelerator, for example H100-SXM."""
+    host: HostName | None = None
+    """With `ssh`: the host that is the node, as OpenSSH's client is to call it."""
+    hosts: Annotated[tuple[HostName, ...], Field(strict=False, min_length=1, max_length=1000)] | None = None
+    """With `ssh`, instead of `host`: several hosts of this kind; the nodes are called NAME-1, NAME-2, …"""
+    user: Argument | None = Field(default=None, min_length=1)
+    """With `ssh`: who logs in there. Default: ssh.user."""
+    port: int | None = Field(default=None, ge=1, le=65535)
+    """With `ssh`: where sshd listens there. Default: as OpenSSH has it."""
 
     def names(self) -> list[str]:
         """The names of the single nodes."""
-        if self.count == 1:
+        count = self.count if self.hosts is None else len(self.hosts)
+        if count == 1:
             return [self.name]
-        return [f"{self.name}-{index}" for index in range(1, self.count + 1)]
+        return [f"{self.name}-{index}" for index in range(1, count + 1)]
+
+    def host_names(self) -> list[str]:
+        """What the hosts of the single nodes are called; none where no host is named."""
+        return [self.host] if self.host is not None else list(self.hosts or ())
 
 
 class SharingConfig(Section):
@@ -168,9 +193,9 @@ class ClusterConfig(Section):
 
     name: Name = "shoal"
     """Name of the cluster; clusters of different names run side by side on one machine."""
-    provider: Literal["embedded", "existing"] = "embedded"
+    provider: Literal["embedded", "existing", "ssh"] = "embedded"
     """Where the nodes come from: `embedded` starts them as processes of this machine; `existing` uses a Ray
-    cluster that somebody else has started."""
+    cluster that somebody else has started; `ssh` starts Ray on hosts that OpenSSH's client reaches."""
     address: Annotated[str, AfterValidator(_ray_address)] | None = None
     """With `existing`: Ray's address of the cluster (HOST:PORT of its control store), or `auto`: the one that
     this machine is a node of, or that RAY_ADDRESS names. Default: auto."""
@@ -181,11 +206,14 @@ class ClusterConfig(Section):
     """The nodes; the first is the head. With `existing` they are what Ray says: what stands here is only what
     the file is checked against."""
     storage: str = Field(default="./shoal-storage", min_length=1)
-    """Where jobs and models are kept: a path (relative to the config file) or any URI of pyarrow.fs."""
+    """Where jobs and models are kept: a path (relative to the config file; with `ssh` from the root, and one
+    that all hosts have mounted) or any URI of pyarrow.fs."""
     env: dict[VariableName, Argument | None] = Field(default={})
     """Environment variables of everything that runs on the nodes (NCCL_SOCKET_IFNAME, HF_HOME). null passes
     on the value that a variable has where `up` is called. Of that shell only what finds programs, homes,
     proxies and credentials of object stores comes along by itself, and what begins with RAY_ or VLLM_."""
+    ssh: SshConfig = SshConfig()
+    """With `ssh`: how the hosts are reached."""
     sharing: SharingConfig = SharingConfig()
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
@@ -199,8 +227,16 @@ class ClusterConfig(Section):
     @property
     def known_nodes(self) -> tuple[NodeConfig, ...]:
         """The nodes that jobs and apps are checked against; none where the file does not say them."""
-        named = self.provider == "embedded" or "nodes" in self.model_fields_set
-        return self.nodes if named else ()
+        if self.provider == "ssh":  # what a node does not say, its host does
+            said = all({"cpus", "gpus"} <= kind.model_fields_set for kind in self.nodes)
+        else:
+            said = self.provider == "embedded" or "nodes" in self.model_fields_set
+        return self.nodes if said else ()
+
+    @property
+    def seen_here(self) -> bool:
+        """Whether its nodes have the files of the machine that has the config file."""
+        return self.provider != "ssh"
 
     def node_shapes(self) -> list[tuple[str, NodeConfig]]:
         """Every single node as (name, its kind), the head first."""

@@ -19,7 +19,7 @@ import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import RequestError, ShoalError
-from cluster.hosts.embedded import processes
+from cluster.hosts import processes
 from cluster.hosts.embedded.addresses import (
     choose_subnet,
     node_addresses,

@@ -12,8 +12,8 @@ from cluster.config.sections.cluster import NodeConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError
 from cluster.hosts.embedded.identity import Identity
-from cluster.hosts.embedded.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
-from cluster.hosts.settings import JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
+from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
+from cluster.hosts.settings import ANOTHER_CLUSTERS, JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE
 
@@ -28,20 +28,6 @@ LEAST_STORE_BYTES = 80 * 1024**2
 
 TEMPORARY = "t"
 """In the session directory: temporary files of all nodes."""
-
-ANOTHER_CLUSTERS = (
-    "RAY_ADDRESS",
-    "RAY_API_SERVER_ADDRESS",
-    "RAY_DASHBOARD_ADDRESS",
-    "RAY_AGENT_ADDRESS",
-    "RAY_AUTH_TOKEN",
-    "RAY_NAMESPACE",
-    "RAY_TMPDIR",
-    "RAY_RUNTIME_ENV",
-    "RAY_JOB_CONFIG_JSON_ENV_VAR",
-    "RAY_JOB_ID",
-)
-"""Variables that would tie new nodes to whatever cluster the caller's shell points at."""
 
 TAKEN = frozenset(
     (

@@ -2,24 +2,15 @@
 
     /tmp/shoal-<uid>/<name>/        0700, ours: Ray's own temp dirs, and temporary files of jobs
 
-Ray puts unix sockets there, whose paths the kernel limits to 107 bytes; a home may be that of other machines
-too.
+A home may be that of other machines too.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
-from cluster.errors import ShoalError
-
-SOCKET_PATH_BYTES = 107
-"""Longest path of a unix socket on Linux."""
-RAY_SOCKET_BYTES = len("/session_2026-01-01_00-00-00_000000_4194304/sockets/dash_MetricsHead")
-"""What Ray appends to a node's temp dir for its longest socket, with the longest process id."""
-NODE_BYTES = len("/n999")
-"""What we append to the session directory for a node's temp dir."""
+from cluster.hosts.short_paths import short_directory
 
 
 def session_root() -> Path:
@@ -27,20 +18,10 @@ def session_root() -> Path:
     return Path(f"/tmp/shoal-{os.getuid()}")
 
 
-def session_directory(name: str, root: Path | None = None) -> Path:
-    """The directory of one cluster; a name that would make socket paths too long is shortened by its hash.
+def session_directory(name: str) -> Path:
+    """The directory of one cluster.
 
     Raises:
-        ShoalError: not even the shortened name fits under this root.
+        ShoalError: see `short_directory`.
     """
-    root = root or session_root()
-    room = SOCKET_PATH_BYTES - NODE_BYTES - RAY_SOCKET_BYTES - len(os.fsencode(root)) - len("/")
-    if len(name) <= room:
-        return root / name
-    digest = "~" + hashlib.sha256(name.encode()).hexdigest()[:8]  # `~` is in no name, so it meets none
-    if len(digest) > room:
-        raise ShoalError(
-            f"the directory {root} is too long: Ray's unix sockets below it would need more than"
-            f" {SOCKET_PATH_BYTES} bytes of path, which is all the kernel allows"
-        )
-    return root / (name[: room - len(digest)] + digest)
+    return short_directory(session_root(), name)

@@ -2,19 +2,20 @@
 
 from collections.abc import AsyncIterator
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Header, Query
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from infra.api.control import Control
 from infra.api.door import Door
-from infra.api.errors import STREAM_ERRORS
+from infra.api.errors import READ_ERRORS, STREAM_ERRORS
 from infra.api.log_stream import LogQuery, LogSource, app_log_stream, job_log_stream
 from infra.api.place import Place
 from infra.api.roles import ApiCaller
 from infra.app_logs import Wanted
 from infra.job_output import JobOutput
+from infra.node_logs import MOST_LINES, USUAL_LINES, node_logs
 
 
 def add(router: APIRouter, control: Control, door: Door) -> None:
@@ -41,6 +42,20 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         if last_event_id is not None:
             Place.read(last_event_id)  # a wrong one is told before the stream begins
         return LogSource(control.record, control.storage, control.submissions()).find(wanted)
+
+    @router.get("/nodes/{node}/logs", responses=READ_ERRORS, tags=tags)
+    def show_node_logs(
+        caller: reader,
+        node: str,
+        file: Annotated[
+            str | None, Query(description="One of them. Default: of the raylet, and GCS.")
+        ] = None,
+        tail: Annotated[
+            int, Query(ge=0, le=MOST_LINES, description="Of each, the last lines.")
+        ] = USUAL_LINES,
+    ) -> dict[str, Any]:
+        """What Ray's own processes on a node wrote: `files` that there are, and `lines`."""
+        return node_logs(control.record.gcs_address, node, file, tail)
 
     @router.get("/logs/{name}", responses=STREAM_ERRORS, response_class=EventSourceResponse, tags=tags)
     async def stream_logs(

@@ -18,9 +18,9 @@ import psutil
 from cluster.config.loader import LoadedConfig, load_config
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts import PROVIDERS
-from cluster.hosts.embedded.processes import CLUSTER_ID, marked
+from cluster.hosts.processes import CLUSTER_ID, marked
 from cluster.hosts.provider import Provider
+from cluster.hosts.providers import PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
 from infra.lifecycle import bring_up
 from train_jobs.driver.submission import Submissions, new_job_id

@@ -21,8 +21,8 @@ from cluster.hosts.embedded.node_command import (
     node_environment,
     store_bytes,
 )
-from cluster.hosts.embedded.processes import of_node
 from cluster.hosts.embedded.session_directory import session_directory
+from cluster.hosts.processes import of_node
 from cluster.state.connection import ClusterRecord
 from cluster.state.health import answers
 from cluster.state.state_directory import state_directory

@@ -8,7 +8,7 @@ from __future__ import annotations
 import psutil
 
 from cluster.errors import ShoalError
-from cluster.hosts.embedded.processes import of_node
+from cluster.hosts.processes import of_node
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 
 TITLES = {

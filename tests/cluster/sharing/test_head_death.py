@@ -18,8 +18,8 @@ import pytest
 from cluster.config.sections.cluster import NodeConfig
 from cluster.hosts.embedded.identity import read_identity
 from cluster.hosts.embedded.node_command import HeadPorts, NodeStart, node_command, node_environment
-from cluster.hosts.embedded.processes import NODE_NAME
 from cluster.hosts.embedded.session_directory import session_directory
+from cluster.hosts.processes import NODE_NAME
 from cluster.state.connection import head_is_silent
 from cluster.state.health import answers, wait_until
 from cluster.state.state_directory import state_directory

@@ -22,6 +22,7 @@ READ = {
     "/version",
     "/cluster",
     "/nodes",
+    "/nodes/x/logs",
     "/leases",
     "/explain/x",
     "/events",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from cluster.hosts.embedded.processes import CLUSTER_ID, CLUSTER_STATE, cluster_ids, end_cluster, marked
+from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, cluster_ids, end_cluster, marked
 
 READY = "print('ready', flush=True); import time; time.sleep(600)"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + READY
@@ -118,7 +118,7 @@ def test_zombies_do_not_count_as_alive(nursery: Nursery, mark: str) -> None:
 
 
 def test_the_process_that_asks_is_never_ended(nursery: Nursery, mark: str) -> None:
-    source = f"from cluster.hosts.embedded.processes import end_cluster; print(end_cluster({mark!r}))"
+    source = f"from cluster.hosts.processes import end_cluster; print(end_cluster({mark!r}))"
     process, line = nursery.start(source, **{CLUSTER_ID: mark})
     assert line == "0"
     assert process.wait(5) == 0

@@ -1,0 +1,50 @@
+"""What is wrong with the hosts of a cluster: each is named once, and only where Shoal starts Ray on it."""
+
+from __future__ import annotations
+
+from cluster.config.checks.ground import MistakeReport
+from cluster.config.sections.cluster import ClusterConfig, NodeConfig
+from cluster.config.sections.ssh import SshConfig
+
+_OF_HOSTS = ("host", "hosts", "user", "port")
+"""The keys of a node that only `ssh` has."""
+
+
+def check_hosts(cluster: ClusterConfig, report: MistakeReport) -> None:
+    """Report every mistake."""
+    if cluster.provider == "ssh":
+        _check_named(cluster, report)
+        return
+    message = "is for `provider: ssh`"
+    if cluster.ssh != SshConfig():
+        report("ssh", None, message, "provider")
+    for index, kind in enumerate(cluster.nodes):
+        for key in _OF_HOSTS:
+            if (value := getattr(kind, key)) is not None:
+                report(f"nodes.{index}.{key}", value, message, "provider")
+
+
+def _check_named(cluster: ClusterConfig, report: MistakeReport) -> None:
+    if "nodes" not in cluster.model_fields_set:
+        report("nodes", None, "has to name the hosts (`host`, or `hosts`) with `provider: ssh`", "provider")
+        return
+    owners: dict[tuple[str, int | None], str] = {}
+    for index, kind in enumerate(cluster.nodes):
+        if problem := _naming_problem(kind):
+            report(f"nodes.{index}", None, f"{kind.name} {problem}", "provider")
+            continue
+        for name, host in zip(kind.names(), kind.host_names(), strict=True):
+            first = owners.setdefault((host, kind.port), name)
+            if first != name:
+                key = "host" if kind.host is not None else "hosts"
+                report(f"nodes.{index}.{key}", host, f"{host} is the node {first} already")
+
+
+def _naming_problem(kind: NodeConfig) -> str | None:
+    if kind.host is not None and kind.hosts is not None:
+        return "has both `host` and `hosts`"
+    if kind.host is None and kind.hosts is None:
+        return "needs `host`, or `hosts`, with `provider: ssh`"
+    if kind.count != 1:
+        return "cannot have a `count`: each host is one node"
+    return None

@@ -1,0 +1,1 @@
+"""Hosts that OpenSSH's client reaches, and on which Shoal starts Ray."""

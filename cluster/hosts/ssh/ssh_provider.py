@@ -1,0 +1,291 @@
+"""The provider of hosts that OpenSSH's client reaches: Ray is started on each, and all else on the head."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.environment import passed_on
+from cluster.errors import RequestError, ShoalError
+from cluster.hosts.endpoints import free_port
+from cluster.hosts.provider import RemoteStarted, Tell
+from cluster.hosts.ssh import nodes
+from cluster.hosts.ssh.fleet import Fleet, FleetHost, hosts_of, read_fleet, write_fleet
+from cluster.hosts.ssh.install import install
+from cluster.hosts.ssh.node_start import CONFIG_FILE, NodeTask
+from cluster.hosts.ssh.ssh_connection import Connection
+from cluster.loopback import is_own, own_address
+from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
+from cluster.state.state_directory import (
+    locked,
+    remove_state,
+    require_private,
+    state_directory,
+    write_private,
+)
+
+STOP_S = 400.0
+"""Longest that the head may take to stop jobs and apps."""
+
+
+class SshProvider:
+    """Hosts by SSH; see RemoteProvider.
+
+    Args:
+        shoal: what runs the command `shoal` with the Python of a host.
+    """
+
+    def __init__(self, shoal: Sequence[str]) -> None:
+        self._shoal = tuple(shoal)
+
+    def up(
+        self, cluster: ClusterConfig, config_path: Path, tell: Tell, command: Sequence[str]
+    ) -> RemoteStarted:
+        config_path = config_path.absolute()
+        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+            before = read_fleet(cluster.name)
+            if before is not None and before.config_path != str(config_path):
+                raise RequestError(
+                    f"cluster {cluster.name} is up already, from {before.config_path}: give this one"
+                    " another cluster.name, or take that one down first (`shoal down`)"
+                )
+            fleet = before or Fleet(
+                cluster.name,
+                str(uuid.uuid4()),
+                str(config_path),
+                hosts_of(cluster),
+                cluster.model_dump(mode="json"),
+            )
+            try:
+                fleet, was_up = self._start_nodes(cluster, fleet, tell, known=before is not None)
+                document = self._on_head(cluster, fleet, command, tell)
+                record = self._record(fleet, config_path)
+            except BaseException:  # an interruption too must not leave half of it
+                if before is None:
+                    self._end(fleet, tell)
+                raise
+            return RemoteStarted(record, was_up, document)
+
+    def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
+        with locked(name, lambda: tell(_waiting(name))):
+            fleet = read_fleet(name)
+            if fleet is None:
+                return False
+            if config_path is not None:
+                other = Path(fleet.config_path)
+                if other != config_path.absolute() and other.exists():
+                    raise RequestError(
+                        f"cluster {name} was started from {other}, not from {config_path}:"
+                        f" `shoal down -f {other}` takes it down"
+                    )
+            if fleet.directory:
+                try:
+                    self._run(fleet, command, tell, STOP_S)
+                except ShoalError as error:
+                    tell(f"jobs and apps could not be ended first: {error}")
+            self._end(fleet, tell)
+            return True
+
+    # -- nodes ------------------------------------------------------------------------------------------
+
+    def _start_nodes(
+        self, cluster: ClusterConfig, fleet: Fleet, tell: Tell, *, known: bool
+    ) -> tuple[Fleet, bool]:
+        """Start what does not run; the fleet, and whether its head ran before.
+
+        Args:
+            known: the cluster was started before: what cannot be started now is told, and done without.
+        """
+        names = {host.node for host in fleet.hosts}
+        added = [host for host in hosts_of(cluster) if host.node not in names]
+        if missing := sorted(names - {host.node for host in hosts_of(cluster)}):
+            tell(f"no longer in the config, and still there until `shoal down`: {', '.join(missing)}")
+        hosts = self._fit(cluster, [*fleet.hosts, *added], tell, known=known)
+        fleet = replace(fleet, hosts=tuple(hosts.get(host.node, host) for host in (*fleet.hosts, *added)))
+        require_private(state_directory(cluster.name))
+        write_fleet(fleet)
+        token = self._token(cluster.name)
+        env = passed_on(cluster.env, os.environ, "cluster.env")
+        dashboard = cluster.dashboard.host, cluster.dashboard.port
+
+        def start(host: FleetHost, head: str | None) -> dict[str, Any]:
+            address = self._facts[host.node]["address"]
+            task = NodeTask(
+                *(cluster.name, fleet.mark, host.node, address, head, dashboard),
+                *(host.cpus, host.gpus, host.accelerator, env),
+            )
+            return nodes.start(host, task, token)
+
+        where = ", if it does not run there" if known else ""
+        tell(f"starting Ray on {fleet.head.destination.words}{where}")
+        told = start(fleet.head, None)
+        was_up = bool(told["was_up"])
+        fleet = replace(
+            fleet, directory=told["directory"], state=told["state"], gcs_address=told["gcs_address"]
+        )
+        write_fleet(fleet)
+        others = [host for host in fleet.hosts[1:] if host.node in hosts]
+        if known and not was_up:
+            tell("its head did not run: all nodes are started anew")
+            nodes.require_all(nodes.on_all(others, lambda host: nodes.stop(host, fleet.name, fleet.mark)))
+        if others:
+            tell(f"starting Ray on {', '.join(host.destination.words for host in others)}{where}")
+        answers = nodes.on_all(others, lambda host: start(host, fleet.gcs_address))
+        if not known:
+            nodes.require_all(answers)
+        for host, answer in zip(others, answers, strict=True):
+            if isinstance(answer, ShoalError):
+                tell(f"{answer}; the cluster does without it")
+            elif was_up and not answer["was_up"]:
+                tell(f"{host.destination.words} did not run; it does now")
+        return fleet, was_up
+
+    def _fit(
+        self, cluster: ClusterConfig, hosts: Sequence[FleetHost], tell: Tell, *, known: bool
+    ) -> dict[str, FleetHost]:
+        """The hosts on which Ray can be started, by node, with the Python that it is started with.
+
+        Raises:
+            ShoalError: one cannot, or the head cannot; of a cluster that was started before the others are
+                told.
+        """
+        head = hosts[0]
+        tell(f"looking at {len(hosts)} hosts: " + ", ".join(host.destination.words for host in hosts))
+
+        def look(host: FleetHost) -> tuple[FleetHost, dict[str, Any]]:
+            facts = nodes.look(host, head=host is head)
+            if cluster.ssh.install == "wheel" and not nodes.disk_lacks(host, facts):
+                nodes.require_python(host, facts)
+                host = install(host, tell)
+                facts = nodes.look(host, head=host is head)
+            return host, facts
+
+        looked = nodes.on_all(hosts, look)
+        first = nodes.require_all(looked if not known else looked[:1])[0]
+        found: dict[str, FleetHost] = {}
+        problems: list[str] = []
+        self._facts: dict[str, dict[str, Any]] = {}
+        for answer in looked:
+            if isinstance(answer, ShoalError):
+                problems.append(str(answer))
+                continue
+            host, facts = answer
+            if lacks := nodes.lacks(host, facts, first[1]):
+                problems += lacks
+            else:
+                found[host.node], self._facts[host.node] = host, facts
+        if problems and (not known or head.node not in found):
+            raise ShoalError("\n".join(problems))
+        for problem in problems:
+            tell(f"{problem}; the cluster does without it")
+        return found
+
+    def _end(self, fleet: Fleet, tell: Tell) -> None:
+        """End all nodes and forget the cluster; a host that does not answer is told."""
+        for answer in nodes.on_all(fleet.hosts, lambda host: nodes.stop(host, fleet.name, fleet.mark)):
+            if isinstance(answer, ShoalError):
+                tell(f"{answer}; what runs there ends by itself, since its head is gone")
+        for host in fleet.hosts:
+            Connection(host.destination).close()
+        fleet.api_socket().unlink(missing_ok=True)
+        remove_state(fleet.name)
+
+    @staticmethod
+    def _token(name: str) -> str:
+        """Ray's token, which is made here."""
+        path = state_directory(name) / TOKEN_FILE
+        if not path.exists():
+            write_private(path, secrets.token_hex(32))
+        return path.read_text(encoding="utf-8")
+
+    # -- what runs on the head --------------------------------------------------------------------------
+
+    def _on_head(
+        self, cluster: ClusterConfig, fleet: Fleet, command: Sequence[str], tell: Tell
+    ) -> dict[str, Any]:
+        """Run a command of `shoal` on the head; the document that it prints.
+
+        Raises:
+            HostError: it failed.
+        """
+        section = cluster.model_dump(mode="json", exclude_unset=True)
+        for key in ("nodes", "ssh", "dashboard"):
+            section.pop(key, None)
+        section |= {"name": cluster.name, "provider": "existing", "address": fleet.gcs_address}
+        section["env"] = passed_on(cluster.env, os.environ, "cluster.env")
+        connection = fleet.head_connection()
+        file = f"{fleet.directory}/{CONFIG_FILE}"
+        text = json.dumps({"cluster": section}, indent=2)  # JSON is YAML
+        connection.run(["sh", "-c", 'umask 077; cat > "$1"', "sh", file], text)
+        document: dict[str, Any] = json.loads(self._run(fleet, command, tell))
+        return document
+
+    def _run(self, fleet: Fleet, command: Sequence[str], tell: Tell, timeout_s: float | None = None) -> str:
+        variables = {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": f"{fleet.directory}/{TOKEN_FILE}",
+            "XDG_STATE_HOME": fleet.state,
+        }
+        file = f"{fleet.directory}/{CONFIG_FILE}"
+        remote = [fleet.head.python, *self._shoal, *command, "-f", file]
+        connection = fleet.head_connection()
+        connection.open()
+        return connection.run(remote, environment=variables, tell=tell, timeout_s=timeout_s)
+
+    def _record(self, fleet: Fleet, config_path: Path) -> ClusterRecord:
+        """What is known here of the cluster, as it is reached from here."""
+        connection = fleet.head_connection()
+        path = Path(fleet.state, "shoal", fleet.name, RECORD_FILE)
+        there = made_of(ClusterRecord, json.loads(connection.run(["cat", str(path)])), path)
+        known = read_record(fleet.name)
+        if known is not None and known.cluster_id == there.cluster_id:
+            fleet.open_way()
+            return known
+        forwards: dict[str, str] = {}
+
+        def here(host: str, port: int) -> tuple[str, int]:
+            if not is_own(host):
+                return host, port
+            for local in (port, free_port(own_address())):
+                if connection.forward(None, local, f"{host}:{port}"):
+                    forwards[str(local)] = f"{host}:{port}"
+                    return own_address(), local
+            return host, port
+
+        gateway = here(there.gateway_host, there.gateway_port)
+        dashboard_host, _, dashboard_port = there.dashboard_url.rpartition("/")[2].rpartition(":")
+        dashboard = here(dashboard_host, int(dashboard_port))
+        api = here(there.api_host or own_address(), there.api_port)
+        serve = here(there.serve_host or own_address(), there.serve_port)
+        record = replace(
+            there,
+            provider="ssh",
+            nodes=(),
+            config_path=str(config_path),
+            base_dir=str(config_path.parent),
+            token_path=str(state_directory(fleet.name) / TOKEN_FILE),
+            gateway_host=gateway[0],
+            gateway_port=gateway[1],
+            dashboard_url=f"http://{dashboard[0]}:{dashboard[1]}",
+            api_host=api[0],
+            api_port=api[1],
+            serve_host=serve[0],
+            serve_port=serve[1],
+            env={},
+        )
+        fleet = replace(fleet, api=f"{there.api_host or own_address()}:{there.api_port}", forwards=forwards)
+        write_fleet(fleet)
+        fleet.open_way()
+        write_record(record)
+        return record
+
+
+def _waiting(name: str) -> str:
+    return f"another command is starting or stopping cluster {name}; waiting for it"
