@@ -11,7 +11,7 @@ from typing import Any
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts.provider import Provider, RemoteStarted, Started
+from cluster.hosts.provider import Provider, RemoteProvider, Started
 from cluster.hosts.providers import PROVIDERS, REMOTE_PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
@@ -32,7 +32,7 @@ def bring_up(
     config_path: Path,
     say: Callable[[str], None],
     provider: Provider | None = None,
-) -> tuple[Started | RemoteStarted, dict[str, Any]]:
+) -> tuple[Started, dict[str, Any]]:
     """Bring a cluster up, or find it up; and what `shoal status` shows of it.
 
     Args:
@@ -43,8 +43,9 @@ def bring_up(
         ShoalError, RequestError: see `Provider.up` and `RemoteProvider.up`.
     """
     if cluster.provider in REMOTE_PROVIDERS:
-        remote = REMOTE_PROVIDERS[cluster.provider](COMMAND).up(cluster, config_path, say, UP)
-        return remote, remote.document
+        remote = remote_provider(cluster).up(cluster, config_path, say, UP)
+        assert remote.record is not None, "it stays"
+        return Started(remote.record, remote.was_up), remote.document
     from infra.api.cluster_sight import ClusterSight
     from infra.api.server import begin_api
 
@@ -60,6 +61,11 @@ def bring_up(
         disconnect()
 
 
+def remote_provider(cluster: ClusterConfig) -> RemoteProvider:
+    """That of a cluster whose nodes are elsewhere."""
+    return REMOTE_PROVIDERS[cluster.provider](COMMAND)
+
+
 def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[str], None]) -> bool:
     """Take a cluster down, with all that runs on it; False when there was nothing.
 
@@ -67,7 +73,7 @@ def take_down(cluster: ClusterConfig, config_path: Path | None, say: Callable[[s
         ShoalError, RequestError: see `Provider.down`; a job did not stop in time.
     """
     if cluster.provider in REMOTE_PROVIDERS:
-        return REMOTE_PROVIDERS[cluster.provider](COMMAND).down(cluster.name, say, DOWN, config_path)
+        return remote_provider(cluster).down(cluster.name, say, DOWN, config_path)
     provider = PROVIDERS[cluster.provider]()
     record = read_record(cluster.name)
     if record is not None and not provider.owns_nodes:

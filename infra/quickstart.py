@@ -21,7 +21,7 @@ from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
-from infra.lifecycle import bring_up, take_down
+from infra.lifecycle import bring_up, remote_provider, take_down
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
 from train_jobs.records.run_log import RunSummary
@@ -179,6 +179,7 @@ class Quickstart:
         keep: leave the cluster running at the end.
         around: a config whose `cluster` the tour is to run on, under another name and in a place of its own
             below the storage; None for raylets of this machine.
+        name: of the cluster.
     """
 
     def __init__(
@@ -188,6 +189,7 @@ class Quickstart:
         *,
         keep: bool = False,
         around: LoadedConfig | None = None,
+        name: str | None = None,
     ) -> None:
         self.directory = directory
         self.around = around
@@ -196,7 +198,7 @@ class Quickstart:
         self.report = QuickstartReport()
         self.config_path = directory / "shoal.yaml"
         # Of its own: the tour must not meet a cluster that somebody uses.
-        self.name = f"quickstart-{os.getpid()}"
+        self.name = name or f"quickstart-{os.getpid()}"
 
     def run(self) -> QuickstartReport:
         """All steps until one fails; the cluster is down at the end unless it is kept.
@@ -223,6 +225,9 @@ class Quickstart:
     def _tour(self) -> None:
         with self._step("write the config") as step:
             loaded = self._write_config(step)
+        if not loaded.config.cluster.seen_here:
+            self._tour_elsewhere(loaded)
+            return
         with self._step("start the cluster") as step:
             record = self._up(loaded, step)
         connect(record)
@@ -241,6 +246,17 @@ class Quickstart:
                 self._share(record, job, base_url, step)
         finally:
             disconnect()
+
+    def _tour_elsewhere(self, loaded: LoadedConfig) -> None:
+        """The tour of a cluster whose nodes are elsewhere: on its head."""
+        began = time.monotonic()
+        command = ["quickstart", "--as", self.name, "--json", *(["--keep"] if self.keep else [])]
+        with self._step("start the hosts, and go on there") as step:
+            cluster = loaded.resolved.cluster
+            done = remote_provider(cluster).up(cluster, loaded.path, self.say, command, stay=self.keep)
+            step.detail = f"{len(cluster.node_shapes())} hosts"
+        step.seconds = round(time.monotonic() - began - done.document["seconds"], 1)
+        self.report.steps += [TourStep(**each) for each in done.document["steps"][1:]]
 
     @contextmanager
     def _step(self, name: str) -> Iterator[TourStep]:
@@ -273,7 +289,7 @@ class Quickstart:
             return None
         theirs = self.around.resolved.cluster
         section: dict[str, Any] = theirs.model_dump(mode="json", exclude_unset=True)
-        return {**section, "storage": Storage(theirs.storage).child(self.name).location}
+        return {**section, "storage": _below(_above(theirs.storage, self.name), self.name)}
 
     def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
@@ -285,6 +301,7 @@ class Quickstart:
         if not self.config_path.exists():
             return
         loaded = load_config(self.config_path, across=False)
+        elsewhere = not loaded.config.cluster.seen_here
         cluster = loaded.config.cluster
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         try:
@@ -292,8 +309,8 @@ class Quickstart:
         finally:
             signal.signal(signal.SIGINT, before)
         step.detail = "every process that was started has ended"
-        if self.around is not None and self.report.ok:
-            Storage(self.around.resolved.cluster.storage).delete_dir(self.name)
+        if self.around is not None and self.report.ok and not elsewhere:
+            Storage(_above(self.around.resolved.cluster.storage, self.name)).delete_dir(self.name)
 
     # -- training ---------------------------------------------------------------------------------------
 
@@ -448,6 +465,18 @@ class Quickstart:
             f" {back_s:.1f} s after the load training had its workers back; none of {len(logs.metrics)}"
             f" steps lost, none of {len(load.answers)} requests"
         )
+
+
+def _below(storage: str, name: str) -> str:
+    """A place of its own in a storage, which may be seen only from elsewhere."""
+    path, mark, query = storage.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
+
+
+def _above(storage: str, name: str) -> str:
+    """A storage, without that place of its own."""
+    path, mark, query = storage.partition("?")
+    return f"{path.rstrip('/').removesuffix(f'/{name}')}{mark}{query}"
 
 
 def _replicas(rows: list[dict[str, Any]]) -> int:

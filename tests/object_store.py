@@ -35,8 +35,7 @@ def object_store() -> Iterator[int]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        _wait_for(port)
-        _make_bucket(port)
+        make_bucket("127.0.0.1", port)
         yield port
     finally:
         server.terminate()
@@ -145,23 +144,21 @@ def _before(port: int, turns_away: Callable[[str], bool]) -> Iterator[int]:
         thread.join()
 
 
-def _wait_for(port: int) -> None:
+def make_bucket(host: str, port: int) -> None:
+    """Make the bucket of a server, once that answers."""
     deadline = time.monotonic() + 60
     while True:
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
-            return
+            socket.create_connection((host, port)).close()
+            break
         except OSError:
             assert time.monotonic() < deadline, "the S3 server did not start"
             time.sleep(0.05)
-
-
-def _make_bucket(port: int) -> None:
     import boto3
 
     client = boto3.client(
         "s3",
-        endpoint_url=f"http://127.0.0.1:{port}",
+        endpoint_url=f"http://{host}:{port}",
         region_name="us-east-1",
         aws_access_key_id=CREDENTIALS["AWS_ACCESS_KEY_ID"],
         aws_secret_access_key=CREDENTIALS["AWS_SECRET_ACCESS_KEY"],

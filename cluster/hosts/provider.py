@@ -37,10 +37,11 @@ class RemoteStarted:
     """The outcome of `up` where the nodes are elsewhere.
 
     Attributes:
+        record: None where the nodes were ended again.
         document: what the command has printed that was run on the head.
     """
 
-    record: ClusterRecord
+    record: ClusterRecord | None
     was_up: bool
     document: dict[str, Any]
 
@@ -51,7 +52,13 @@ class RemoteProvider(Protocol):
     processes at once."""
 
     def up(
-        self, cluster: ClusterConfig, config_path: Path, tell: Tell, command: Sequence[str]
+        self,
+        cluster: ClusterConfig,
+        config_path: Path,
+        tell: Tell,
+        command: Sequence[str],
+        *,
+        stay: bool = True,
     ) -> RemoteStarted:
         """Start the nodes that do not run, and run a command of `shoal` on the head; whole or not at all,
         where none ran.
@@ -60,6 +67,7 @@ class RemoteProvider(Protocol):
             cluster: its section of the config, paths resolved.
             config_path: the file that is from.
             command: prints one JSON document, and leaves a cluster of this name up.
+            stay: otherwise it leaves none, and the nodes are ended again.
 
         Raises:
             ShoalError: a host is not reached, does not fit, or its node does not start; the command failed.

@@ -41,6 +41,9 @@ def quickstart(
             show_default=False,
         ),
     ] = None,
+    name: Annotated[
+        str | None, typer.Option("--as", hidden=True, help="The cluster's name; the files are beside FILE.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Start a cluster, train, kill a worker, publish, serve, share devices, and say what was measured."""
@@ -48,6 +51,8 @@ def quickstart(
     from infra.quickstart import Quickstart
 
     around = None if file is None else load(file, across=False)
+    if name is not None and around is not None:
+        directory = around.path.parent / "quickstart"
 
     if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise RequestError(f"{directory} is not an empty directory; quickstart writes its files there")
@@ -61,7 +66,7 @@ def quickstart(
         interrupt_at_sigterm()
         # Ray tells whoever has deployed an app, on standard output, of every process that is ended later.
         with open(os.devnull, "w") as nothing, redirect_stdout(nothing):
-            report = Quickstart(directory.resolve(), say, keep=keep, around=around).run()
+            report = Quickstart(directory.resolve(), say, keep=keep, around=around, name=name).run()
         if not report.ok:
             stack.pop_all()  # its logs say what went wrong
             say(f"its jobs, logs and events are in {directory.resolve()}")

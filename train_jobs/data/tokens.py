@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.models.directory_here import directory_here
 from train_jobs.data.documents import corpus_parts
 from train_jobs.data.own_tokenizer import texts_to_train_on, train_tokenizer
 from train_jobs.data.token_streams import (
@@ -40,11 +41,15 @@ def _nobody(_: str) -> None: ...
 
 
 def load_tokenizer(directory: str, key: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face directory; `key` names the config key for the error message."""
+    """The tokenizer of a Hugging Face directory (a path or a URI).
+
+    Args:
+        key: of the config, for the error message.
+    """
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        return AutoTokenizer.from_pretrained(directory_here(directory), local_files_only=True)
     except (OSError, ValueError) as error:
         raise RequestError(
             f"{key} {directory!r} holds no tokenizer that transformers can load: {error}"
@@ -141,7 +146,9 @@ def _origin(config: TrainJobConfig) -> str | int:
     directory = config.data.tokenizer or config.model.directory
     if directory is None:
         return config.model.vocab_size
-    files = sorted(path for path in Path(directory).glob("*.*") if path.suffix in _OF_TOKENIZERS)
+    files = sorted(
+        path for path in Path(directory_here(directory)).glob("*.*") if path.suffix in _OF_TOKENIZERS
+    )
     digest = hashlib.blake2b(digest_size=16)
     for path in files:
         digest.update(path.name.encode() + path.read_bytes())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.models.directory_here import directory_here
 from train_jobs.data.samples import IGNORED, DocumentSamples, PackedSamples
 from train_jobs.data.source import Batch
 from train_jobs.data.token_streams import TokenStreams
@@ -65,11 +66,12 @@ class CausalLM:
     def _from_directory(directory: str) -> PreTrainedModel:
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        here = directory_here(directory)
         try:
             if torch.get_default_device().type == "meta":
-                architecture = AutoConfig.from_pretrained(directory, local_files_only=True)
+                architecture = AutoConfig.from_pretrained(here, local_files_only=True)
                 return AutoModelForCausalLM.from_config(architecture, dtype=torch.float32)
-            return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True)
+            return AutoModelForCausalLM.from_pretrained(here, dtype=torch.float32, local_files_only=True)
         except (OSError, ValueError) as error:
             raise RequestError(
                 f"model.directory {directory!r} holds no causal language model: {error}"
@@ -137,9 +139,10 @@ class CausalLM:
         if source is None:
             _take_ends(model, tokenizer)
         model.save_pretrained(directory, state_dict=cast(weights, dtype))
-        if source is not None and (Path(source) / GENERATION).exists():
+        generation = None if source is None else Path(directory_here(source)) / GENERATION
+        if generation is not None and generation.exists():
             # As it is: its end tokens and its temperature are nothing that training changes.
-            shutil.copyfile(Path(source) / GENERATION, directory / GENERATION)
+            shutil.copyfile(generation, directory / GENERATION)
         tokenizer.save_pretrained(directory)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.models.directory_here import directory_here
 from train_jobs.data.images import ImageFacts, ImageSamples, open_images
 from train_jobs.data.source import Batch
 from train_jobs.tasks.task import Sums
@@ -71,7 +72,7 @@ class ImageClassification:
 
         try:
             model = AutoModelForImageClassification.from_pretrained(
-                directory, dtype=torch.float32, local_files_only=True
+                directory_here(directory), dtype=torch.float32, local_files_only=True
             )
         except (OSError, ValueError) as error:
             raise RequestError(f"model.directory {directory!r} holds no image classifier: {error}") from error

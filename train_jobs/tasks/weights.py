@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from cluster.config.sections.parallel import Dtype
 from cluster.config.sections.train import TrainJobConfig
+from cluster.models.directory_here import directory_here
 
 DTYPES: dict[Dtype, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -21,7 +22,7 @@ def export_dtype(config: TrainJobConfig) -> torch.dtype:
         return torch.float32
     from transformers import AutoConfig
 
-    dtype = AutoConfig.from_pretrained(config.model.directory, local_files_only=True).dtype
+    dtype = AutoConfig.from_pretrained(directory_here(config.model.directory), local_files_only=True).dtype
     return dtype if isinstance(dtype, torch.dtype) else torch.float32
 
 

@@ -25,6 +25,7 @@ from cluster.config.sections.section import NAME_PATTERN
 from cluster.config.sections.serve import ServeAppConfig
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
+from cluster.models.directory_here import is_uri
 from cluster.wording import counted
 
 TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
@@ -164,6 +165,8 @@ def _find_version(storage: Path, reference: str, report: MistakeReport) -> Path 
 def _models_of_jobs(jobs: dict[str, TrainJobConfig]) -> list[ServedModel]:
     models: list[ServedModel] = []
     for name, job in jobs.items():
+        if job.model.directory is not None and is_uri(job.model.directory):
+            continue  # what lies elsewhere is not looked at
         try:
             sizes = sizes_of_job(job.model)
         except ModelDirectoryError:

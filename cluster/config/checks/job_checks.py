@@ -17,6 +17,7 @@ from cluster.config.models.model_sizes import ModelDirectoryError, ModelSizes, s
 from cluster.config.reading.custom_task import task_problem
 from cluster.config.sections.model import IMAGE_SIZES, TEXT_SIZES, ModelConfig
 from cluster.config.sections.train import ARCHITECTURES, TrainJobConfig
+from cluster.models.directory_here import is_uri
 
 _IDLE_SIZES = {"causal_lm": IMAGE_SIZES, "image_classification": TEXT_SIZES}
 """By task: the keys of `model` that it has no use for."""
@@ -66,6 +67,9 @@ def _check_task(job: TrainJobConfig, folder: Path, report: MistakeReport) -> Non
 def _check_model(job: TrainJobConfig, report: MistakeReport) -> ModelSizes | None:
     """Returns the sizes of a language model, None where they cannot be known."""
     model = job.model
+    if model.directory is not None and is_uri(model.directory):
+        _check_directories(job, report)
+        return None  # what lies elsewhere is not looked at
     try:
         sizes = sizes_of_job(model)
     except ModelDirectoryError as error:
@@ -98,11 +102,11 @@ def _check_model(job: TrainJobConfig, report: MistakeReport) -> ModelSizes | Non
 def _check_directories(job: TrainJobConfig, report: MistakeReport) -> None:
     """The model that training starts from, and the tokenizer."""
     directory, tokenizer = job.model.directory, job.data.tokenizer
-    if directory is not None and not job.is_custom:
+    if directory is not None and not job.is_custom and not is_uri(directory):
         lacks = directory_lacks(Path(directory), tokenizer=job.task == "causal_lm" and tokenizer is None)
         if lacks is not None:
             report("model.directory", directory, f"`{directory}` {lacks}", "task", "data.tokenizer")
-    if tokenizer is not None:
+    if tokenizer is not None and not is_uri(tokenizer):
         # A task of the user's may read it in its own way.
         problem = path_problem(tokenizer) if job.is_custom else tokenizer_problem(Path(tokenizer))
         if problem is not None:

@@ -29,7 +29,8 @@ class DataConfig(Section):
     sequence_length: int = Field(default=256, ge=2)
     """Tokens in one sample."""
     tokenizer: str | None = None
-    """Hugging Face tokenizer directory. Default: the model directory's, else one is trained on the data."""
+    """Hugging Face tokenizer directory, or the URI of one. Default: the model directory's, else one is
+    trained on the data."""
     packing: bool = True
     """Cut the text into samples of exactly sequence_length; false makes each document a sample (or several)
     and pads it."""

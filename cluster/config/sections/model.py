@@ -13,7 +13,8 @@ class ModelConfig(Section):
     """The model: from sizes, or from a directory in the Hugging Face format."""
 
     directory: str | None = None
-    """Continue from this Hugging Face directory (relative to the config file); the sizes are then its own."""
+    """Continue from this Hugging Face directory (relative to the config file, or a URI); the sizes are then
+    its own."""
     architecture: Literal["llama", "resnet"] | None = None
     """Architecture of a model that starts from sizes. Default: llama for causal_lm, resnet for
     image_classification."""

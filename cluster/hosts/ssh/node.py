@@ -1,6 +1,7 @@
 """A host's own part of a cluster: starting its node, looking after it, ending it.
 
 python -m cluster.hosts.ssh.node start|stop|logs < a document
+python -m cluster.hosts.ssh.node run CLUSTER ARGUMENT…
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,21 @@ def stop(cluster: str, mark: str) -> bool:
         return end_cluster(mark) > 0
     clear(directory)
     return True
+
+
+def run(cluster: str, arguments: Sequence[str]) -> None:
+    """Become Python with these arguments, in the environment of all that runs on the node: so its credentials
+    are not to be seen in a list of processes.
+
+    Raises:
+        RequestError: there is no such node here.
+    """
+    directory = node_directory(cluster)
+    known = _read(directory / START_FILE)
+    if known is None:
+        raise RequestError(f"there is no node of cluster {cluster} here")
+    environment = {**known["environment"], "XDG_STATE_HOME": str(directory / STATE)}
+    os.execve(sys.executable, [sys.executable, *arguments], environment)
 
 
 def logs(cluster: str, file: str | None, tail: int | None) -> dict[str, Any]:
@@ -246,10 +262,12 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def main(arguments: list[str]) -> None:
-    """What is asked, on standard input; errors go with exit code 1."""
-    document: Mapping[str, Any] = json.load(sys.stdin)
-    (what,) = arguments
+    """What is asked, on standard input or by the arguments."""
+    what, *further = arguments
     try:
+        if what == "run":
+            run(further[0], further[1:])
+        document: Mapping[str, Any] = json.load(sys.stdin)
         if what == "start":
             result: Any = start(NodeTask(**document["task"]), document["token"])
         elif what == "logs":

@@ -28,7 +28,7 @@ _SENTENCES = (
     (r"Connection refused", "it answers, but no sshd listens there"),
     (
         r"timed out|No route to host|Network is unreachable|Host is down|not responding",
-        "it does not answer (within %d s)",
+        "it does not answer",
     ),
     (
         r"Connection (reset|closed)|Broken pipe|kex_exchange_identification",
@@ -38,15 +38,10 @@ _SENTENCES = (
 """What OpenSSH says, and what we do."""
 
 
-def why_refused(said: str, seconds: float) -> str:
-    """The sentence.
-
-    Args:
-        said: the client's standard error.
-        seconds: how long it has tried.
-    """
+def why_refused(said: str) -> str:
+    """The sentence; `said` is the client's standard error."""
     for pattern, sentence in _SENTENCES:
         if re.search(pattern, said):
-            return sentence.replace("%d", f"{seconds:.0f}")
+            return sentence
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     return lines[-1] if lines else "the connection was lost"

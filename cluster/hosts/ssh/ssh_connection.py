@@ -25,8 +25,10 @@ ALIVE_EVERY_S, ALIVE_TIMES = 15, 4
 """After a minute without an answer a connection is given up."""
 IDLE_S = 600
 """So long a connection that nobody uses is kept."""
+BEGIN = "shoal-begin"
+"""The line before what a command prints; shells print what they like before it."""
 RESULT = "shoal-result "
-"""Begins the line with a program's result; shells print what they like before it."""
+"""Begins the line with a program's result."""
 SSH_FAILED, NO_PROGRAM = 255, 127
 _LAST_LINES = 8
 
@@ -122,7 +124,7 @@ class Connection:
             errors.seek(0)
             said = errors.read()
         if code != 0 and not self.is_open():  # another command may have been faster
-            raise HostError(f"{self.destination.words}: {why_refused(said, CONNECT_S)}")
+            raise HostError(f"{self.destination.words}: {why_refused(said)}")
 
     def is_open(self) -> bool:
         """Whether a connection is there; the host may be gone all the same."""
@@ -130,12 +132,13 @@ class Connection:
 
     def _answers(self) -> bool:
         command = [*self._ssh("-T"), "true"]
-        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         try:
-            code = subprocess.run(command, timeout=CONNECT_S, check=False, **streams).returncode
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CONNECT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return False
-        return code != SSH_FAILED
+        return done.returncode != SSH_FAILED
 
     def close(self) -> None:
         """End the connection, and all that goes over it."""
@@ -159,7 +162,6 @@ class Connection:
         remote: Sequence[str],
         given: str = "",
         *,
-        environment: Mapping[str, str] | None = None,
         tell: Tell | None = None,
         timeout_s: float | None = None,
     ) -> str:
@@ -168,16 +170,14 @@ class Connection:
         Args:
             remote: the program and its arguments; a program that begins with ~/ is in the home there.
             given: its standard input.
-            environment: variables beside those of who logs in. They can be seen by others there.
             tell: takes each line of its standard error; what it says last before it fails is the error's.
 
         Raises:
             HostError: it failed, or took too long; with the last of what it said.
         """
-        words = [shlex.quote(f"{name}={value}") for name, value in (environment or {}).items()]
         program, *arguments = remote
         text = " ".join(
-            [*(["env", *words] if words else []), in_shell(program), *map(shlex.quote, arguments)]
+            ["echo", f"{BEGIN};", in_shell(program), *(shlex.quote(argument) for argument in arguments)]
         )
         process = subprocess.Popen(
             [*self._ssh("-T"), text],
@@ -216,7 +216,7 @@ class Connection:
             for line in held:
                 assert tell is not None, "nothing is held else"
                 tell(line)
-            return printed
+            return printed.partition(f"{BEGIN}\n")[2]
         code = RequestError.exit_code if process.returncode == RequestError.exit_code else 1
         raise HostError(self._failure(process.returncode, program, said, tell is not None), code)
 
@@ -237,7 +237,7 @@ class Connection:
     def _failure(self, code: int, program: str, said: Sequence[str], told: bool) -> str:
         words = self.destination.words
         if code == SSH_FAILED:
-            return f"{words}: {why_refused(''.join(said), CONNECT_S)}"
+            return f"{words}: {why_refused(''.join(said))}"
         if code in (NO_PROGRAM, NO_PROGRAM - 1):
             return f"{words}: {program} cannot be run there: {said[-1].strip() if said else 'not found'}"
         last = [line.rstrip() for line in said if line.strip()][-1 if told else -_LAST_LINES :]

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,13 @@ class SshProvider:
         self._shoal = tuple(shoal)
 
     def up(
-        self, cluster: ClusterConfig, config_path: Path, tell: Tell, command: Sequence[str]
+        self,
+        cluster: ClusterConfig,
+        config_path: Path,
+        tell: Tell,
+        command: Sequence[str],
+        *,
+        stay: bool = True,
     ) -> RemoteStarted:
         config_path = config_path.absolute()
         with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
@@ -63,14 +69,20 @@ class SshProvider:
                 hosts_of(cluster),
                 cluster.model_dump(mode="json"),
             )
+            hosts, added = self._fit(cluster, fleet, tell, known=before is not None)
+            fleet = replace(fleet, hosts=tuple(hosts.get(host.node, host) for host in (*fleet.hosts, *added)))
             try:
-                fleet, was_up = self._start_nodes(cluster, fleet, tell, known=before is not None)
+                require_private(state_directory(cluster.name))
+                write_fleet(fleet)
+                fleet, was_up = self._start_nodes(cluster, fleet, hosts, tell, known=before is not None)
                 document = self._on_head(cluster, fleet, command, tell)
-                record = self._record(fleet, config_path)
+                record = self._record(fleet, config_path) if stay else None
             except BaseException:  # an interruption too must not leave half of it
                 if before is None:
                     self._end(fleet, tell)
                 raise
+            if not stay:
+                self._end(fleet, tell)
             return RemoteStarted(record, was_up, document)
 
     def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
@@ -96,21 +108,20 @@ class SshProvider:
     # -- nodes ------------------------------------------------------------------------------------------
 
     def _start_nodes(
-        self, cluster: ClusterConfig, fleet: Fleet, tell: Tell, *, known: bool
+        self,
+        cluster: ClusterConfig,
+        fleet: Fleet,
+        hosts: Mapping[str, FleetHost],
+        tell: Tell,
+        *,
+        known: bool,
     ) -> tuple[Fleet, bool]:
         """Start what does not run; the fleet, and whether its head ran before.
 
         Args:
+            hosts: those on which Ray can be started, by node.
             known: the cluster was started before: what cannot be started now is told, and done without.
         """
-        names = {host.node for host in fleet.hosts}
-        added = [host for host in hosts_of(cluster) if host.node not in names]
-        if missing := sorted(names - {host.node for host in hosts_of(cluster)}):
-            tell(f"no longer in the config, and still there until `shoal down`: {', '.join(missing)}")
-        hosts = self._fit(cluster, [*fleet.hosts, *added], tell, known=known)
-        fleet = replace(fleet, hosts=tuple(hosts.get(host.node, host) for host in (*fleet.hosts, *added)))
-        require_private(state_directory(cluster.name))
-        write_fleet(fleet)
         token = self._token(cluster.name)
         env = passed_on(cluster.env, os.environ, "cluster.env")
         dashboard = cluster.dashboard.host, cluster.dashboard.port
@@ -148,14 +159,20 @@ class SshProvider:
         return fleet, was_up
 
     def _fit(
-        self, cluster: ClusterConfig, hosts: Sequence[FleetHost], tell: Tell, *, known: bool
-    ) -> dict[str, FleetHost]:
-        """The hosts on which Ray can be started, by node, with the Python that it is started with.
+        self, cluster: ClusterConfig, fleet: Fleet, tell: Tell, *, known: bool
+    ) -> tuple[dict[str, FleetHost], list[FleetHost]]:
+        """The hosts on which Ray can be started, by node, with the Python that it is started with; and which
+        the fleet has not yet.
 
         Raises:
             ShoalError: one cannot, or the head cannot; of a cluster that was started before the others are
                 told.
         """
+        names = {host.node for host in fleet.hosts}
+        added = [host for host in hosts_of(cluster) if host.node not in names]
+        if missing := sorted(names - {host.node for host in hosts_of(cluster)}):
+            tell(f"no longer in the config, and still there until `shoal down`: {', '.join(missing)}")
+        hosts = [*fleet.hosts, *added]
         head = hosts[0]
         tell(f"looking at {len(hosts)} hosts: " + ", ".join(host.destination.words for host in hosts))
 
@@ -185,7 +202,7 @@ class SshProvider:
             raise ShoalError("\n".join(problems))
         for problem in problems:
             tell(f"{problem}; the cluster does without it")
-        return found
+        return found, added
 
     def _end(self, fleet: Fleet, tell: Tell) -> None:
         """End all nodes and forget the cluster; a host that does not answer is told."""
@@ -228,16 +245,11 @@ class SshProvider:
         return document
 
     def _run(self, fleet: Fleet, command: Sequence[str], tell: Tell, timeout_s: float | None = None) -> str:
-        variables = {
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": f"{fleet.directory}/{TOKEN_FILE}",
-            "XDG_STATE_HOME": fleet.state,
-        }
         file = f"{fleet.directory}/{CONFIG_FILE}"
-        remote = [fleet.head.python, *self._shoal, *command, "-f", file]
+        there = [fleet.head.python, "-m", "cluster.hosts.ssh.node", "run", fleet.name]
         connection = fleet.head_connection()
         connection.open()
-        return connection.run(remote, environment=variables, tell=tell, timeout_s=timeout_s)
+        return connection.run([*there, *self._shoal, *command, "-f", file], tell=tell, timeout_s=timeout_s)
 
     def _record(self, fleet: Fleet, config_path: Path) -> ClusterRecord:
         """What is known here of the cluster, as it is reached from here."""

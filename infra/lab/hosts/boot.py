@@ -21,7 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 SYSTEM = ("bin", "lib", "lib32", "lib64", "libx32", "sbin", "usr", "opt")
-OWN = {"etc": 0o755, "home": 0o755, "mnt": 0o755, "root": 0o700, "srv": 0o755, "tmp": 0o1777, "var": 0o755}
+OWN = {"etc": 0o755, "home": 0o755, "mnt": 0o755, "root": 0o711, "srv": 0o755, "tmp": 0o1777, "var": 0o755}
+"""The interpreter may lie below /root, and is everybody's."""
 _OF_VAR = {"cache": 0o755, "lib": 0o755, "log": 0o755, "spool": 0o755, "tmp": 0o1777}
 READY = "the host is up"
 

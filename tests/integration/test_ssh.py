@@ -1,0 +1,249 @@
+"""Hosts by SSH, from a machine that is none of them; they share one directory and nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.lab.hosts.host import Host
+from infra.lab.hosts.lan import Lan
+from tests.lans import SHARE, needs_hosts
+from tests.ssh_hosts import USER, SshCaller, furnish, python_on
+
+pytestmark = [needs_hosts, pytest.mark.timeout(300)]
+
+STORAGE = {"storage": f"{SHARE}/shoal"}
+HELLO = """
+import socket
+print("hello from", socket.gethostname(), open("words.txt").read())
+"""
+JOB = {"task": "script", "script": "hello.py", "workers": {"min": 1, "max": 1}}
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lan]:
+    directory = tmp_path_factory.mktemp("ssh")
+    share = directory / "share"
+    share.mkdir()
+    share.chmod(0o777)
+    with Lan(["head", "gpu-1", "gpu-2"], directory, shared={SHARE: share}, users=[USER]) as lan:
+        furnish(lan)
+        yield lan
+
+
+@pytest.fixture
+def caller(lan: Lan, tmp_path: Path) -> SshCaller:
+    return SshCaller(lan, tmp_path / "caller")
+
+
+def wait_for(condition: Callable[[], Any], otherwise: str) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        threading.Event().wait(0.2)
+
+
+def left_on(host: Host) -> set[str]:
+    """What still runs on a host."""
+    return {each.name() for each in host.processes()}
+
+
+# -- what does not fit is told before anything starts ------------------------------------------------------
+
+
+def test_whoever_is_not_let_in_is_told_why(caller: SshCaller, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with Lan(["stranger"], _made(other)) as strangers:
+        key, strange = strangers.key, strangers.host("stranger").address
+        told = caller.refusal({**STORAGE, "ssh": caller.ssh(identity_file=str(key), options=_known(caller))})
+        assert len(told) == 3, "one sentence a host"
+        assert told[0].startswith(f"head ({USER}@198.18.")
+        assert "it takes none of our keys for this user (ssh.identity_file, ssh.user" in told[0]
+        nodes = [{"name": "head", "host": strange}]
+        (told_of_key,) = caller.refusal({**STORAGE, "nodes": nodes})
+        assert "its host key is not known here: `ssh HOST` once shows it" in told_of_key
+        known = tmp_path / "known_hosts"
+        mine = caller.lan.known_hosts.read_text().split()
+        known.write_text(f"{strange} {mine[1]} {mine[2]}\n")
+        changed = {"options": {"UserKnownHostsFile": str(known)}}
+        (told_of_change,) = caller.refusal({**STORAGE, "nodes": nodes, "ssh": caller.ssh(**changed)})
+        assert "its host key is another than the one in known_hosts" in told_of_change
+    (missing, *_) = caller.refusal({**STORAGE, "ssh": caller.ssh(identity_file="no-such-key")})
+    assert missing.endswith(f"there is no key file {caller.home}/no-such-key")
+
+
+def test_a_host_that_is_not_there_is_told(caller: SshCaller) -> None:
+    head = caller.lan.hosts[0].address
+    nowhere = head.rpartition(".")[0] + ".250"
+    nodes = [
+        {"name": "head", "host": head},
+        {"name": "a", "host": nowhere},
+        {"name": "b", "host": "no-such-host.invalid"},
+        {"name": "c", "host": caller.lan.hosts[1].address, "port": 2222},
+    ]
+    told = caller.refusal({**STORAGE, "nodes": nodes})
+    assert [line.partition(": ")[2] for line in told] == [
+        "it does not answer",
+        "there is no host of this name",
+        "it answers, but no sshd listens there",
+    ]
+
+
+def test_a_host_with_another_software_is_told(caller: SshCaller) -> None:
+    host = caller.lan.host("gpu-2")
+    place = f"/home/{USER}/venv/bin/python"
+    bare = f'#!/bin/sh\nexec {sys.base_prefix}/bin/python3 "$@"\n'
+    python_on(host, source='#!/bin/sh\nexec /no/such/python "$@"\n')
+    try:
+        (told,) = caller.refusal(STORAGE)
+        assert f"({USER}@{host.address}): ~/venv/bin/python cannot be run there" in told
+        python_on(host, source=bare)
+        without, *_ = caller.refusal(STORAGE)
+        assert f"Shoal is not installed for {sys.base_prefix}/bin/python3" in without
+        assert "ssh.install: wheel" in without
+    finally:
+        host.file(place).unlink()
+        python_on(host)
+
+
+def test_a_full_disk_is_told(caller: SshCaller) -> None:
+    host = caller.lan.host("gpu-1")
+    try:
+        assert host.run("mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/tmp").returncode == 0
+        (full,) = caller.refusal(STORAGE)
+        assert full.endswith("GiB free in /tmp, where Ray keeps its files: it needs 1 GiB at least")
+    finally:
+        host.run("umount", "/tmp")
+
+
+def test_a_storage_that_hosts_do_not_share_leaves_nothing_behind(caller: SshCaller) -> None:
+    told = caller.refusal({"storage": "/root/of/somebody/else"})
+    assert any("head cannot write under /root/of/somebody/else" in line for line in told), told
+    assert [left_on(host) for host in caller.lan.hosts] == [set(), set(), set()]
+    assert not [path for host in caller.lan.hosts for path in host.file("/tmp").glob("shoal-*/@*")]
+
+
+# -- a cluster ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def up(lan: Lan, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshCaller]:
+    """A cluster on all three, and a job of its caller's."""
+    caller = SshCaller(lan, tmp_path_factory.mktemp("caller"))
+    (caller.home / "hello.py").write_text(HELLO)
+    (caller.home / "words.txt").write_text("with words")
+    caller.write(STORAGE, train_jobs={"hello": JOB})
+    began = time.monotonic()
+    document = caller.document("up")
+    print(f"up on three hosts: {time.monotonic() - began:.1f} s")
+    assert [node["name"] for node in document["nodes"]] == ["head", "gpu-1", "gpu-2"]
+    assert [node["resources"].get("CPU", 0) for node in document["nodes"]] == [0, 2, 3]
+    yield caller
+    caller.shoal("down")
+
+
+def nodes(caller: SshCaller) -> dict[str, bool]:
+    return {node["name"]: node["alive"] for node in caller.document("status")["nodes"]}
+
+
+def test_a_job_goes_there_with_its_folder_and_is_seen_from_here(up: SshCaller) -> None:
+    began = time.monotonic()
+    assert all(nodes(up).values())
+    print(f"status: {time.monotonic() - began:.2f} s")
+    done = up.shoal("train", "hello")
+    assert done.returncode == 0, done.stderr
+    (said,) = [line for line in done.stderr.splitlines() if line.startswith("hello from")]
+    assert said in ("hello from gpu-1 with words", "hello from gpu-2 with words")
+    assert said in up.shoal("logs", "hello").stdout
+    (job,) = up.document("jobs")
+    assert job["status"] == "succeeded"
+    assert up.document("up")["jobs"][0]["job"] == job["job"], "up again finds it up"
+
+
+def test_tools_of_others_work_from_here(up: SshCaller) -> None:
+    exports = dict(line.removeprefix("export ").split("=", 1) for line in up.shoal("env").stdout.splitlines())
+    assert "RAY_ADDRESS" not in exports, "this machine cannot join"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in exports.items():
+            patch.setenv(name, value)
+        from ray.job_submission import JobSubmissionClient
+
+        from cluster.ray_private import read_credentials_again
+
+        read_credentials_again()
+        jobs = JobSubmissionClient(exports["RAY_API_SERVER_ADDRESS"]).list_jobs()
+    read_credentials_again()
+    assert any((job.submission_id or "").startswith("hello-") for job in jobs)
+
+
+def test_a_node_is_looked_into_from_here(up: SshCaller) -> None:
+    assert up.shoal("ssh", "gpu-2", "hostname").stdout.splitlines()[-1] == "gpu-2"
+    failed = up.shoal("ssh", "gpu-1", "sh", "-c", "echo 'two  words'; exit 7")
+    assert (failed.returncode, failed.stdout.splitlines()[-1]) == (7, "two  words")
+    unknown = up.shoal("ssh", "gpu-9")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        "cluster lab has no node 'gpu-9'; it has: head, gpu-1, gpu-2\n",
+    )
+    logs = up.shoal("logs", "--node", "gpu-1", "raylet.out", "--tail", "3", "--json")
+    assert [json.loads(line)["file"] for line in logs.stdout.splitlines()] == ["raylet.out"] * 3
+    assert logs.stderr == "", "the cluster itself has told it"
+    no_log = up.shoal("logs", "--node", "gpu-1", "nothing.out")
+    assert (no_log.returncode, "has no log 'nothing.out'" in no_log.stderr) == (2, True)
+
+
+def test_a_host_that_was_rebooted_is_used_again(up: SshCaller) -> None:
+    host = up.lan.host("gpu-2")
+    host.cut_power()
+    wait_for(lambda: not nodes(up)["gpu-2"], "Ray does not notice that the host is gone")
+    (at_host,) = {line[:6] for line in up.shoal("logs", "--node", "gpu-1", "node.log").stdout.splitlines()}
+    assert at_host == "[node.", "what Ray does not know of is asked of the host itself"
+    began = time.monotonic()
+    without = up.shoal("up")
+    assert without.returncode == 0, without.stderr
+    words = f"gpu-2 ({USER}@{host.address})"
+    assert f"{words}: it does not answer; the cluster does without it" in without.stderr
+    assert time.monotonic() - began < 45
+    host.boot()
+    again = up.shoal("up")
+    assert f"{words} did not run; it does now" in again.stderr
+    assert all(nodes(up).values())
+
+
+def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(up: SshCaller) -> None:
+    gpu, away = up.lan.host("gpu-1"), up.lan.host("gpu-2")
+    (supervisor,) = [each for each in gpu.processes() if "cluster.hosts.ssh.supervisor" in each.cmdline()]
+    os.kill(supervisor.pid, signal.SIGKILL)
+    assert "raylet" in left_on(gpu), "Ray has outlived it"
+    up.lan.network.unplug(3)
+    done = up.shoal("down")
+    up.lan.network.plug(3)
+    assert done.returncode == 0, done.stderr
+    assert "what runs there ends by itself, since its head is gone" in done.stderr
+    assert done.stdout == "cluster lab is down\n"
+    for host in (up.lan.hosts[0], gpu):
+        assert left_on(host) == set()
+        assert not list(host.file("/tmp").glob("shoal-*/@*"))
+    assert not (up.home / "state/shoal").exists()
+    assert up.shoal("status").returncode == 1
+    wait_for(lambda: left_on(away) == set(), "what runs on a host without its head does not end")
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+def _known(caller: SshCaller) -> dict[str, str]:
+    # The agent's keys and those in the home must not help.
+    return {"UserKnownHostsFile": str(caller.lan.known_hosts), "IdentitiesOnly": "yes"}
