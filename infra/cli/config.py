@@ -109,9 +109,10 @@ def schema() -> None:
 
 def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
-    nodes = config.cluster.known_nodes
+    cluster = config.cluster
+    named = cluster.known_nodes or cluster.provider == "ssh"
     counts = (
-        counted(sum(kind.count for kind in nodes), "node") if nodes else "nodes of others",
+        counted(len(cluster.node_shapes()), "node") if named else "nodes of others",
         counted(len(config.train_jobs), "job"),
         counted(len(config.serve_apps), "app") + _engines(config.serve_apps),
     )

@@ -121,7 +121,7 @@ def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch:
         wait_for(lambda: len(asking.said()) > 5, "nobody asks")
         assert set(asking.said()) == {200}
         (place,) = {event["ranks"][0]["node"] for event in events("started")}
-        victim = caller.lan.host("gpu-1" if place == "gpu-1" else "gpu-2")
+        victim = caller.lan.host("gpu-1" if place == "gpu-2" else "gpu-2")  # the app's
         cut = time.monotonic()
         victim.cut_power()
         back_s = wait_for(lambda: 200 in asking.said(cut + 0.1), "the app does not answer again")

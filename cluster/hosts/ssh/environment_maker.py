@@ -37,7 +37,7 @@ def make(asked: "dict[str, Any]") -> "dict[str, Any]":
             wheel.write_bytes(base64.b64decode(asked["content"]))
             constraints = environment / "constraints.txt"
             constraints.write_text("\n".join(asked["constraints"]) + "\n")
-            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            pip = [str(python), "-m", "pip", "install", "--progress-bar=off", "--no-input"]
             run([*pip, "--constraint", str(constraints), str(wheel)])
             (environment / COMPLETE).touch()
         except BaseException:

@@ -30,7 +30,7 @@ BEGIN = "shoal-begin"
 RESULT = "shoal-result "
 """Begins the line with a program's result."""
 SSH_FAILED, NO_PROGRAM = 255, 127
-_LAST_LINES = 8
+_LAST_LINES = 16
 
 
 class HostError(ShoalError):
