@@ -27,6 +27,22 @@ import socket
 print("hello from", socket.gethostname(), open("words.txt").read())
 """
 JOB = {"task": "script", "script": "hello.py", "workers": {"min": 1, "max": 1}}
+SYSTEMCTL = "#!/bin/sh\ntest \"$*\" = '--user show-environment'\n"
+SYSTEMD_RUN = """#!/bin/sh
+echo "$@" >> ~/asked
+variables=
+while :; do
+    case $1 in
+        -pStandardOutput=append:*) log=${1#*append:};;
+        -E*) name=${1#-E}; eval "variables=\\"$variables $name=\\$$name\\"";;
+        -*) ;;
+        *) break;;
+    esac
+    shift
+done
+cd /; setsid env -i $variables "$@" >> "$log" 2>&1 < /dev/null &
+"""
+"""As systemd does: a process of its own, with those variables of the caller's that are named."""
 WAIT_S = 60.0
 
 
@@ -126,6 +142,7 @@ def test_a_full_disk_is_told(caller: SshCaller) -> None:
         host.run("umount", "/tmp")
 
 
+@pytest.mark.slow
 def test_a_storage_that_hosts_do_not_share_leaves_nothing_behind(caller: SshCaller) -> None:
     told = caller.refusal({"storage": "/root/of/somebody/else"})
     assert any("head cannot write under /root/of/somebody/else" in line for line in told), told
@@ -202,6 +219,7 @@ def test_a_node_is_looked_into_from_here(up: SshCaller) -> None:
     assert (no_log.returncode, "has no log 'nothing.out'" in no_log.stderr) == (2, True)
 
 
+@pytest.mark.slow
 def test_a_host_that_was_rebooted_is_used_again(up: SshCaller) -> None:
     host = up.lan.host("gpu-2")
     host.cut_power()
@@ -220,6 +238,7 @@ def test_a_host_that_was_rebooted_is_used_again(up: SshCaller) -> None:
     assert all(nodes(up).values())
 
 
+@pytest.mark.slow
 def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(up: SshCaller) -> None:
     gpu, away = up.lan.host("gpu-1"), up.lan.host("gpu-2")
     (supervisor,) = [each for each in gpu.processes() if "cluster.hosts.ssh.supervisor" in each.cmdline()]
@@ -237,6 +256,42 @@ def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(u
     assert not (up.home / "state/shoal").exists()
     assert up.shoal("status").returncode == 1
     wait_for(lambda: left_on(away) == set(), "what runs on a host without its head does not end")
+
+
+def test_down_ends_all_of_it(lan: Lan, up: SshCaller) -> None:
+    up.document("up")  # it may be down by now
+    done = up.shoal("down")
+    assert (done.returncode, done.stdout) == (0, "cluster lab is down\n"), done.stderr
+    assert [left_on(host) for host in lan.hosts] == [set(), set(), set()]
+    assert not [path for host in lan.hosts for path in host.file("/tmp").glob("shoal-*/@*")]
+    assert not (up.home / "state/shoal").exists()
+    assert up.shoal("status").returncode == 1
+
+
+@pytest.mark.slow
+def test_a_host_with_systemd_starts_it_as_a_service_of_its_user(lan: Lan, caller: SshCaller) -> None:
+    """With doubles of its tools, since there is no systemd here that serves users."""
+    host = lan.hosts[0]
+    for name, source in {"systemctl": SYSTEMCTL, "systemd-run": SYSTEMD_RUN}.items():
+        python_on(host, f"/home/{USER}/bin/{name}", source)
+    bashrc = host.file(f"/home/{USER}/.bashrc")
+    before = bashrc.read_text()
+    bashrc.write_text(f"{before}export PATH=~/bin:$PATH\n")
+    try:
+        caller.write({**STORAGE, "nodes": [{"name": "head", "host": host.address, "cpus": 1}]})
+        caller.document("up")
+        (asked,) = host.file(f"/home/{USER}/asked").read_text().splitlines()
+        assert asked.startswith("--user --quiet --collect --unit=shoal-lab-")
+        assert "-EPATH" in asked.split()
+        assert " -m cluster.hosts.ssh.supervisor /" in asked
+        assert caller.shoal("down").returncode == 0
+        host.file(f"/home/{USER}/bin/systemd-run").write_text("#!/bin/sh\nexit 1\n")
+        caller.document("up")  # by itself where it is refused
+        assert caller.shoal("down").returncode == 0
+        assert left_on(host) == set()
+    finally:
+        bashrc.write_text(before)
+        caller.shoal("down")
 
 
 def _made(directory: Path) -> Path:
