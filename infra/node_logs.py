@@ -36,7 +36,7 @@ def node_logs(address: str, node: str, file: str | None, tail: int) -> dict[str,
         found = list_logs(address=address, node_id=ids[node], glob_filter="*")
         names = sorted({name for names in found.values() for name in names})
         if file is not None and file not in names:
-            raise RequestError(f"node {node} has no log {file!r}; it has {', '.join(names[:50])}")
+            raise RequestError(f"{file!r} is no file of Ray's on node {node}; those are {', '.join(names[:50])}")
         wanted = [file] if file is not None else [name for name in USUAL if name in names]
         lines = [
             {"file": name, "line": line}
@@ -47,5 +47,5 @@ def node_logs(address: str, node: str, file: str | None, tail: int) -> dict[str,
         ]
     except (RayStateApiException, OSError, RuntimeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ShoalError(f"the logs of node {node} cannot be read: {reason}") from error
+        raise ShoalError(f"what Ray wrote on node {node} cannot be read: {reason}") from error
     return {"node": node, "files": names, "lines": lines}

@@ -132,7 +132,7 @@ def _of_node(file: str | None, node: str, log: str | None, tail: int | None, *, 
         names = [name for name in document["files"] if not name.startswith(_OF_WORKERS)]
         more = len(document["files"]) - len(names)
         of_workers = f", and {more} of its workers" if more else ""
-        say(f"`shoal logs --node {node} FILE` shows another: {', '.join(names)}{of_workers}")
+        say(f"other files, by their names after --node {node}: {', '.join(names)}{of_workers}")
 
 
 def _of_cluster(api: ApiClient, name: str, wanted: dict[str, Any], write: Write) -> None:

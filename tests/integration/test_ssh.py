@@ -216,7 +216,7 @@ def test_a_node_is_looked_into_from_here(up: SshCaller) -> None:
     assert [json.loads(line)["file"] for line in logs.stdout.splitlines()] == ["raylet.out"] * 3
     assert logs.stderr == "", "the cluster itself has told it"
     no_log = up.shoal("logs", "--node", "gpu-1", "nothing.out")
-    assert (no_log.returncode, "has no log 'nothing.out'" in no_log.stderr) == (2, True)
+    assert (no_log.returncode, "'nothing.out' is no file of Ray's" in no_log.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -128,7 +128,7 @@ def logs(cluster: str, file: str | None, tail: int | None) -> dict[str, Any]:
     files = {path.name: path for path in sorted(session.glob("*")) if path.is_file()}
     files[LOG_FILE] = directory / LOG_FILE
     if file is not None and file not in files:
-        raise RequestError(f"there is no log {file!r}; there are {', '.join(list(files)[:50])}")
+        raise RequestError(f"{file!r} is no file of Ray's here; those are {', '.join(list(files)[:50])}")
     wanted = [file] if file is not None else [name for name in (LOG_FILE, *_USUAL_LOGS) if name in files]
     most = tail if tail is not None or file is not None else _USUAL_LINES
     lines = []
