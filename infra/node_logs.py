@@ -36,7 +36,8 @@ def node_logs(address: str, node: str, file: str | None, tail: int) -> dict[str,
         found = list_logs(address=address, node_id=ids[node], glob_filter="*")
         names = sorted({name for names in found.values() for name in names})
         if file is not None and file not in names:
-            raise RequestError(f"{file!r} is no file of Ray's on node {node}; those are {', '.join(names[:50])}")
+            those = ", ".join(names[:50])
+            raise RequestError(f"{file!r} is no file of Ray's on node {node}; those are {those}")
         wanted = [file] if file is not None else [name for name in USUAL if name in names]
         lines = [
             {"file": name, "line": line}
