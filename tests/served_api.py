@@ -18,6 +18,7 @@ from infra.api.access import digest_of, own_token
 from infra.api.app import build_api
 from infra.api.apps import Apps
 from infra.api.audit import AuditLog
+from infra.api.batches import Batches
 from infra.api.cluster_sight import ClusterSight
 from infra.api.control import DIRECTORY, Control
 from infra.api.jobs import Jobs
@@ -106,6 +107,7 @@ def control(storage: Storage, jobs: RayJobs | None = None, **parts: Any) -> Cont
         packages=Packages(),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
+        batches=Batches(record, cluster, lambda: NODES),
         keys=f"{storage.location}/keys.yaml",
         submissions=submissions,
     )

@@ -91,6 +91,10 @@ def connect(record: ClusterRecord) -> None:
     Raises:
         ShoalError: the cluster is down or half dead, or this process is in another one.
     """
+    if not record.is_here:
+        raise ShoalError(
+            f"this machine is no node of cluster {record.name}, and only a node can do this: `shoal ssh NODE`"
+        )
     missing = head_is_silent(record)
     if missing is not None:
         raise _not_up(record.name, f"{missing} does not answer")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import ssl
 import threading
 import time
@@ -21,6 +22,8 @@ from infra.api.unix_socket import UnixSocketHandler
 TIMEOUT_S = 60.0
 APPLY_TIMEOUT_S = 180.0
 """Of a request that may have to wait until Ray Serve has started."""
+DOWNLOAD_S = 1800.0
+"""Longest that nothing may come of what is downloaded: a large model is made first."""
 SILENT_S = 45.0
 """A stream says something at least every 15 s."""
 PATIENCE_S = 20.0
@@ -128,7 +131,32 @@ class ApiClient:
         with self._open(request, SILENT_S * 10) as answer:
             return _document(answer.read())
 
-    def stream(self, path: str, *, timeout_s: float | None = None, **query: Any) -> Iterator[StreamEvent]:
+    def download(self, path: str, body: Mapping[str, Any], file: BinaryIO) -> Mapping[str, str]:
+        """Have something made, and write it into a file; the headers of the answer.
+
+        Raises:
+            ShoalError: it broke off on the way, too.
+        """
+        request = self._request("POST", path, {})
+        request.data = json.dumps(body).encode()
+        request.add_header("Content-Type", "application/json")
+        with self._open(request, DOWNLOAD_S) as answer:
+            try:
+                shutil.copyfileobj(answer, file)
+            except (OSError, http.client.HTTPException) as error:
+                raise NoAnswerError(
+                    f"{self.endpoint.url} broke off: {error or type(error).__name__}"
+                ) from error
+            return {key.lower(): value for key, value in answer.headers.items()}
+
+    def stream(
+        self,
+        path: str,
+        *,
+        timeout_s: float | None = None,
+        body: Mapping[str, Any] | None = None,
+        **query: Any,
+    ) -> Iterator[StreamEvent]:
         """The events of a stream, each once; where the connection is lost it goes on from the last one.
 
         It ends with the event `end` or `failed`, which is among them. A `note` says that the service does not
@@ -136,6 +164,7 @@ class ApiClient:
 
         Args:
             timeout_s: for all of it.
+            body: of a request that has something done, and can be made again where it was cut off.
 
         Raises:
             ShoalError: nothing has answered for long, or the time is over.
@@ -151,8 +180,11 @@ class ApiClient:
                 raise ShoalError(f"{path} has not ended within {timeout_s:.0f} s")
 
         while True:
-            request = self._request("GET", path, query)
+            request = self._request("GET" if body is None else "POST", path, query)
             request.add_header("Accept", "text/event-stream")
+            if body is not None:
+                request.data = json.dumps(body).encode()
+                request.add_header("Content-Type", "application/json")
             if last is not None:
                 request.add_header("Last-Event-ID", last)
             try:
@@ -199,7 +231,7 @@ class ApiClient:
             request.data = json.dumps(body).encode()
             request.add_header("Content-Type", "application/json")
         with self._open(request, timeout_s) as answer:
-            return _renamed(_document(answer.read()), self.endpoint.renamed)
+            return renamed(_document(answer.read()), self.endpoint.renamed)
 
     def _request(self, method: str, path: str, query: Mapping[str, Any]) -> urllib.request.Request:
         known = {key: value for key, value in query.items() if value is not None}
@@ -272,14 +304,14 @@ def _document(data: bytes) -> Any:
         raise ShoalError(f"what answers is no control API of Shoal's: {data[:80]!r}") from error
 
 
-def _renamed(document: Any, names: Mapping[str, str]) -> Any:
-    """A document with its URLs as they are reached from here."""
+def renamed(document: Any, names: Mapping[str, str]) -> Any:
+    """A document with its URLs as they are reached from here; see Endpoint."""
     if not names:
         return document
     if isinstance(document, dict):
-        return {key: _renamed(value, names) for key, value in document.items()}
+        return {key: renamed(value, names) for key, value in document.items()}
     if isinstance(document, list):
-        return [_renamed(value, names) for value in document]
+        return [renamed(value, names) for value in document]
     for there, here in names.items():
         if isinstance(document, str) and (document == there or document.startswith(f"{there}/")):
             return here + document.removeprefix(there)

@@ -12,6 +12,7 @@ from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord
 from infra.api.apps import Apps
 from infra.api.audit import AuditLog
+from infra.api.batches import Batches
 from infra.api.cluster_sight import ClusterSight
 from infra.api.jobs import Jobs
 from infra.api.packages import Packages
@@ -40,6 +41,7 @@ class Control:
     packages: Packages
     tokens: TokenTable
     audit: AuditLog
+    batches: Batches
     keys: str | None
     submissions: Callable[[], Any]
 
@@ -78,6 +80,7 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig) -> Control:
         packages=Packages(),
         tokens=TokenTable(kept),
         audit=AuditLog(kept),
+        batches=Batches(record, cluster, nodes),
         keys=cluster.gateway.keys,
         submissions=submissions,
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import os
+from typing import Annotated, Any
 
 import typer
 
+from infra.api.client import ApiClient
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
+from infra.cli.submitting import placed
+from infra.cli.target import Target, find_target
 
 _SAMPLING = "Sampling, as in the fields of an HTTP request; columns of the input stand for them row by row"
 
@@ -68,20 +72,51 @@ def batch(
         "ignore_eos": ignore_eos,
     }
     loaded = load(file, settings, f"serve_apps.{name}")
-
-    from cluster.state.connection import connect, require_record
-
-    connect(require_record(loaded.config.cluster.name))
-
-    from infra.cli.batch_view import view_for
-    from serve_apps.batch.run import BatchRequest, run_and_leave
-
-    options = {field: value for field, value in given.items() if value is not None}
-    request = BatchRequest(input_path, output, options, replicas, rows_per_shard)
-    result = run_and_leave(loaded.resolved, name, request, view_for(name))
+    target = find_target(file, settings)
+    body = {
+        "config": loaded.resolved.serve_apps[name].model_dump(mode="json", by_alias=True),
+        "input": _absolute(input_path, target),
+        "output": _absolute(output, target),
+        "options": {field: value for field, value in given.items() if value is not None},
+        "replicas": replicas,
+        "rows_per_shard": rows_per_shard,
+    }
+    with placed(target, loaded, "serve_apps", name):
+        result = _run(target.api, name, body)
     if as_json:
         print_json(result)
     else:
         failed = f", {result['failed']:,} of them with an error" if result["failed"] else ""
         typer.echo(f"{result['rows']:,} rows{failed}, {result['completion_tokens']:,} tokens of answers")
         typer.echo(f"files: {result['output']}")
+
+
+def _absolute(path: str, target: Target) -> str:
+    """A path from the root, where the nodes see what is seen here; anything else as it is."""
+    return os.path.abspath(path) if target.is_here and "://" not in path else path
+
+
+def _run(api: ApiClient, name: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Have a batch run, and show how it goes; the result.
+
+    Raises:
+        ConfigError, RequestError: something about the request is wrong; nothing was started or changed.
+        ShoalError: there is no room, or it failed; the same command goes on from there.
+    """
+    from cluster.errors import RequestError, ShoalError
+    from infra.cli.batch_view import view_for
+    from serve_apps.batch.manifest import Totals
+    from serve_apps.batch.progress import Progress
+
+    with view_for(name) as view:
+        for told in api.stream(f"/apps/{name}/batch", body=body):
+            if told.kind == "progress":
+                done, new = Totals(**told.data["done"]), Totals(**told.data["new"])
+                view.show(Progress(told.data["rows"], done, new, told.data["seconds"]))
+            elif told.kind == "note":
+                view.say(told.data["text"])
+            elif told.kind == "failed":
+                raise (RequestError if told.data["request"] else ShoalError)(told.data["message"])
+            else:
+                result: dict[str, Any] = told.data
+    return result

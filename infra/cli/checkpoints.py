@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
+import shutil
+import tarfile
+import tempfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 from urllib.parse import quote
 
 import typer
 
 from infra.cli.common import FileOption, JobArgument, JsonOption, load, print_json
-from infra.cli.target import target_if_up
+from infra.cli.target import Target, target_if_up
 
 
 def register(app: typer.Typer) -> None:
@@ -41,29 +42,91 @@ def export(
 ) -> None:
     """Write a checkpoint as a model in the Hugging Face format; works without a running cluster."""
     from cluster.errors import RequestError
-    from cluster.files.storage import Storage
-    from train_jobs.records.listing import find_job, run_of
-    from train_jobs.records.run_config import read_run_config
 
     name, at, text = which.rpartition("@") if "@" in which else (which, "", "")
     if at and not text.isdecimal():
         raise RequestError(f"{which!r}: after the @ stands a step, a whole number")
-    loaded = load(file, across=False)
-    storage = Storage(loaded.resolved.cluster.storage)
-    job = find_job(storage, name)
-    _, config = read_run_config(storage, job)
-    sys.path.insert(0, str(config.folder(loaded.base)))  # a task of the user's lies there
-
-    # DeepSpeed, where it is installed, and a task of the user's may print; the result stands alone.
-    with contextlib.redirect_stdout(sys.stderr):
-        from train_jobs.checkpoint.export import export_checkpoint
-
-        wanted = int(text) if at else None
-        step = export_checkpoint(run_of(storage, job), config, wanted, directory.absolute())
+    wanted, target = int(text) if at else None, target_if_up(file)
+    if target is not None and not target.is_here:
+        job, step = _export_there(target, file, name, wanted, directory.absolute())
+    else:
+        job, step = _export_here(file, name, wanted, directory.absolute())
     if as_json:
         print_json({"job": job, "step": step, "path": str(directory.absolute())})
     else:
         typer.echo(f"{job} at step {step} is in {directory}")
+
+
+def _export_here(file: str | None, name: str, step: int | None, directory: Path) -> tuple[str, int]:
+    """Export from the storage; the job's id, and the step."""
+    from cluster.files.storage import Storage
+    from infra.api.export_process import export as write_model
+    from train_jobs.records.listing import find_job
+    from train_jobs.records.run_config import read_run_config
+
+    loaded = load(file, across=False)
+    storage = Storage(loaded.resolved.cluster.storage)
+    job = find_job(storage, name)
+    _, config = read_run_config(storage, job)
+    return job, write_model(storage, job, step, config.folder(loaded.base), directory)
+
+
+def _export_there(
+    target: Target, file: str | None, name: str, step: int | None, directory: Path
+) -> tuple[str, int]:
+    """Have it exported on the head, and take it here; the job's id, and the step.
+
+    Raises:
+        RequestError: there is no such checkpoint, or the directory is there.
+        ShoalError: it cannot be exported, or broke off; nothing of it is left.
+    """
+    from cluster.errors import ConfigError, RequestError
+
+    if directory.exists():
+        raise RequestError(f"{directory} is there already; a model is written into a new directory")
+    document = target.api.get(f"/jobs/{quote(name, safe='')}")
+    with tempfile.TemporaryFile() as archive:
+
+        def fetch(travelling: dict[str, Any]) -> dict[str, Any]:
+            body = {"step": step, "package": travelling["package"]}
+            return dict(target.api.download(f"/jobs/{document['job']}/export", body, archive))
+
+        headers = None
+        try:
+            loaded = load(file, across=False)
+        except ConfigError:
+            loaded = None  # whoever has a context needs no config
+        config = None if loaded is None else loaded.resolved.train_jobs.get(document["name"])
+        if loaded is not None and config is not None and config.is_custom:
+            from infra.cli.submitting import send_with
+
+            headers = send_with(target.api, config, loaded, fetch)
+        else:
+            headers = fetch({"package": None})
+        archive.seek(0)
+        unpack(archive, directory)
+    return headers["x-shoal-job"], int(headers["x-shoal-step"])
+
+
+def unpack(archive: IO[bytes], directory: Path) -> None:
+    """Write the files of a tar archive into a new directory, which is whole when it is there.
+
+    Raises:
+        ShoalError: the archive is cut off, or holds what no model has.
+    """
+    from cluster.errors import ShoalError
+
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+    try:
+        with tarfile.open(fileobj=archive, mode="r:") as opened:
+            opened.extractall(staged, filter="data")
+        staged.chmod(0o755)
+        staged.rename(directory)
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ShoalError(f"the model did not arrive whole: {error}") from error
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 def _rows(job: str, file: str | None) -> tuple[str, list[dict[str, Any]]]:

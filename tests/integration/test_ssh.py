@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
+import subprocess
 import sys
 import threading
 import time
@@ -12,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from infra.lab.hosts.host import Host
@@ -150,6 +154,35 @@ def test_a_storage_that_hosts_do_not_share_leaves_nothing_behind(caller: SshCall
     assert not [path for host in caller.lan.hosts for path in host.file("/tmp").glob("shoal-*/@*")]
 
 
+@pytest.mark.slow
+def test_a_start_that_is_interrupted_leaves_nothing(lan: Lan, caller: SshCaller) -> None:
+    caller.write(STORAGE)
+    command = [sys.executable, "-m", "infra.cli.main", "up", "-f", str(caller.config)]
+    for last in ("starting Ray on gpu-1", "looking at 3 nodes"):
+        process = subprocess.Popen(command, env=caller.variables(), stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        while not (line := process.stderr.readline()).startswith(last):
+            assert line, "it ended before"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) == 130
+        process.stderr.close()
+        assert [left_on(host) for host in lan.hosts] == [set(), set(), set()]
+        assert not (caller.home / "state/shoal").exists()
+
+
+@pytest.mark.slow
+def test_ports_that_are_taken_here_are_others(lan: Lan, caller: SshCaller) -> None:
+    with socket.create_server(("127.0.0.1", 8265)):
+        caller.write({**STORAGE, "nodes": [{"name": "head", "host": lan.hosts[0].address, "cpus": 1}]})
+        document = caller.document("up")
+        assert document["dashboard_url"] != "http://127.0.0.1:8265"
+        assert document["dashboard_url"] == caller.document("status")["dashboard_url"]
+        assert f"RAY_API_SERVER_ADDRESS={document['dashboard_url']}\n" in caller.shoal("env").stdout
+        there = httpx.get(f"{document['dashboard_url']}/api/version", trust_env=False)
+        assert there.status_code == 401, "Ray asks for its token"
+        assert caller.shoal("down").returncode == 0
+
+
 # -- a cluster ---------------------------------------------------------------------------------------------
 
 
@@ -236,6 +269,41 @@ def test_a_host_that_was_rebooted_is_used_again(up: SshCaller) -> None:
     again = up.shoal("up")
     assert f"{words} did not run; it does now" in again.stderr
     assert all(nodes(up).values())
+
+
+@pytest.mark.slow
+def test_a_head_that_was_rebooted_begins_anew(up: SshCaller) -> None:
+    host = up.lan.hosts[0]
+    before = up.document("jobs")
+    host.cut_power()
+    silent = up.shoal("status")
+    assert silent.returncode == 1
+    assert f"head ({USER}@{host.address}): it does not answer" in silent.stderr
+    refused = up.shoal("up")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    host.boot()
+    again = up.shoal("up")
+    assert again.returncode == 0, again.stderr
+    assert "its head did not run: all nodes are started anew" in again.stderr
+    assert nodes(up) == {"head": True, "gpu-1": True, "gpu-2": True}
+    assert up.document("jobs") == before, "what is in the storage is still there"
+
+
+@pytest.mark.slow
+def test_a_connection_that_was_lost_is_made_again(up: SshCaller) -> None:
+    from cluster.hosts.ssh.ssh_connection import sockets_directory
+
+    status = up.document("status")
+    masters = [path for path in sockets_directory().iterdir() if path.suffix != ".api"]
+    ssh = ["ssh", "-O", "check", up.lan.hosts[0].address]
+    asked = [subprocess.run([*ssh, "-S", path], capture_output=True, text=True).stderr for path in masters]
+    pids = [int(found[1]) for said in asked if (found := re.search(r"pid=(\d+)", said))]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    again = up.document("status")
+    assert pids
+    assert again["nodes"] == status["nodes"]
+    assert httpx.get(f"{again['dashboard_url']}/api/version", trust_env=False).status_code == 401
 
 
 @pytest.mark.slow

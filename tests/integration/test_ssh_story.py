@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from cluster.files.storage import Storage
@@ -139,6 +141,34 @@ def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch:
     assert caller.shoal("stop", job, file=tour).returncode == 0
     logged = steps()
     assert sorted(set(logged)) == list(range(1, max(logged) + 1)), "a step was lost"
+
+
+def test_a_batch_is_answered_from_here(
+    caller: SshCaller, tour: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    storage = Storage(caller.document("status", file=tour)["storage"])
+    prompts = tmp_path / "prompts.parquet"
+    pq.write_table(pa.table({"prompt": ["import os", "def f(x):", "class A:"]}), prompts)
+    storage.write_bytes("prompts/a.parquet", prompts.read_bytes())
+    places = {"--input": storage.child("prompts").location, "--output": storage.child("answers").location}
+    options = [word for pair in places.items() for word in pair]
+    done = caller.document("batch", "chat", *options, "--max-tokens", "4", file=tour, timeout_s=180)
+    assert (done["rows"], done["failed"]) == (3, 0)
+    again = caller.document("batch", "chat", *options, "--max-tokens", "4", file=tour)
+    assert again["skipped"] == 3
+    wrong = caller.shoal("batch", "chat", "--input", "prompts", "--output", "/answers", file=tour)
+    assert wrong.returncode == 2
+    assert "input: should be a path from the root, or a URI, was 'prompts'" in wrong.stderr
+
+
+def test_a_model_is_exported_to_here(caller: SshCaller, tour: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    done = caller.document("export", "stdlib-lm", "mine", file=tour)
+    assert done["step"] == 80
+    assert AutoModelForCausalLM.from_pretrained(caller.home / "mine").num_parameters() > 0
 
 
 def test_down_leaves_nothing_on_any_host(caller: SshCaller, tour: Path) -> None:

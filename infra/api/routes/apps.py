@@ -9,6 +9,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from cluster.config.sections.section import Name
 from cluster.config.sections.serve import ServeAppConfig
+from infra.api.batches import BatchBody
 from infra.api.control import Control
 from infra.api.door import Door
 from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
@@ -47,6 +48,23 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
         """Bring back what an app served before; `number` is of the rollout that was begun."""
         with door.change(caller, request, name):
             return apps.roll_back(name)
+
+    def batch_begun(
+        caller: runner, request: Request, name: Annotated[Name, Path()], body: BatchBody
+    ) -> BatchBody:
+        with door.change(caller, request, name):
+            control.batches.check(name, body)
+        return body
+
+    @router.post("/apps/{name}/batch", responses=STREAM_ERRORS, response_class=EventSourceResponse, tags=tags)
+    async def run_batch(
+        name: Annotated[Name, Path()], body: Annotated[BatchBody, Depends(batch_begun)]
+    ) -> AsyncIterator[ServerSentEvent]:
+        """Answer the prompts of Parquet files with an app's model, which need not be served: `progress` and
+        `note`; at last `end` with the result, or `failed`. It ends when nobody listens; the same request goes
+        on where it ended."""
+        async for event in control.batches.run(name, body):
+            yield event
 
     @router.get(
         "/apps/{name}/rollouts/{number}/stream",

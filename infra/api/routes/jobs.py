@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Query, Request
+from fastapi.responses import StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,12 +16,14 @@ from cluster.config.sections.train import TrainJobConfig
 from infra.api.control import Control
 from infra.api.door import Door
 from infra.api.errors import CHANGE_ERRORS, READ_ERRORS, STREAM_ERRORS
+from infra.api.exports import export_on_head, tar_of
 from infra.api.job_stream import job_stream
 from infra.api.place import NOW, Place, place_now
 from infra.api.roles import ApiCaller
 from train_jobs.records.listing import find_job, run_of
 
 PACKAGE = r"^[0-9a-f]{64}$"
+TAR = "application/x-tar"
 PackageDigest = Annotated[str, Field(pattern=PACKAGE)]
 
 
@@ -42,6 +45,17 @@ class JobSubmission(Traveller):
     """Its name in the config."""
     config: TrainJobConfig
     """Its section of the config, paths resolved."""
+
+
+class JobExport(BaseModel):
+    """Which checkpoint is to become a model."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+    step: int | None = Field(default=None, ge=0, le=2**53)
+    """None for the newest."""
+    package: PackageDigest | None = None
+    """The SHA-256 of a package that was sent: the code of a task that is the user's."""
 
 
 class JobResumption(Traveller):
@@ -96,6 +110,24 @@ def add(router: APIRouter, control: Control, door: Door) -> None:
     def list_checkpoints(caller: reader, job: str) -> dict[str, Any]:
         """The job's id, and its checkpoints, the oldest first."""
         return jobs.checkpoints(job)
+
+    @router.post(
+        "/jobs/{job}/export",
+        responses={**CHANGE_ERRORS, 200: {"content": {TAR: {}}, "description": "The model's files."}},
+        response_class=StreamingResponse,
+        tags=tags,
+    )
+    def export_job(caller: runner, request: Request, job: str, how: JobExport) -> StreamingResponse:
+        """A checkpoint as a model in the Hugging Face format: a tar archive. `x-shoal-job` and `x-shoal-step`
+        say of what."""
+        name = find_job(control.storage, job)
+        with (
+            door.change(caller, request, name),
+            control.packages.opened(how.package) as package,
+        ):
+            step, model = export_on_head(control.storage, name, how.step, package.base)
+        headers = {"x-shoal-job": name, "x-shoal-step": str(step)}
+        return StreamingResponse(tar_of(model), media_type=TAR, headers=headers)
 
     @router.post("/jobs/{job}/stop", status_code=202, responses=CHANGE_ERRORS, tags=tags)
     def stop_job(caller: runner, request: Request, job: str) -> dict[str, Any]:

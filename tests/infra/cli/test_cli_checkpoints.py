@@ -2,18 +2,37 @@
 
 from __future__ import annotations
 
+import gc
+import io
 import json
+import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from cluster.errors import ShoalError
 from cluster.files.storage import Storage
+from infra.api.exports import tar_of
+from infra.cli.checkpoints import unpack
 from infra.cli.main import call
+from tests.served_api import RayJobs, control, served
 from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
 from train_jobs.records.run_config import changes, write_run_config
 from train_jobs.records.run_log import RunLog
 
+MINE = """
+from torch import nn
+
+class Task:
+    def __init__(self, config): pass
+    def build(self): return nn.Linear(1, 1)
+    def samples(self, held_out): raise NotImplementedError
+    def loss(self, model, batch): raise NotImplementedError
+    def sums(self, model, batch): raise NotImplementedError
+"""
 JOB = "lm-20260101-000000-abcd"
 
 
@@ -93,6 +112,90 @@ def test_what_cannot_be_exported_is_said(
     assert not (tmp_path / "model").exists()
     assert call(["checkpoints", "lm"]) == 0
     assert "__0_0.distcp" in capsys.readouterr().out
+
+
+@pytest.fixture
+def elsewhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder from which the cluster that has the storage is a context; the API's temporary directory is
+    `tmp_path`/head."""
+    home, head = tmp_path / "home", tmp_path / "head"
+    head.mkdir()
+    monkeypatch.setenv("TMPDIR", str(head))
+    monkeypatch.setattr("tempfile.tempdir", str(head))
+    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    lab = control(Storage(project / "kept"), RayJobs())
+    (tmp_path / "token").write_text(lab.tokens.make(f"ann-{secrets.token_hex(4)}", "run", "up"))
+    (tmp_path / "there").mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    with served(lab) as port:
+        assert call(["connect", f"http://127.0.0.1:{port}", "--token-file", str(tmp_path / "token")]) == 0
+        yield tmp_path / "there"
+
+
+def test_a_model_comes_from_a_cluster_that_is_elsewhere(
+    elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    capsys.readouterr()
+    assert call(["export", "lm@8", "model", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"job": JOB, "step": 8, "path": str(elsewhere / "model")}
+    model = AutoModelForCausalLM.from_pretrained(elsewhere / "model")
+    assert len(AutoTokenizer.from_pretrained(elsewhere / "model")) <= 300
+    last = AutoModelForCausalLM.from_pretrained(project / "kept" / "jobs" / JOB / "export")
+    both = zip(model.parameters(), last.parameters(), strict=True)
+    assert all(torch.equal(mine, other) for mine, other in both)
+    assert call(["export", "lm", "model"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert call(["export", "lm@5", "other"]) == 2
+    assert "the checkpoint of step 5 is not there; there are" in capsys.readouterr().err
+    assert call(["export", "nobody", "other"]) == 2
+    assert [path.name for path in elsewhere.iterdir()] == ["model"]
+    assert list((elsewhere.parent / "head").iterdir()) == []
+
+
+def test_the_code_of_a_task_goes_where_it_is_exported(
+    elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, kept = "mine-20260101-000000-abcd", project / "kept" / "jobs"
+    shutil.copytree(kept / JOB / "checkpoints", kept / job / "checkpoints")
+    config = tiny_job(project / "corpus.parquet", task="mine:Task")
+    write_run_config(Storage(project / "kept"), job, "mine", config)
+    RunLog(Storage(project / "kept").child("jobs", job)).event(
+        "2026-01-02T00:00:00Z", "submitted", name="mine", steps=8
+    )
+    capsys.readouterr()
+    assert call(["export", "mine@8", "model"]) == 2
+    assert "task 'mine:Task' cannot be imported" in capsys.readouterr().err
+    (elsewhere / "mine.py").write_text(MINE)
+    own = "train_jobs: {mine: {task: 'mine:Task', data: {source: /x}, steps: 8}}\n"
+    (elsewhere / "shoal.yaml").write_text(own)
+    assert call(["export", "mine@8", "model"]) == 1
+    assert "the checkpoint of step 8 is not one of this model" in capsys.readouterr().err
+    assert not (elsewhere / "model").exists()
+    assert list((elsewhere.parent / "head").iterdir()) == []
+
+
+def test_what_is_cut_off_on_the_way_leaves_nothing(tmp_path: Path) -> None:
+    model = tmp_path / "made" / "model"
+    (model / "deep").mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "deep" / "weights").write_bytes(bytes(3_000_000))
+    whole = b"".join(tar_of(model))
+    assert not model.parent.exists(), "what is sent goes"
+    unpack(io.BytesIO(whole), tmp_path / "whole")
+    assert (tmp_path / "whole" / "deep" / "weights").stat().st_size == 3_000_000
+    with pytest.raises(ShoalError, match="did not arrive whole"):
+        unpack(io.BytesIO(whole[: len(whole) // 2]), tmp_path / "half")
+    assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    pieces = tar_of(model)
+    assert model.exists()
+    del pieces
+    gc.collect()
+    assert not model.parent.exists(), "so does what nobody asks for"
 
 
 def test_what_a_resumed_job_changes_is_named() -> None:

@@ -179,6 +179,19 @@ def test_a_killed_command_is_resumed_with_the_model_it_began_with(
     assert again["skipped"] == ROWS
 
 
+def test_a_control_api_that_is_killed_is_asked_again(
+    running_cluster: LiveCluster, config: Path, source: Path, place: Path, quiet: list[dict[str, Any]]
+) -> None:
+    output = place / "api-killed"
+    with begun("one", config, source, output) as command:
+        (api,) = running_cluster.processes("ray::ApiServer")
+        api.kill()
+        document = finish(command)
+    assert document["rows"] == ROWS
+    assert document["skipped"] > 0, "it went on where it was"
+    assert read(output) == quiet
+
+
 @pytest.mark.parametrize("title", ["ray::_Rank", "ray::MapWorker"])
 def test_a_killed_rank_is_replaced_and_its_shards_are_repeated(
     title: str,
