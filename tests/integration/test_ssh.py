@@ -137,13 +137,18 @@ def test_a_host_with_another_software_is_told(caller: SshCaller) -> None:
 
 
 def test_a_full_disk_is_told(caller: SshCaller) -> None:
-    host = caller.lan.host("gpu-1")
+    host, place = caller.lan.host("gpu-1"), f"/home/{USER}/temporary"
+    bashrc = host.file(f"/home/{USER}/.bashrc")
+    before = bashrc.read_text()
+    bashrc.write_text(f"{before}export TMPDIR={place}\n")
+    host.file(place).mkdir()
     try:
-        assert host.run("mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", "/tmp").returncode == 0
+        assert host.run("mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", place).returncode == 0
         (full,) = caller.refusal(STORAGE)
-        assert full.endswith("GiB free in /tmp, where Ray keeps its files: it needs 1 GiB at least")
+        assert full.endswith(f"GiB free in {place}, where Ray keeps its files: it needs 1 GiB at least")
     finally:
-        host.run("umount", "/tmp")
+        host.run("umount", place)
+        bashrc.write_text(before)
 
 
 @pytest.mark.slow
@@ -166,7 +171,7 @@ def test_a_start_that_is_interrupted_leaves_nothing(lan: Lan, caller: SshCaller)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
         process.stderr.close()
-        assert [left_on(host) for host in lan.hosts] == [set(), set(), set()]
+        wait_for(lambda: not any(map(left_on, lan.hosts)), "something goes on")
         assert not (caller.home / "state/shoal").exists()
 
 
@@ -217,7 +222,10 @@ def test_a_job_goes_there_with_its_folder_and_is_seen_from_here(up: SshCaller) -
     assert said in up.shoal("logs", "hello").stdout
     (job,) = up.document("jobs")
     assert job["status"] == "succeeded"
-    assert up.document("up")["jobs"][0]["job"] == job["job"], "up again finds it up"
+    up.write({**STORAGE, "sharing": {"settle_s": 1}}, train_jobs={"hello": JOB})
+    again = up.shoal("up", "--json")
+    assert "the cluster section of the config has changed; `shoal down` and" in again.stderr
+    assert json.loads(again.stdout)["jobs"][0]["job"] == job["job"], "up again finds it up"
 
 
 def test_tools_of_others_work_from_here(up: SshCaller) -> None:

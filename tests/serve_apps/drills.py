@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +17,7 @@ from typing import Any
 import psutil
 
 from cluster.config.sections.serve import ServeAppConfig
+from cluster.hosts.processes import NODE_NAME
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
@@ -143,6 +146,17 @@ def _kill_raylet(stage: Stage, victim: Notes) -> None:
     raylet.kill()
 
 
+def _drain_node(stage: Stage, victim: Notes) -> None:
+    """As whoever has notice that the victim's node will go."""
+    name = psutil.Process(victim.pid).environ()[NODE_NAME]
+    (node,) = [each.node_id for each in stage.cluster.record.nodes if each.name == name]
+    ray = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
+    why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
+    notice = ["--deadline-remaining-seconds", "600"]
+    environment = {**os.environ, **stage.cluster.environment}
+    subprocess.run([*ray, *why, *notice], env=environment, check=True, capture_output=True)
+
+
 def _kill_both(stage: Stage, victim: Notes) -> None:
     _kill_controller(stage, victim)
     _kill(victim.pid)
@@ -205,6 +219,7 @@ DRILLS: dict[str, Drill] = {
         TORCH, lambda s, v: os.kill(v.pid, signal.SIGSTOP), _answered_by_two, takes_replica=True
     ),
     "raylet killed": Drill(FAKE, _kill_raylet, _answered_by_two, takes_replica=True, costs_node=True),
+    "node drained": Drill(FAKE, _drain_node, _answered_by_two, takes_replica=True, costs_node=True),
     "gateway killed": Drill(
         FAKE,
         lambda s, v: s.process("ray::ServeReplica:gateway").kill(),

@@ -235,9 +235,19 @@ def test_a_killed_raylet_costs_the_streams_of_its_node(stage: Stage) -> None:
     assert report.gone_s < FOUND_WITHIN_S[kind]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_is_drained_costs_nobody_anything(tmp_path: Path) -> None:
+    with started(tmp_path, *THREE_WORKERS) as live, staged(live, FAKE, tmp_path / "model") as stage:
+        report = run_drill("node drained", stage)
+    assert report.answered == report.requests
+    assert (report.failed, report.ended, report.wrong) == ([], 0, 0)
+
+
 def test_there_is_a_drill_of_each_kind() -> None:
     assert set(DRILLS) == {
         *FOUND_WITHIN_S,
+        "node drained",
         "gateway killed",
         "gateway hung",
         "gateway and apps' controller killed",

@@ -16,8 +16,8 @@ from cluster.hosts.ssh.ssh_connection import (
     Connection,
     Destination,
     HostError,
+    leads_through,
     sockets_directory,
-    takes_connections,
 )
 from cluster.loopback import own_address
 from cluster.state.record import made_of, read_document, write_document
@@ -32,6 +32,7 @@ class FleetHost:
 
     Attributes:
         python: the interpreter there that has Shoal.
+        address: of the host, in the network of the nodes; empty before anybody has looked.
     """
 
     destination: Destination
@@ -39,6 +40,7 @@ class FleetHost:
     cpus: int | None = None
     gpus: int | None = None
     accelerator: str | None = None
+    address: str = ""
 
     @property
     def node(self) -> str:
@@ -108,7 +110,7 @@ class Fleet:
             HostError: the head does not answer, or does not let us in.
         """
         socket, connection = self.api_socket(), self.head_connection()
-        if takes_connections(socket):
+        if leads_through(socket):
             return socket
         connection.open()
         for port, to in self.forwards.items():

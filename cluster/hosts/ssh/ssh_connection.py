@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import IO, Any
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.provider import Tell
 from cluster.hosts.ssh.refusals import why_refused
+from cluster.loopback import own_address
 from cluster.state.state_directory import require_private
 
 CONNECT_S = 10
@@ -105,10 +107,18 @@ class Connection:
         Raises:
             HostError: the host does not answer, or does not let us in.
         """
+        if self.is_open() and self._answers():
+            return
+        with self._socket.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # another command may connect just now
+            self._connect()
+
+    def _connect(self) -> None:
         if self.is_open():
             if self._answers():
                 return
-            self.close()  # the host has lost its power, or the network changed
+            self._control("exit")  # the host has lost its power, or the network changed
+        self._socket.unlink(missing_ok=True)  # one that was killed leaves it behind
         identity = self.destination.identity_file
         if identity is not None and not Path(identity).is_file():
             raise HostError(
@@ -123,7 +133,7 @@ class Connection:
             ).returncode
             errors.seek(0)
             said = errors.read()
-        if code != 0 and not self.is_open():  # another command may have been faster
+        if code != 0:
             raise HostError(f"{self.destination.words}: {why_refused(said)}")
 
     def is_open(self) -> bool:
@@ -144,14 +154,17 @@ class Connection:
         """End the connection, and all that goes over it."""
         if self._socket.exists():
             self._control("exit")
+        for left in (self._socket, self._socket.with_suffix(".lock")):
+            left.unlink(missing_ok=True)
 
     def forward(self, path: Path | None, port: int, to: str) -> bool:
         """Let what connects to a socket or a port of this machine's loopback come out at HOST:PORT there.
 
         Returns whether it can: a port may be taken.
         """
-        here = str(port) if path is None else str(path)
-        return self._control("forward", f"-L{here}:{to}", "-oStreamLocalBindUnlink=yes")
+        # Of several addresses that a name has, ssh is content with one.
+        here = f"{own_address()}:{port}" if path is None else str(path)
+        return self._control("forward", f"-L{here}:{to}")
 
     def command(self, remote: Sequence[str] = (), *, terminal: bool = False) -> list[str]:
         """What runs a command there, or a shell; with the same exit code, or 255 where ssh fails itself."""
@@ -259,6 +272,7 @@ class Connection:
             *options,
             *self.destination.arguments()[:-2],
             "-oBatchMode=yes",
+            "-oStreamLocalBindUnlink=yes",  # a connection that was killed leaves its sockets behind
             f"-oConnectTimeout={CONNECT_S}",
             f"-oServerAliveInterval={ALIVE_EVERY_S}",
             f"-oServerAliveCountMax={ALIVE_TIMES}",
@@ -267,11 +281,15 @@ class Connection:
         ]
 
 
-def takes_connections(path: Path) -> bool:
-    """Whether somebody listens at a unix socket."""
+def leads_through(path: Path) -> bool:
+    """Whether whoever asks at a forwarded socket hears anything of the other side, be it that nobody is
+    there; of a host that has lost its power one hears nothing."""
     with socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(CONNECT_S / 2)
         try:
             client.connect(str(path))
+            client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            client.recv(1)
         except OSError:
             return False
     return True

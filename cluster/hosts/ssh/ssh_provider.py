@@ -67,8 +67,10 @@ class SshProvider:
                 str(uuid.uuid4()),
                 str(config_path),
                 hosts_of(cluster),
-                cluster.model_dump(mode="json"),
+                _section_of(cluster),
             )
+            if before is not None and _but_nodes(before.cluster) != _but_nodes(_section_of(cluster)):
+                tell("the cluster section of the config has changed; `shoal down` and `shoal up` apply it")
             hosts, added = self._fit(cluster, fleet, tell, known=before is not None)
             fleet = replace(fleet, hosts=tuple(hosts.get(host.node, host) for host in (*fleet.hosts, *added)))
             try:
@@ -127,9 +129,8 @@ class SshProvider:
         dashboard = cluster.dashboard.host, cluster.dashboard.port
 
         def start(host: FleetHost, head: str | None) -> dict[str, Any]:
-            address = self._facts[host.node]["address"]
             task = NodeTask(
-                *(cluster.name, fleet.mark, host.node, address, head, dashboard),
+                *(cluster.name, fleet.mark, host.node, host.address, head, dashboard),
                 *(host.cpus, host.gpus, host.accelerator, env),
             )
             return nodes.start(host, task, token)
@@ -161,8 +162,8 @@ class SshProvider:
     def _fit(
         self, cluster: ClusterConfig, fleet: Fleet, tell: Tell, *, known: bool
     ) -> tuple[dict[str, FleetHost], list[FleetHost]]:
-        """The hosts on which Ray can be started, by node, with the Python that it is started with; and which
-        the fleet has not yet.
+        """The hosts on which Ray can be started, by node, with what is known of them then; and which the
+        fleet has not yet.
 
         Raises:
             ShoalError: one cannot, or the head cannot; of a cluster that was started before the others are
@@ -180,7 +181,7 @@ class SshProvider:
             facts = nodes.look(host, head=host is head)
             if cluster.ssh.install == "wheel" and not nodes.disk_lacks(host, facts):
                 nodes.require_python(host, facts)
-                host = install(host, tell)
+                host = install(replace(host, python=cluster.ssh.python), tell)
                 facts = nodes.look(host, head=host is head)
             return host, facts
 
@@ -188,7 +189,6 @@ class SshProvider:
         first = nodes.require_all(looked if not known else looked[:1])[0]
         found: dict[str, FleetHost] = {}
         problems: list[str] = []
-        self._facts: dict[str, dict[str, Any]] = {}
         for answer in looked:
             if isinstance(answer, ShoalError):
                 problems.append(str(answer))
@@ -197,7 +197,7 @@ class SshProvider:
             if lacks := nodes.lacks(host, facts, first[1]):
                 problems += lacks
             else:
-                found[host.node], self._facts[host.node] = host, facts
+                found[host.node] = replace(host, address=facts["address"])
         if problems and (not known or head.node not in found):
             raise ShoalError("\n".join(problems))
         for problem in problems:
@@ -297,6 +297,16 @@ class SshProvider:
         fleet.open_way()
         write_record(record)
         return record
+
+
+def _section_of(cluster: ClusterConfig) -> dict[str, Any]:
+    """The section as it is kept with the fleet."""
+    return cluster.model_dump(mode="json")
+
+
+def _but_nodes(section: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a section takes another start; nodes may be added."""
+    return {key: value for key, value in section.items() if key != "nodes"}
 
 
 def _waiting(name: str) -> str:
