@@ -292,8 +292,9 @@ def _filesystem(source: str) -> tuple[fs.FileSystem, str]:
     """Where a source is, and its path there; a pattern's letters mean nothing to the file system."""
     if "://" not in source:
         return fs.LocalFileSystem(), source
-    before, pattern = _split(source)
-    filesystem, path = fs.FileSystem.from_uri(before)
+    place, mark, options = source.partition("?")  # which is no pattern in a URI
+    before, pattern = _split(place)
+    filesystem, path = fs.FileSystem.from_uri(f"{before}{mark}{options}")
     return filesystem, f"{path.rstrip('/')}/{pattern}" if pattern else path
 
 

@@ -72,7 +72,7 @@ def batch(
         "ignore_eos": ignore_eos,
     }
     loaded = load(file, settings, f"serve_apps.{name}")
-    target = find_target(file, settings)
+    target = find_target(file)
     body = {
         "config": loaded.resolved.serve_apps[name].model_dump(mode="json", by_alias=True),
         "input": _absolute(input_path, target),

@@ -31,6 +31,8 @@ from tests.train_jobs.ranks import merged, write_corpus
 from train_jobs.data.documents import read_documents
 from train_jobs.records.run_config import read_run_config
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:

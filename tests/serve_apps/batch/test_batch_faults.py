@@ -183,7 +183,7 @@ def test_a_control_api_that_is_killed_is_asked_again(
     running_cluster: LiveCluster, config: Path, source: Path, place: Path, quiet: list[dict[str, Any]]
 ) -> None:
     output = place / "api-killed"
-    with begun("one", config, source, output) as command:
+    with begun("two", config, source, output) as command:
         (api,) = running_cluster.processes("ray::ApiServer")
         api.kill()
         document = finish(command)

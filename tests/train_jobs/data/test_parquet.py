@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 
 from cluster.config.sections.data import DataConfig
 from cluster.errors import RequestError
+from cluster.files.storage import Storage
+from tests.object_store import CREDENTIALS, object_store, uri
 from train_jobs.data.parquet import ParquetRows, open_rows
 
 
@@ -141,6 +143,20 @@ def test_a_pattern_names_files(tmp_path: Path, scheme: str) -> None:
     assert len(ParquetRows(str(tmp_path / "odd[1].parquet"), ["number"])) == 1, (
         "it is no pattern: it is there"
     )
+
+
+def test_a_uri_has_options_and_may_be_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with object_store() as port:
+        storage = Storage(uri(port, "data"))
+        for name, first in (("train-0", 0), ("train-1", 2), ("test-0", 10)):
+            write(tmp_path / f"{name}.parquet", first, 2)
+            storage.write_bytes(f"{name}.parquet", (tmp_path / f"{name}.parquet").read_bytes())
+        whole = ParquetRows(uri(port, "data"), ["number"])
+        assert len(whole) == 6
+        some = ParquetRows(uri(port, "data/train-*.parquet"), ["number"])
+        assert [some.row(index)["number"] for index in range(len(some))] == [0, 1, 2, 3]
 
 
 TEXTS = {
