@@ -120,7 +120,6 @@ def test_a_job_trains_evaluates_and_publishes_what_transformers_loads(undisturbe
     assert AutoModelForCausalLM.from_pretrained(published).config.vocab_size == 300
 
 
-@pytest.mark.slow
 def test_data_that_turns_out_broken_is_a_wrong_request_and_takes_no_worker(jobs: JobFile) -> None:
     code, result = jobs.train("unreadable")
     assert (code, result["status"], result["attempts"]) == (2, "failed", 0)
@@ -159,7 +158,6 @@ broker.release("app/other")
 """
 
 
-@pytest.mark.slow
 def test_an_elastic_job_takes_what_serving_leaves_is_stopped_and_goes_on_with_more(jobs: JobFile) -> None:
     """Two of four CPUs are leased to an app: the job, which could take four workers, starts with two."""
     with jobs.live.running(HOLD_TWO_CPUS, "granted"):
@@ -212,7 +210,6 @@ def own_cluster(tmp_path: Path) -> Iterator[LiveCluster]:
         yield live
 
 
-@pytest.mark.slow
 def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     own_cluster: LiveCluster, undisturbed: dict[str, Any], corpus: Path, tmp_path: Path
 ) -> None:
@@ -251,7 +248,6 @@ def test_a_killed_worker_and_a_killed_raylet_cost_no_bit_of_the_result(
     assert events(run, "evaluated")[-1]["loss"] == undisturbed["evaluation"]["loss"]
 
 
-@pytest.mark.slow
 def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
     jobs: JobFile, undisturbed: dict[str, Any]
 ) -> None:
@@ -293,7 +289,6 @@ sys.stdin.read()
 """
 
 
-@pytest.mark.slow
 def test_a_group_that_cannot_start_is_leased_again(jobs: JobFile, undisturbed: dict[str, Any]) -> None:
     """Someone's own program has taken the CPUs past the ledger: the job does not wait for these for ever."""
     with jobs.live.running(HOLD_ALL_CPUS, "held"):
