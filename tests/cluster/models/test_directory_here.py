@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,6 +48,7 @@ def test_a_directory_elsewhere_is_fetched_once_and_again_when_it_has_changed(
     monkeypatch.undo()
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
+    time.sleep(1.1)  # an object store tells seconds
     storage.write_bytes("config.json", b"[]")  # as long as before
     changed = Path(directory_here(location, tmp_path))
     assert (changed / "config.json").read_text() == "[]"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from cluster.files.storage import Storage
@@ -123,6 +125,9 @@ def test_one_whose_service_ends_ends_with_it(lab: Control, body: dict[str, Any])
         answer = begin(ApiClient(endpoint), {**body, "options": {"wait": True}})
     answer.close()
     wait_for(body, ["begun", "left"])
+    for child in psutil.Process().children():  # its loop, which waits for its children, is gone
+        if child.status() == psutil.STATUS_ZOMBIE or "asked" in " ".join(child.cmdline()):
+            os.waitpid(child.pid, 0)
 
 
 def test_one_that_ends_without_a_word_is_told(client: ApiClient, body: dict[str, Any]) -> None:
