@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,6 +259,23 @@ def test_a_node_is_looked_into_from_here(up: SshCaller) -> None:
     assert logs.stderr == "", "the cluster itself has told it"
     no_log = up.shoal("logs", "--node", "gpu-1", "nothing.out")
     assert (no_log.returncode, "'nothing.out' is no file of Ray's" in no_log.stderr) == (2, True)
+
+
+@pytest.mark.slow
+def test_two_clusters_share_hosts(up: SshCaller, caller: SshCaller) -> None:
+    caller.write({"storage": f"{SHARE}/other", "name": "other"}, train_jobs={"hello": JOB})
+    for name in ("hello.py", "words.txt"):
+        (caller.home / name).write_text((up.home / name).read_text())
+    caller.document("up")
+    try:
+        with ThreadPoolExecutor(2) as both:
+            done = list(both.map(lambda each: each.shoal("train", "hello"), (up, caller)))
+        assert [each.returncode for each in done] == [0, 0], [each.stderr for each in done]
+        assert all(nodes(up).values())
+        assert all(nodes(caller).values())
+    finally:
+        assert caller.shoal("down").returncode == 0
+    assert all(nodes(up).values()), "the other one has ended alone"
 
 
 @pytest.mark.slow

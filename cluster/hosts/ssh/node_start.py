@@ -89,7 +89,8 @@ def ray_command(python: str, task: NodeTask, directory: Path, places: HeadPlaces
         f"--node-ip-address={task.address}",
         f"--temp-dir={directory / RAY}",
         "--labels=" + ",".join(f"{key}={value}" for key, value in labels.items()),
-        "--dashboard-agent-listen-port=0",  # another Ray may stand on this host
+        # Another Ray may stand on this host, whose ports are the same if nothing is said.
+        *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         "--disable-usage-stats",
         "--log-style=record",
         "--log-color=false",
