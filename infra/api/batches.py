@@ -10,12 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from fastapi.sse import ServerSentEvent
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from cluster.config.loader import mistakes_of_app
 from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 from cluster.config.sections.serve import ServeAppConfig
 from cluster.errors import ConfigError, RequestError
+from cluster.models.directory_here import is_uri
 from cluster.state.record import ClusterRecord
 from infra.api.batch_process import question
 from serve_apps.batch.run import BatchRequest
@@ -29,6 +30,8 @@ _LINE_BYTES = 2**20
 
 class BatchBody(BaseModel):
     """What a batch is asked for: an app by its section of the config, and what `shoal batch` takes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     config: ServeAppConfig
     input: str = Field(min_length=1, max_length=4096)
@@ -64,7 +67,7 @@ class Batches:
         if mistakes:
             raise ConfigError(mistakes)
         for key, path in (("input", body.input), ("output", body.output)):
-            if "://" not in path and not path.startswith("/"):
+            if not is_uri(path) and not path.startswith("/"):
                 raise RequestError(f"{key}: should be a path from the root, or a URI, was {path!r}")
 
     async def run(self, name: str, body: BatchBody) -> AsyncIterator[ServerSentEvent]:

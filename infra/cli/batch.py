@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.models.directory_here import is_uri
 from infra.api.client import ApiClient
 from infra.cli.common import FileOption, JsonOption, SetOption, load, print_json
 from infra.cli.submitting import placed
@@ -93,7 +94,7 @@ def batch(
 
 def _absolute(path: str, target: Target) -> str:
     """A path from the root, where the nodes see what is seen here; anything else as it is."""
-    return os.path.abspath(path) if target.is_here and "://" not in path else path
+    return os.path.abspath(path) if target.is_here and not is_uri(path) else path
 
 
 def _run(api: ApiClient, name: str, body: dict[str, Any]) -> dict[str, Any]:

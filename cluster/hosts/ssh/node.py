@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,7 @@ _PASSED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR")
 
 
 def start(task: NodeTask, token: str) -> dict[str, Any]:
-    """Start a node, or find it running: {"was_up", "directory", "address", "gcs_address", "dashboard"}.
+    """Start a node, or find it running: {"was_up", "directory", "gcs_address", "state"}.
 
     Raises:
         ShoalError: it does not start; nothing of it is left.
@@ -182,10 +181,8 @@ def _launch(task: NodeTask, token: str, directory: Path) -> dict[str, Any]:
     write_private(directory / TOKEN_FILE, token)
     told = {
         "directory": str(directory),
-        "address": task.address,
         "gcs_address": gcs_address,
         "state": str(directory / STATE),
-        "dashboard": None if places is None else [places.dashboard_host, places.dashboard_port],
     }
     known = {
         "mark": task.mark,
@@ -197,13 +194,12 @@ def _launch(task: NodeTask, token: str, directory: Path) -> dict[str, Any]:
     write_private(directory / START_FILE, json.dumps(known))
     supervisor = [sys.executable, "-m", "cluster.hosts.ssh.supervisor", str(directory)]
     _detach(supervisor, f"shoal-{task.cluster}-{task.mark[:8]}", directory / LOG_FILE)
-    deadline = time.monotonic() + START_S
 
     def settled() -> bool:
         status = _read(directory / STATUS_FILE)
         return status is not None and status["state"] != "starting"
 
-    if not wait_until(settled, deadline - time.monotonic()):
+    if not wait_until(settled, START_S):
         raise ShoalError(f"Ray did not start within {START_S:.0f} s; it said last:\n{tail(directory)}")
     status = _read(directory / STATUS_FILE)
     if status is None or status["state"] != "up":
@@ -226,9 +222,7 @@ def _detach(command: list[str], unit: str, log: Path) -> None:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         if _has_systemd():
             properties = [f"-pStandardOutput=append:{log}", f"-pStandardError=append:{log}"]
-            variables = [
-                f"-E{name}" for name in ("PATH", "PYTHONPATH", "HOME", "TMPDIR") if name in os.environ
-            ]
+            variables = [f"-E{name}" for name in _PASSED_ON if name in os.environ]
             run = ["systemd-run", "--user", "--quiet", "--collect", f"--unit={unit}", *properties, *variables]
             if subprocess.run([*run, *command], check=False, **streams).returncode == 0:
                 return

@@ -136,12 +136,7 @@ def start(host: FleetHost, task: NodeTask, token: str) -> dict[str, Any]:
     Raises:
         HostError: it does not start; nothing of it is left there.
     """
-    connection = Connection(host.destination)
-    connection.open()
-    program = [host.python, "-m", "cluster.hosts.ssh.node", "start"]
-    found: dict[str, Any] = connection.ask(
-        program, {"task": task.as_json(), "token": token}, timeout_s=NODE_S
-    )
+    found: dict[str, Any] = _ask(host, "start", {"task": task.as_json(), "token": token})
     return found
 
 
@@ -151,10 +146,7 @@ def read_logs(host: FleetHost, cluster: str, file: str | None, tail: int | None)
     Raises:
         HostError: the host does not answer, or has no such file.
     """
-    connection = Connection(host.destination)
-    connection.open()
-    program = [host.python, "-m", "cluster.hosts.ssh.node", "logs"]
-    found: dict[str, Any] = connection.ask(program, {"cluster": cluster, "file": file, "tail": tail})
+    found: dict[str, Any] = _ask(host, "logs", {"cluster": cluster, "file": file, "tail": tail})
     return found
 
 
@@ -164,7 +156,12 @@ def stop(host: FleetHost, cluster: str, mark: str) -> bool:
     Raises:
         HostError: the host does not answer, or something does not end.
     """
+    return bool(_ask(host, "stop", {"cluster": cluster, "mark": mark}))
+
+
+def _ask(host: FleetHost, what: str, document: Mapping[str, Any]) -> Any:
+    """Have a host do something with its node; see `node`."""
     connection = Connection(host.destination)
     connection.open()
-    program = [host.python, "-m", "cluster.hosts.ssh.node", "stop"]
-    return bool(connection.ask(program, {"cluster": cluster, "mark": mark}, timeout_s=NODE_S))
+    program = [host.python, "-m", "cluster.hosts.ssh.node", what]
+    return connection.ask(program, document, timeout_s=NODE_S)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import os
 import shlex
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.provider import Tell
+from cluster.hosts.ssh.node_start import root_directory
 from cluster.hosts.ssh.refusals import why_refused
 from cluster.loopback import own_address
 from cluster.state.state_directory import require_private
@@ -81,7 +81,7 @@ def sockets_directory() -> Path:
     Raises:
         ShoalError: it is somebody else's.
     """
-    root = Path(tempfile.gettempdir(), f"shoal-{os.getuid()}")
+    root = root_directory()
     for directory in (root, root / "~ssh"):
         require_private(directory)
     return root / "~ssh"
@@ -98,8 +98,7 @@ class Connection:
         self.destination = destination
         self._keep = keep
         said = json.dumps([*destination.arguments(), str(Path.home())])
-        self.digest = hashlib.sha256(said.encode()).hexdigest()[:16]
-        self._socket = sockets_directory() / self.digest
+        self._socket = sockets_directory() / hashlib.sha256(said.encode()).hexdigest()[:16]
 
     def open(self) -> None:
         """Connect; nothing happens where a connection is there.

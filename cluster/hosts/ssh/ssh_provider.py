@@ -178,11 +178,14 @@ class SshProvider:
         tell(f"looking at {len(hosts)} hosts: " + ", ".join(host.destination.words for host in hosts))
 
         def look(host: FleetHost) -> tuple[FleetHost, dict[str, Any]]:
-            facts = nodes.look(host, head=host is head)
-            if cluster.ssh.install == "wheel" and not nodes.disk_lacks(host, facts):
+            is_head, wheel = host is head, cluster.ssh.install == "wheel"
+            if wheel:  # what was installed before may be of another version, or gone
+                host = replace(host, python=cluster.ssh.python)
+            facts = nodes.look(host, head=is_head)
+            if wheel and not nodes.disk_lacks(host, facts):
                 nodes.require_python(host, facts)
-                host = install(replace(host, python=cluster.ssh.python), tell)
-                facts = nodes.look(host, head=host is head)
+                host = install(host, tell)
+                facts = nodes.look(host, head=is_head)
             return host, facts
 
         looked = nodes.on_all(hosts, look)
