@@ -13,7 +13,7 @@ from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.hosts.provider import Provider, RemoteProvider, Started
 from cluster.hosts.providers import PROVIDERS, REMOTE_PROVIDERS
-from cluster.hosts.ssh.fleet import require_fleet
+from cluster.hosts.ssh.fleet import read_fleet
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
 from serve_apps.commands import end_serving
 from train_jobs.driver.submission import Submissions
@@ -48,7 +48,8 @@ def bring_up(
 
         remote = remote_provider(cluster).up(cluster, config_path, say, UP)
         assert remote.record is not None, "it stays"
-        names = require_fleet(cluster.name).renamed()
+        fleet = read_fleet(cluster.name)
+        names = {} if fleet is None else fleet.renamed()
         return Started(remote.record, remote.was_up), renamed(remote.document, names)
     from infra.api.cluster_sight import ClusterSight
     from infra.api.server import begin_api

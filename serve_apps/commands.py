@@ -144,6 +144,13 @@ def remove(names: Sequence[str]) -> None:
         pause.wait(LOOK_EVERY_S)
 
 
+def served_specs() -> list[dict[str, Any]]:
+    """The specs of all apps that are served and are to stay, as JSON, by their names."""
+    controller = ControllerClient.find()
+    rows = {} if controller is None else controller.describe()
+    return [rows[name]["spec"] for name in sorted(rows) if rows[name]["status"] != "deleting"]
+
+
 def end_serving(say: Say = say_nothing) -> None:
     """Take all apps down, and then the controller, the gateway, and Serve where Shoal has started it and it
     has no application of others. Nothing happens where nothing has been served."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError
@@ -17,18 +17,28 @@ DASHBOARD_PORT = 8265
 API_PORT = 8270
 """The usual ports."""
 EVERY_HOST = ("0.0.0.0", "::", "")
+_ANOTHERS = "belongs to another cluster that is up"
+
+Hold = Callable[[str, int], bool]
+"""Keeps a host's port from all others that ask so; False where somebody else has it."""
 
 
-def free_port(host: str, reserved: Collection[Endpoint] = ()) -> int:
+def held_by_nobody(host: str, port: int) -> bool:
+    """A `Hold` of those who start what listens at once."""
+    return True
+
+
+def free_port(host: str, reserved: Collection[Endpoint] = (), hold: Hold = held_by_nobody) -> int:
     """A port that nothing on `host` listens on now.
 
     Args:
         reserved: what will be listened on, though perhaps not yet.
+        hold: keeps it from others that would choose it now.
     """
     while True:
         with _bound(host, 0) as listener:
             port = int(listener.getsockname()[1])
-        if _reserved(host, port, reserved) is None:
+        if _reserved(host, port, reserved) is None and hold(host, port):
             return port
 
 
@@ -41,7 +51,12 @@ def free_ports(hosts: Sequence[str], reserved: Collection[Endpoint] = ()) -> lis
 
 
 def choose_endpoint(
-    key: str, wanted: EndpointConfig, own_host: str, usual_port: int, reserved: Collection[Endpoint]
+    key: str,
+    wanted: EndpointConfig,
+    own_host: str,
+    usual_port: int,
+    reserved: Collection[Endpoint],
+    hold: Hold = held_by_nobody,
 ) -> Endpoint:
     """Host and port for one of our servers.
 
@@ -51,28 +66,34 @@ def choose_endpoint(
         own_host: address to bind when the config names none.
         usual_port: port when the config names none; where that is in use the next free one is taken.
         reserved: what other clusters of ours will listen on, though perhaps not yet.
+        hold: keeps what is chosen from others that choose now.
 
     Raises:
         RequestError: the configured port is taken, or the host is not this machine's.
     """
     host = own_host if wanted.host is None else wanted.host
     port = usual_port if wanted.port is None else wanted.port
-    problem = _reserved(host, port, reserved) or _problem(key, host, port)
+
+    def problem_of(port: int) -> str | None:
+        found = _reserved(host, port, reserved) or _problem(key, host, port)
+        return found if found is not None or hold(host, port) else _ANOTHERS
+
+    problem = problem_of(port)
     if problem is None:
         return host, port
     if wanted.port is not None:
         raise RequestError(f"cluster.{key}.port: {port} on {host} {problem}; choose another or leave it out")
     # The next one, which is easier to remember than any.
     following = range(port + 1, min(port + NEXT_PORTS, 65535))
-    free = (each for each in following if not (_reserved(host, each, reserved) or _problem(key, host, each)))
-    return host, next(free, None) or free_port(host, reserved)
+    free = (each for each in following if problem_of(each) is None)
+    return host, next(free, None) or free_port(host, reserved, hold)
 
 
 def _reserved(host: str, port: int, reserved: Collection[Endpoint]) -> str | None:
     for other_host, other_port in reserved:
         same_host = host == other_host or host in EVERY_HOST or other_host in EVERY_HOST
         if same_host and port == other_port:
-            return "belongs to another cluster that is up"
+            return _ANOTHERS
     return None
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.errors import ShoalError
+from cluster.loopback import own_address
 from cluster.state.state_directory import require_private, state_directory, write_private
 
 Kind = TypeVar("Kind")
@@ -78,7 +79,7 @@ class ClusterRecord:
     @property
     def serve_url(self) -> str:
         """Ray Serve's own proxy, for applications that are not Shoal's."""
-        return http_url(self.serve_host or "", self.serve_port, self.head_ip)
+        return http_url(self.serve_host or own_address(), self.serve_port, self.head_ip)
 
     @property
     def api_url(self) -> str:

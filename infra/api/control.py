@@ -17,6 +17,7 @@ from infra.api.cluster_sight import ClusterSight
 from infra.api.jobs import Jobs
 from infra.api.packages import Packages
 from infra.api.tokens import TokenTable
+from infra.tenant_book import TenantBook
 from train_jobs.driver.submission import Submissions
 
 DIRECTORY = "control"
@@ -69,7 +70,7 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig) -> Control:
         misfits = BrokerClient().misfits()
         return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
 
-    jobs = Jobs(cluster, storage, submissions, nodes)
+    jobs = Jobs(cluster, storage, submissions, nodes, TenantBook.of_this_cluster())
     return Control(
         name=record.name,
         record=record,

@@ -16,6 +16,7 @@ from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ConfigError, RequestError, ShoalError
 from cluster.files.storage import Storage
 from infra.api.checkpoints import checkpoints_of
+from infra.tenant_book import TenantBook
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.driver.package import Package
 from train_jobs.driver.submission import Submissions, new_job_id, record_end
@@ -47,6 +48,7 @@ class Jobs:
         storage: the cluster's.
         submissions: finds Ray's job API, once it is needed.
         nodes: what there is to run on.
+        book: keeps what is needed to go on with them on other nodes; None where the nodes stay.
     """
 
     def __init__(
@@ -55,12 +57,14 @@ class Jobs:
         storage: Storage,
         submissions: Callable[[], Submissions],
         nodes: Callable[[], tuple[NodeConfig, ...]],
+        book: TenantBook | None = None,
     ) -> None:
         self._cluster = cluster
         self._storage = storage
         self.table = JobTable(storage)
         self._submissions = submissions
         self._nodes = nodes
+        self._book = book
 
     def list(self) -> list[dict[str, Any]]:
         """One row a job, oldest first."""
@@ -102,6 +106,7 @@ class Jobs:
         """
         self._check(name, config, package.base)
         job = new_job_id(name)
+        self._keep(job, package, environment)
         self._submissions().submit_package(
             self._storage, job, name, config, job, package, environment=environment
         )
@@ -176,11 +181,20 @@ class Jobs:
         Args:
             package, environment: as for `submit`.
         """
+        self._keep(plan.job, package, environment)
         submission_id = f"{plan.job}-{time.strftime('%H%M%S', time.gmtime())}"
         self._submissions().submit_package(
             self._storage, plan.job, plan.name, plan.config, submission_id, package, environment=environment
         )
         return Submitted(plan.job, submission_id)
+
+    def _keep(self, job: str, package: Package, environment: Mapping[str, str]) -> None:
+        if self._book is None:
+            return
+        for other in self._book.jobs():
+            if other != job and summarize(other, run_of(self._storage, other)).ended:
+                self._book.forget_job(other)
+        self._book.keep_job(job, package, environment)
 
     def _check(self, name: str, config: TrainJobConfig, folder: Path) -> None:
         mistakes = mistakes_of_job(name, config, self._cluster, folder, self._nodes())

@@ -30,6 +30,7 @@ START_S = 30.0
 """Longest until it listens; so long, too, the process before it may take to let go of its port."""
 BIND_EVERY_S = 0.2
 CALL_S = 10.0
+KEEP_EVERY_S = 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +109,16 @@ class ApiServer:
         self._settled.set()
         import serve_apps.commands
         import serve_apps.models
-        import serve_apps.status  # noqa: F401
+        import serve_apps.status
+        from infra.tenant_book import TenantBook
 
         with suppress(ShoalError):  # whoever asks is told so
             control.jobs.table.rows()
+        book = TenantBook.of_this_cluster()
+        while book is not None:
+            with suppress(ShoalError, OSError):  # at the next look
+                book.keep_apps(serve_apps.commands.served_specs())
+            time.sleep(KEEP_EVERY_S)
 
 
 def bind(host: str, port: int) -> socket.socket:

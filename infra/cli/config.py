@@ -110,9 +110,9 @@ def schema() -> None:
 def _summary(loaded: LoadedConfig) -> str:
     config = loaded.config
     cluster = config.cluster
-    named = cluster.known_nodes or cluster.provider == "ssh"
+    nodes = cluster.node_count
     counts = (
-        counted(len(cluster.node_shapes()), "node") if named else "nodes of others",
+        "nodes of others" if nodes is None else counted(nodes, "node"),
         counted(len(config.train_jobs), "job"),
         counted(len(config.serve_apps), "app") + _engines(config.serve_apps),
     )

@@ -61,7 +61,9 @@ def find_target(file: str | None = None, settings: Sequence[str] | None = None) 
     if target is None:
         from cluster.state.connection import require_record
 
-        require_record(cluster_name(file, settings))
+        name = cluster_name(file, settings)
+        _require_no_waiting(name)
+        require_record(name)
         raise ShoalError("the cluster went down a moment ago")
     return target
 
@@ -116,7 +118,7 @@ def target_of(record: ClusterRecord) -> Target:
             " `shoal down` and `shoal up` give it one"
         )
     token = own_token(record)
-    if not record.is_here:
+    if record.provider == "ssh":
         from cluster.hosts.ssh.fleet import require_fleet
 
         fleet = require_fleet(record.name)
@@ -126,6 +128,21 @@ def target_of(record: ClusterRecord) -> Target:
         return Target(record.name, endpoint, record)
     endpoint = Endpoint(record.api_url, token, record.api_certificate, own=True)
     return Target(record.name, endpoint, record)
+
+
+def _require_no_waiting(name: str) -> None:
+    """See that a cluster that is not up is not about to come up.
+
+    Raises:
+        ShoalError: its batch job waits, or starts; the message says so.
+    """
+    from cluster.hosts.slurm.batch_job import read_batch_job
+
+    job = read_batch_job(name)
+    if job is not None:
+        raise ShoalError(
+            f"cluster {name} is not up: {job.words} is {job.phase().name}. `shoal up` follows it"
+        )
 
 
 def _why_silent(record: ClusterRecord) -> str | None:

@@ -335,7 +335,7 @@ def test_a_connection_that_was_lost_is_made_again(up: SshCaller) -> None:
 @pytest.mark.slow
 def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(up: SshCaller) -> None:
     gpu, away = up.lan.host("gpu-1"), up.lan.host("gpu-2")
-    (supervisor,) = [each for each in gpu.processes() if "cluster.hosts.ssh.supervisor" in each.cmdline()]
+    (supervisor,) = [each for each in gpu.processes() if "cluster.hosts.on_host.supervisor" in each.cmdline()]
     os.kill(supervisor.pid, signal.SIGKILL)
     assert "raylet" in left_on(gpu), "Ray has outlived it"
     up.lan.network.unplug(3)
@@ -377,7 +377,7 @@ def test_a_host_with_systemd_starts_it_as_a_service_of_its_user(lan: Lan, caller
         (asked,) = host.file(f"/home/{USER}/asked").read_text().splitlines()
         assert asked.startswith("--user --quiet --collect --unit=shoal-lab-")
         assert "-EPATH" in asked.split()
-        assert " -m cluster.hosts.ssh.supervisor /" in asked
+        assert " -m cluster.hosts.on_host.supervisor /" in asked
         assert caller.shoal("down").returncode == 0
         host.file(f"/home/{USER}/bin/systemd-run").write_text("#!/bin/sh\nexit 1\n")
         caller.document("up")  # by itself where it is refused

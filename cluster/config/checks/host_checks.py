@@ -1,9 +1,11 @@
-"""What is wrong with the hosts of a cluster: each is named once, and only where Shoal starts Ray on it."""
+"""What is wrong with where a cluster's nodes come from: hosts are named once, and each provider's keys are
+for that provider."""
 
 from __future__ import annotations
 
 from cluster.config.checks.ground import MistakeReport
 from cluster.config.sections.cluster import ClusterConfig, NodeConfig
+from cluster.config.sections.slurm import SlurmConfig
 from cluster.config.sections.ssh import SshConfig
 
 _OF_HOSTS = ("host", "hosts", "user", "port")
@@ -12,12 +14,17 @@ _OF_HOSTS = ("host", "hosts", "user", "port")
 
 def check_hosts(cluster: ClusterConfig, report: MistakeReport) -> None:
     """Report every mistake."""
+    if cluster.provider != "slurm" and cluster.slurm != SlurmConfig():
+        report("slurm", None, "is for `provider: slurm`", "provider")
     if cluster.provider == "ssh":
         _check_named(cluster, report)
         return
     message = "is for `provider: ssh`"
     if cluster.ssh != SshConfig():
         report("ssh", None, message, "provider")
+    if cluster.provider == "slurm" and "nodes" in cluster.model_fields_set:
+        report("nodes", None, "are those that Slurm gives: `slurm.nodes` says how many", "provider")
+        return
     for index, kind in enumerate(cluster.nodes):
         for key in _OF_HOSTS:
             if (value := getattr(kind, key)) is not None:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
 from cluster.config.sections.section import Argument, Name, Section, VariableName
+from cluster.config.sections.slurm import SlurmConfig
 from cluster.config.sections.ssh import SshConfig
 
 MAX_NODE_ENTRIES = 1000
@@ -82,7 +83,8 @@ class EndpointConfig(Section):
 
     host: str | None = None
     """Address to bind. Default: the cluster's own loopback address, reachable from this machine only; with
-    `existing`, the gateway's is that of the head where it has keys, and the head's loopback where not."""
+    other providers than `embedded`, the gateway's is that of the head where it has keys, and the head's
+    loopback where not; with `slurm` the dashboard's is that of the head."""
     port: int | None = Field(default=None, ge=1, le=65535)
     """Port to bind. Default: the usual one, or the next free one where that is taken."""
 
@@ -166,7 +168,8 @@ class ApiConfig(EndpointConfig):
     """Where the control API listens, which the `shoal` command asks; every request needs a token."""
 
     host: str | None = None
-    """Address to bind on the head. Default: a loopback address, reachable from the head only."""
+    """Address to bind on the head. Default: a loopback address, reachable from the head only; with `slurm`
+    the head's own, since that is how it is reached."""
     certificate: str | None = Field(default=None, min_length=1)
     """File on the head (relative to the config file) with the certificate chain in PEM: it is https then."""
     private_key: str | None = Field(default=None, min_length=1)
@@ -193,9 +196,10 @@ class ClusterConfig(Section):
 
     name: Name = "shoal"
     """Name of the cluster; clusters of different names run side by side on one machine."""
-    provider: Literal["embedded", "existing", "ssh"] = "embedded"
+    provider: Literal["embedded", "existing", "ssh", "slurm"] = "embedded"
     """Where the nodes come from: `embedded` starts them as processes of this machine; `existing` uses a Ray
-    cluster that somebody else has started; `ssh` starts Ray on hosts that OpenSSH's client reaches."""
+    cluster that somebody else has started; `ssh` starts Ray on hosts that OpenSSH's client reaches; `slurm`
+    on those of a batch job."""
     address: Annotated[str, AfterValidator(_ray_address)] | None = None
     """With `existing`: Ray's address of the cluster (HOST:PORT of its control store), or `auto`: the one that
     this machine is a node of, or that RAY_ADDRESS names. Default: auto."""
@@ -204,7 +208,7 @@ class ClusterConfig(Section):
         NodeConfig(name="worker", count=2, cpus=2),
     )
     """The nodes; the first is the head. With `existing` they are what Ray says: what stands here is only what
-    the file is checked against."""
+    the file is checked against; with `slurm` those that it gives."""
     storage: str = Field(default="./shoal-storage", min_length=1)
     """Where jobs and models are kept: a path (relative to the config file; with `ssh` from the root, and one
     that all hosts have mounted) or any URI of pyarrow.fs."""
@@ -214,6 +218,8 @@ class ClusterConfig(Section):
     proxies and credentials of object stores comes along by itself, and what begins with RAY_ or VLLM_."""
     ssh: SshConfig = SshConfig()
     """With `ssh`: how the hosts are reached."""
+    slurm: SlurmConfig = SlurmConfig()
+    """With `slurm`: what is asked for."""
     sharing: SharingConfig = SharingConfig()
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
@@ -227,11 +233,27 @@ class ClusterConfig(Section):
     @property
     def known_nodes(self) -> tuple[NodeConfig, ...]:
         """The nodes that jobs and apps are checked against; none where the file does not say them."""
+        if self.provider == "slurm":
+            return self._asked_of_slurm()
         if self.provider == "ssh":  # what a node does not say, its host does
             said = all({"cpus", "gpus"} <= kind.model_fields_set for kind in self.nodes)
         else:
             said = self.provider == "embedded" or "nodes" in self.model_fields_set
         return self.nodes if said else ()
+
+    def _asked_of_slurm(self) -> tuple[NodeConfig, ...]:
+        asked = self.slurm
+        if asked.cpus_per_node is None:  # whole nodes, whatever they are
+            return ()
+        gpus = asked.gpus_per_node or 0
+        return (NodeConfig(name="node", count=asked.nodes, cpus=asked.cpus_per_node, gpus=gpus),)
+
+    @property
+    def node_count(self) -> int | None:
+        """How many nodes there are to be; None where others say that."""
+        if self.provider == "slurm":
+            return self.slurm.nodes
+        return len(self.node_shapes()) if self.known_nodes or self.provider == "ssh" else None
 
     @property
     def seen_here(self) -> bool:

@@ -66,6 +66,8 @@ class Fleet:
     directory: str = ""
     state: str = ""
     gcs_address: str = ""
+    servers: Mapping[str, int] = field(default_factory=dict)
+    """The ports of the head's servers."""
     api: str = ""
     """HOST:PORT of the control API, on the head."""
     forwards: Mapping[str, str] = field(default_factory=dict)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.errors import ShoalError
+from cluster.hosts.on_host.node_start import NodeTask
 from cluster.hosts.ssh import look as looking
 from cluster.hosts.ssh.fleet import FleetHost
-from cluster.hosts.ssh.node_start import NodeTask
 from cluster.hosts.ssh.ssh_connection import Connection, HostError
 from cluster.version import version
 
@@ -163,5 +163,5 @@ def _ask(host: FleetHost, what: str, document: Mapping[str, Any]) -> Any:
     """Have a host do something with its node; see `node`."""
     connection = Connection(host.destination)
     connection.open()
-    program = [host.python, "-m", "cluster.hosts.ssh.node", what]
+    program = [host.python, "-m", "cluster.hosts.on_host.node", what]
     return connection.ask(program, document, timeout_s=NODE_S)

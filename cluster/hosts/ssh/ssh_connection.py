@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from cluster.errors import RequestError, ShoalError
+from cluster.hosts.on_host.node_start import root_directory
+from cluster.hosts.on_host.result_line import RESULT
 from cluster.hosts.provider import Tell
-from cluster.hosts.ssh.node_start import root_directory
 from cluster.hosts.ssh.refusals import why_refused
 from cluster.loopback import own_address
 from cluster.state.state_directory import require_private
@@ -29,8 +30,6 @@ IDLE_S = 600
 """So long a connection that nobody uses is kept."""
 BEGIN = "shoal-begin"
 """The line before what a command prints; shells print what they like before it."""
-RESULT = "shoal-result "
-"""Begins the line with a program's result."""
 SSH_FAILED, NO_PROGRAM = 255, 127
 _LAST_LINES = 16
 
@@ -299,11 +298,6 @@ def in_shell(program: str) -> str:
     if program.startswith("~/"):
         return f'"$HOME"/{shlex.quote(program[2:])}'
     return shlex.quote(program)
-
-
-def answer(document: Any) -> None:
-    """Print the result of a program that `ask` runs."""
-    print(RESULT + json.dumps(document), flush=True)
 
 
 def _listen(stream: IO[str], take: Callable[[str], None]) -> None:

@@ -15,11 +15,12 @@ from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.endpoints import free_port
+from cluster.hosts.on_host.head_config import section_on_head, wanted_servers
+from cluster.hosts.on_host.node_start import CONFIG_FILE, NodeTask
 from cluster.hosts.provider import RemoteStarted, Tell
 from cluster.hosts.ssh import nodes
 from cluster.hosts.ssh.fleet import Fleet, FleetHost, hosts_of, read_fleet, write_fleet
 from cluster.hosts.ssh.install import install
-from cluster.hosts.ssh.node_start import CONFIG_FILE, NodeTask
 from cluster.hosts.ssh.ssh_connection import Connection
 from cluster.loopback import is_own, own_address
 from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
@@ -126,12 +127,16 @@ class SshProvider:
         """
         token = self._token(cluster.name)
         env = passed_on(cluster.env, os.environ, "cluster.env")
-        dashboard = cluster.dashboard.host, cluster.dashboard.port
 
         def start(host: FleetHost, head: str | None) -> dict[str, Any]:
             task = NodeTask(
-                *(cluster.name, fleet.mark, host.node, host.address, head, dashboard),
-                *(host.cpus, host.gpus, host.accelerator, env),
+                *(cluster.name, fleet.mark, host.node, host.address, head),
+                servers=wanted_servers(cluster),
+                on_network=() if cluster.gateway.keys is None else ("gateway",),
+                cpus=host.cpus,
+                gpus=host.gpus,
+                accelerator=host.accelerator,
+                env=env,
             )
             return nodes.start(host, task, token)
 
@@ -140,7 +145,11 @@ class SshProvider:
         told = start(fleet.head, None)
         was_up = bool(told["was_up"])
         fleet = replace(
-            fleet, directory=told["directory"], state=told["state"], gcs_address=told["gcs_address"]
+            fleet,
+            directory=told["directory"],
+            state=told["state"],
+            gcs_address=told["gcs_address"],
+            servers=told["servers"],
         )
         write_fleet(fleet)
         others = [host for host in fleet.hosts[1:] if host.node in hosts]
@@ -235,11 +244,8 @@ class SshProvider:
         Raises:
             HostError: it failed.
         """
-        section = cluster.model_dump(mode="json", exclude_unset=True)
-        for key in ("nodes", "ssh", "dashboard"):
-            section.pop(key, None)
-        section |= {"name": cluster.name, "provider": "existing", "address": fleet.gcs_address}
-        section["env"] = passed_on(cluster.env, os.environ, "cluster.env")
+        env = passed_on(cluster.env, os.environ, "cluster.env")
+        section = section_on_head(cluster, fleet.gcs_address, fleet.servers, env)
         connection = fleet.head_connection()
         file = f"{fleet.directory}/{CONFIG_FILE}"
         text = json.dumps({"cluster": section}, indent=2)  # JSON is YAML
@@ -249,7 +255,7 @@ class SshProvider:
 
     def _run(self, fleet: Fleet, command: Sequence[str], tell: Tell, timeout_s: float | None = None) -> str:
         file = f"{fleet.directory}/{CONFIG_FILE}"
-        there = [fleet.head.python, "-m", "cluster.hosts.ssh.node", "run", fleet.name]
+        there = [fleet.head.python, "-m", "cluster.hosts.on_host.node", "run", fleet.name]
         connection = fleet.head_connection()
         connection.open()
         return connection.run([*there, *self._shoal, *command, "-f", file], tell=tell, timeout_s=timeout_s)

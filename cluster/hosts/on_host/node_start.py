@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.hosts.on_host.host_ports import HeadPlaces
 from cluster.hosts.processes import CLUSTER_ID, KEEP_ENVIRONMENT, NODE_NAME
 from cluster.hosts.settings import ANOTHER_CLUSTERS
 from cluster.hosts.short_paths import short_directory
@@ -22,6 +23,10 @@ LOG_FILE = "node.log"
 RAY = "ray"
 """Ray's temp dir, in the node's directory."""
 CONFIG_FILE = "shoal.yaml"
+OBJECT_STORE = 0.3
+"""The share of a node's memory that Ray's object store gets, as Ray itself has it."""
+METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
+"""Ray's usual ones are the same for all clusters."""
 STATE = "state"
 """On the head, in the node's directory: what the commands there know of the cluster."""
 
@@ -35,8 +40,9 @@ class NodeTask:
         mark: in the environment of all that runs on the node, and no other cluster's.
         address: of the host, in the network of the nodes.
         head: HOST:PORT of Ray's control store; None for the head itself, which chooses it.
-        dashboard: host and port that the config names for the head's dashboard.
-        cpus, gpus: None for what Ray finds.
+        servers: host and port that the config names for the servers of the head.
+        on_network: those of them that listen at `address` where it names no host.
+        cpus, gpus, memory_bytes: None for what Ray finds.
         env: variables of all that runs there.
     """
 
@@ -45,24 +51,16 @@ class NodeTask:
     node: str
     address: str
     head: str | None = None
-    dashboard: tuple[str | None, int | None] = (None, None)
+    servers: Mapping[str, tuple[str | None, int | None]] = field(default_factory=dict)
+    on_network: Sequence[str] = ()
     cpus: int | None = None
     gpus: int | None = None
+    memory_bytes: int | None = None
     accelerator: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class HeadPlaces:
-    """Where the head's servers listen."""
-
-    gcs_port: int
-    client_port: int
-    dashboard_host: str
-    dashboard_port: int
 
 
 def root_directory() -> Path:
@@ -97,36 +95,48 @@ def ray_command(python: str, task: NodeTask, directory: Path, places: HeadPlaces
     ]
     command += [] if task.cpus is None else [f"--num-cpus={task.cpus}"]
     command += [] if task.gpus is None else [f"--num-gpus={task.gpus}"]
+    if task.memory_bytes is not None:
+        store = int(task.memory_bytes * OBJECT_STORE)
+        command += [f"--memory={task.memory_bytes - store}", f"--object-store-memory={store}"]
     if places is None:
         return [*command, f"--address={task.head}"]
+    host, port = places.servers["dashboard"]
     return [
         *command,
         "--head",
         f"--port={places.gcs_port}",
         f"--ray-client-server-port={places.client_port}",
         "--include-dashboard=true",
-        f"--dashboard-host={places.dashboard_host}",
-        f"--dashboard-port={places.dashboard_port}",
+        f"--dashboard-host={host}",
+        f"--dashboard-port={port}",
     ]
 
 
 def ray_environment(
-    login: Mapping[str, str], python: str, task: NodeTask, directory: Path, gcs_address: str
+    login: Mapping[str, str],
+    python: str,
+    task: NodeTask,
+    directory: Path,
+    gcs_address: str,
+    places: HeadPlaces | None,
 ) -> dict[str, str]:
     """The environment of all that runs on a node.
 
     Args:
         login: that of whoever logs in on the host.
+        places: as for `ray_command`.
     """
     kept = {
         key: value
         for key, value in login.items()
         if key not in ANOTHER_CLUSTERS and not key.startswith(("SSH_", "SHOAL_"))
     }
+    metrics = {} if places is None else dict(zip(METRIC_PORTS, map(str, places.metrics), strict=True))
     path = os.pathsep.join(entry for entry in (os.path.dirname(python), kept.get("PATH", "")) if entry)
     return {
         **kept,
         **task.env,
+        **metrics,
         "PATH": path,  # `python` in the entrypoint of a job means the one that has Shoal
         CLUSTER_ID: task.mark,
         NODE_NAME: task.node,

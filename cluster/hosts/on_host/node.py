@@ -1,7 +1,7 @@
 """A host's own part of a cluster: starting its node, looking after it, ending it.
 
-python -m cluster.hosts.ssh.node start|stop|logs < a document
-python -m cluster.hosts.ssh.node run CLUSTER ARGUMENT…
+python -m cluster.hosts.on_host.node start|stop|logs < a document
+python -m cluster.hosts.on_host.node run CLUSTER ARGUMENT…
 """
 
 from __future__ import annotations
@@ -17,26 +17,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.config.sections.cluster import EndpointConfig
 from cluster.errors import RequestError, ShoalError
-from cluster.hosts.endpoints import DASHBOARD_PORT, choose_endpoint, free_port
-from cluster.hosts.processes import end_cluster
-from cluster.hosts.ssh.node_start import (
+from cluster.hosts.on_host.node_start import (
     LOCK_FILE,
     LOG_FILE,
     RAY,
     START_FILE,
     STATE,
     STATUS_FILE,
-    HeadPlaces,
     NodeTask,
     node_directory,
-    ray_command,
-    ray_environment,
     root_directory,
 )
-from cluster.hosts.ssh.ssh_connection import answer
-from cluster.loopback import own_address
+from cluster.hosts.on_host.result_line import answer
+from cluster.hosts.processes import end_cluster
 from cluster.state.health import wait_until
 from cluster.state.record import TOKEN_FILE
 from cluster.state.state_directory import require_private, write_private
@@ -44,8 +38,6 @@ from cluster.state.state_directory import require_private, write_private
 START_S = 90.0
 """Longest that Ray may take to start."""
 END_S = 30.0
-GCS_PORT = 6379
-"""Ray's usual port."""
 _TAIL_LINES = 15
 _SYSTEMD_S = 5.0
 _USUAL_LOGS = ("raylet.out", "raylet.err")
@@ -55,30 +47,50 @@ _PASSED_ON = ("PATH", "PYTHONPATH", "HOME", "TMPDIR")
 
 
 def start(task: NodeTask, token: str) -> dict[str, Any]:
-    """Start a node, or find it running: {"was_up", "directory", "gcs_address", "state"}.
+    """Start a node, or find it running: {"was_up", "directory", "gcs_address", "state", "servers": ports}.
 
     Raises:
         ShoalError: it does not start; nothing of it is left.
     """
     directory = node_directory(task.cluster)
-    running = is_running(directory)
-    known = _read(directory / START_FILE)
-    if running and known is not None:
+    if prepare(task, token, directory):
+        return {"was_up": True, **_required(directory / START_FILE)["told"]}
+    try:
+        return {"was_up": False, **_launch(task, directory)}
+    except BaseException:
+        clear(directory)
+        raise
+
+
+def prepare(task: NodeTask, token: str, directory: Path) -> bool:
+    """Write down what a supervisor needs to know; False. True where the node runs: then nothing happens.
+
+    What was left there of one that does not run is ended.
+
+    Raises:
+        ShoalError: another cluster of this name has a node here.
+    """
+    known = read_document(directory / START_FILE)
+    if known is not None and is_running(directory):
         if known["mark"] != task.mark:
             raise ShoalError(
                 f"another cluster {task.cluster} has a node here, which {known['by']} has started: end that"
                 " one, or give this one another cluster.name"
             )
-        return {"was_up": True, **known["told"]}
+        return True
     if directory.exists():
         clear(directory)
     for each in (root_directory(), directory):
         require_private(each)
-    try:
-        return {"was_up": False, **_launch(task, token, directory)}
-    except BaseException:
-        clear(directory)
-        raise
+    write_private(directory / TOKEN_FILE, token)
+    known = {
+        "mark": task.mark,
+        "by": os.environ.get("USER", str(os.getuid())),
+        "task": task.as_json(),
+        "login": dict(os.environ),
+    }
+    write_private(directory / START_FILE, json.dumps(known))
+    return False
 
 
 def stop(cluster: str, mark: str) -> bool:
@@ -88,7 +100,7 @@ def stop(cluster: str, mark: str) -> bool:
         ShoalError: something of it does not end.
     """
     directory = node_directory(cluster)
-    known = _read(directory / START_FILE)
+    known = read_document(directory / START_FILE)
     if known is None or known["mark"] != mark:
         return end_cluster(mark) > 0
     clear(directory)
@@ -102,12 +114,21 @@ def run(cluster: str, arguments: Sequence[str]) -> None:
     Raises:
         RequestError: there is no such node here.
     """
-    directory = node_directory(cluster)
-    known = _read(directory / START_FILE)
-    if known is None:
-        raise RequestError(f"there is no node of cluster {cluster} here")
-    environment = {**known["environment"], "XDG_STATE_HOME": str(directory / STATE)}
+    environment = environment_of(node_directory(cluster))
     os.execve(sys.executable, [sys.executable, *arguments], environment)
+
+
+def environment_of(directory: Path) -> dict[str, str]:
+    """The environment of all that runs on the node of this directory, with where commands keep what they know
+    of its cluster.
+
+    Raises:
+        RequestError: there is no such node here.
+    """
+    known = read_document(directory / START_FILE)
+    if known is None:
+        raise RequestError(f"there is no node of cluster {directory.name.lstrip('@')} here")
+    return {**known["environment"], "XDG_STATE_HOME": str(directory / STATE)}
 
 
 def logs(cluster: str, file: str | None, tail: int | None) -> dict[str, Any]:
@@ -161,7 +182,8 @@ def clear(directory: Path) -> None:
     Raises:
         ShoalError: something does not end.
     """
-    status, known = _read(directory / STATUS_FILE), _read(directory / START_FILE)
+    status = read_document(directory / STATUS_FILE)
+    known = read_document(directory / START_FILE)
     if is_running(directory) and status is not None:
         os.kill(status["supervisor"], signal.SIGTERM)
         if not wait_until(lambda: not is_running(directory), END_S):
@@ -171,48 +193,23 @@ def clear(directory: Path) -> None:
     shutil.rmtree(directory)
 
 
-def _launch(task: NodeTask, token: str, directory: Path) -> dict[str, Any]:
-    places = None
-    gcs_address = task.head
-    if task.head is None:
-        places = _places(task)
-        gcs_address = f"{task.address}:{places.gcs_port}"
-    assert gcs_address is not None, "the head has just chosen it"
-    write_private(directory / TOKEN_FILE, token)
-    told = {
-        "directory": str(directory),
-        "gcs_address": gcs_address,
-        "state": str(directory / STATE),
-    }
-    known = {
-        "mark": task.mark,
-        "by": os.environ.get("USER", str(os.getuid())),
-        "command": ray_command(sys.executable, task, directory, places),
-        "environment": ray_environment(os.environ, sys.executable, task, directory, gcs_address),
-        "told": told,
-    }
-    write_private(directory / START_FILE, json.dumps(known))
-    supervisor = [sys.executable, "-m", "cluster.hosts.ssh.supervisor", str(directory)]
+def _launch(task: NodeTask, directory: Path) -> dict[str, Any]:
+    supervisor = [sys.executable, "-m", "cluster.hosts.on_host.supervisor", str(directory)]
     _detach(supervisor, f"shoal-{task.cluster}-{task.mark[:8]}", directory / LOG_FILE)
 
     def settled() -> bool:
-        status = _read(directory / STATUS_FILE)
+        status = read_document(directory / STATUS_FILE)
         return status is not None and status["state"] != "starting"
 
     if not wait_until(settled, START_S):
         raise ShoalError(f"Ray did not start within {START_S:.0f} s; it said last:\n{tail(directory)}")
-    status = _read(directory / STATUS_FILE)
+    status = read_document(directory / STATUS_FILE)
+    if status is not None and status["refused"] is not None:
+        raise RequestError(status["refused"])
     if status is None or status["state"] != "up":
         raise ShoalError(f"Ray did not start; it said last:\n{tail(directory)}")
+    told: dict[str, Any] = _required(directory / START_FILE)["told"]
     return told
-
-
-def _places(task: NodeTask) -> HeadPlaces:
-    own = own_address()
-    _, gcs = choose_endpoint("address", EndpointConfig(), "0.0.0.0", GCS_PORT, [])
-    wanted = EndpointConfig(host=task.dashboard[0], port=task.dashboard[1])
-    host, port = choose_endpoint("dashboard", wanted, own, DASHBOARD_PORT, [("", gcs)])
-    return HeadPlaces(gcs, free_port(task.address, [("", gcs), (host, port)]), host, port)
 
 
 def _detach(command: list[str], unit: str, log: Path) -> None:
@@ -247,7 +244,14 @@ def tail(directory: Path) -> str:
     return "\n".join(shown) or "  (nothing)"
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _required(path: Path) -> dict[str, Any]:
+    found = read_document(path)
+    assert found is not None, "its supervisor is up"
+    return found
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """What a file of the node's directory says; None where it is not there, or not whole."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):

@@ -1,0 +1,1 @@
+"""A cluster on the nodes of one batch job of Slurm."""

@@ -1,0 +1,96 @@
+"""Waiting for a batch job: what it says, how it stands in the queue, and what that means."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+from cluster.errors import ShoalError
+from cluster.hosts.provider import Tell
+from cluster.hosts.slurm import slurm_commands as slurm
+from cluster.hosts.slurm.batch_job import BatchJob, Phase
+
+LOOK_S = 0.5
+ASK_S = (1.0, 15.0)
+"""Between two questions to Slurm, at first and at most: its controller answers everybody."""
+QUIET_S = 60.0
+"""A job that runs for so long and has said nothing is not seen from here."""
+
+
+class Following:
+    """Somebody who waits for a batch job, and is told what it says.
+
+    Args:
+        passed: what it has said before is not told.
+    """
+
+    def __init__(self, job: BatchJob, tell: Tell, *, passed: bool = False) -> None:
+        self._job, self._tell = job, tell
+        self._seen = len(job.told()) if passed else 0
+        self._pause = threading.Event()
+
+    def until_up(self) -> Phase:
+        """Wait until the cluster is up.
+
+        Raises:
+            ShoalError: the job has ended before.
+        """
+        waits_for, runs_since = "", None
+        for phase, entry in self._looks():
+            if phase.name == "up":
+                return phase
+            if phase.name == "failed":
+                raise ShoalError(phase.said)
+            if entry is None:
+                raise ShoalError(
+                    f"{self._job.words} has ended before the cluster was up; it said last:\n"
+                    f"{self._job.log_tail()}"
+                )
+            if entry.waits:
+                runs_since = None
+                words = f"{self._job.words} waits in the queue"
+                words += f": {entry.reason}" if entry.reason not in ("", "None") else ""
+                words += f"; it may start at {entry.start}" if entry.start else ""
+                if words != waits_for:
+                    self._tell(words)
+                waits_for = words
+            elif phase.name == "waiting":
+                runs_since = runs_since or time.monotonic()
+                if time.monotonic() - runs_since > QUIET_S:
+                    raise ShoalError(
+                        f"{self._job.words} runs on {entry.nodes}, and nothing is seen here of what it writes"
+                        f" in {self._job.directory}: XDG_STATE_HOME has to be a directory that this machine"
+                        " and all nodes share"
+                    )
+        raise AssertionError("it looks until one of these holds")
+
+    def until_gone(self, timeout_s: float) -> bool:
+        """Wait until it is out of the queue; whether it is in time."""
+        deadline = time.monotonic() + timeout_s
+        for _, entry in self._looks():
+            if entry is None:
+                return True
+            if time.monotonic() > deadline:
+                return False
+        raise AssertionError("it looks until one of these holds")
+
+    def _looks(self) -> Iterator[tuple[Phase, slurm.QueueEntry | None]]:
+        """(how far it is, how it stands in the queue), again and again."""
+        wait, asked_at = ASK_S[0], 0.0
+        entry = None
+        while True:
+            now = time.monotonic()
+            if not asked_at or now - asked_at >= wait:
+                entry, asked_at = slurm.in_queue(self._job.number), now
+                wait = min(wait * 1.3, ASK_S[1])
+            phase = self._job.phase()
+            told = self._job.told()
+            if len(told) < self._seen:  # it starts again
+                self._seen = 0
+            for text in told[self._seen :]:
+                self._tell(text)
+                wait = ASK_S[0]  # it moves
+            self._seen = len(told)
+            yield phase, entry
+            self._pause.wait(LOOK_S)

@@ -1,0 +1,150 @@
+"""Slurm's own commands: sbatch, squeue, scontrol, scancel, srun."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cluster.errors import RequestError, ShoalError
+
+ANSWER_S = 60.0
+_FORMAT = "%T|%r|%S|%N"
+"""Of squeue: state, reason, expected start, nodes."""
+WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "RESIZING")
+
+
+@dataclass(frozen=True)
+class QueueEntry:
+    """A job as the queue shows it.
+
+    Attributes:
+        state: as squeue writes it (PENDING, RUNNING, COMPLETING, …).
+        reason: why it waits, in Slurm's word.
+        start: when it may start, as Slurm guesses; empty where it does not.
+        nodes: as Slurm writes them (`gpu-[1-3]`).
+    """
+
+    state: str
+    reason: str
+    start: str
+    nodes: str
+
+    @property
+    def waits(self) -> bool:
+        return self.state in WAITING
+
+
+def submit(script: str, directory: str) -> str:
+    """Put a job into the queue; its number.
+
+    Args:
+        script: what sbatch is given.
+        directory: in which it runs.
+
+    Raises:
+        RequestError: Slurm refuses it.
+    """
+    printed = _run(["sbatch", "--parsable", f"--chdir={directory}"], script)
+    return printed.strip().partition(";")[0]
+
+
+def in_queue(job: str) -> QueueEntry | None:
+    """How a job stands; None where it has ended, or Slurm has forgotten it.
+
+    Raises:
+        ShoalError: Slurm does not answer.
+    """
+    try:
+        printed = _run(["squeue", "--noheader", f"--jobs={job}", f"--format={_FORMAT}"])
+    except RequestError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise ShoalError(str(error)) from error
+    if not printed.strip():
+        return None
+    state, reason, start, nodes = printed.strip().splitlines()[0].split("|", 3)
+    return QueueEntry(state, reason, "" if start == "N/A" else start, nodes)
+
+
+def cancel(job: str) -> None:
+    """Take a job out of the queue, or end it."""
+    _run(["scancel", job])
+
+
+def tell_to_leave(job: str) -> None:
+    """Send the notice that Slurm sends before the time limit: SIGTERM to the script alone."""
+    _run(["scancel", "--batch", "--signal=TERM", job])
+
+
+def requeue(job: str) -> None:
+    """Put a job that runs back into the queue."""
+    _run(["scontrol", "requeue", job])
+
+
+def step(
+    program: Sequence[str],
+    *,
+    job: str | None = None,
+    nodes: int = 1,
+    node: str | None = None,
+    without: str | None = None,
+) -> list[str]:
+    """The command that runs a program on nodes of a job, once on each.
+
+    Args:
+        job: its number; None within the job.
+        node: the one node on which it runs.
+        without: a node on which it does not.
+    """
+    return [
+        "srun",
+        *([] if job is None else [f"--jobid={job}"]),
+        f"--nodes={nodes}",
+        f"--ntasks={nodes}",
+        "--ntasks-per-node=1",
+        *([] if node is None else [f"--nodelist={node}"]),
+        *([] if without is None else [f"--exclude={without}"]),
+        # Beside what runs there: a node is asked while Ray has all of it.
+        "--overlap",
+        "--mpi=none",
+        # A node that is lost, or one whose program fails, does not end the others.
+        "--no-kill",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        *program,
+    ]
+
+
+def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment without what Slurm says to the processes of one job: srun would take it for itself."""
+    return {
+        key: value
+        for key, value in environment.items()
+        if not key.startswith(("SLURM_", "SLURMD_", "SBATCH_", "SRUN_")) or key == "SLURM_CONF"
+    }
+
+
+def _run(command: Sequence[str], given: str = "") -> str:
+    try:
+        done = subprocess.run(
+            command,
+            input=given,
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_S,
+            check=False,
+            env=outside_of_jobs(os.environ),
+        )
+    except FileNotFoundError as error:
+        raise ShoalError(
+            f"there is no `{command[0]}` here: `provider: slurm` needs Slurm's commands, as a login node has"
+            " them"
+        ) from error
+    except subprocess.TimeoutExpired as error:
+        raise ShoalError(f"Slurm's `{command[0]}` did not answer within {ANSWER_S:.0f} s") from error
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise RequestError(f"`{command[0]}`: {said}")
+    return done.stdout

@@ -1,0 +1,126 @@
+"""Jobs and apps of a cluster whose nodes have to go, and may come back.
+
+python -m infra.tenants leave|come-back -f FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from cluster.config.loader import load_config
+from cluster.errors import ShoalError
+from cluster.files.storage import Storage
+from cluster.state.connection import ClusterRecord, connect, disconnect, require_record
+from infra.api.jobs import Jobs
+from infra.lifecycle import end_tenants
+from infra.tenant_book import TenantBook
+from serve_apps.commands import deploy_specs, served_specs, start_serve
+from serve_apps.spec import AppSpec
+from train_jobs.driver.submission import Submissions
+from train_jobs.records.job_status import is_running
+from train_jobs.records.listing import run_of, summaries
+from train_jobs.records.run_log import summarize
+
+SERVE_START_S = 120.0
+READY_S = 600.0
+
+Say = Callable[[str], None]
+
+
+def leave(record: ClusterRecord, book: TenantBook, say: Say) -> None:
+    """Have every job save and stop, and every app finish its requests and end; what is needed to go on with
+    them is kept.
+
+    Raises:
+        ShoalError: a job did not stop in time.
+    """
+    connect(record)
+    try:
+        statuses = Submissions(record).statuses()
+        running = [each.job for each in summaries(Storage(record.storage)) if is_running(each, statuses)]
+        book.keep_apps(served_specs())
+        book.close(running)
+    finally:
+        disconnect()
+    end_tenants(record, say)
+
+
+def come_back(record: ClusterRecord, book: TenantBook, say: Say) -> None:
+    """Go on with the jobs that were stopped, or lost, with the nodes; serve the apps that were served.
+
+    Raises:
+        ShoalError: not all of them; the message names those that do not go on.
+    """
+    connect(record)
+    try:
+        problems = _resume_jobs(record, book, say) + _serve_apps(book, say)
+    finally:
+        disconnect()
+    book.open()
+    if problems:
+        raise ShoalError("; ".join(problems))
+
+
+def _resume_jobs(record: ClusterRecord, book: TenantBook, say: Say) -> list[str]:
+    storage, submissions = Storage(record.storage), Submissions(record)
+    cluster = load_config(Path(record.config_path), across=False).resolved.cluster
+    jobs = Jobs(cluster, storage, lambda: submissions, lambda: ())
+    problems = []
+    for job in book.jobs():
+        summary = summarize(job, run_of(storage, job))
+        if summary.ended and not (job in book.left() and summary.status == "stopped"):
+            book.forget_job(job)
+            continue
+        kept = book.job(job)
+        try:
+            plan = jobs.plan_to_resume(job, (), Path("/"))
+            jobs.resume(plan, kept.package, kept.environment)
+            say(f"{job}: {plan.said[-1]}")
+        except ShoalError as error:
+            problems.append(f"{job}: {error}")
+    return problems
+
+
+def _serve_apps(book: TenantBook, say: Say) -> list[str]:
+    from cluster.sharing.client import BrokerClient
+
+    specs = [AppSpec.from_json(spec) for spec in book.apps()]
+    if not specs:
+        return []
+    say(f"serving {', '.join(spec.name for spec in specs)} again")
+    try:
+        start_serve(BrokerClient().info(), time.monotonic() + SERVE_START_S, say)
+        deploy_specs(specs, deadline=time.monotonic() + READY_S, say=say)
+    except ShoalError as error:
+        return [str(error)]
+    return []
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do one of them; the exit code."""
+    parser = argparse.ArgumentParser(prog="infra.tenants")
+    parser.add_argument("what", choices=("leave", "come-back"))
+    parser.add_argument("-f", dest="file", required=True)
+    asked = parser.parse_args(arguments)
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        record = require_record(load_config(Path(asked.file), across=False).config.cluster.name)
+        book = TenantBook.of_this_cluster()
+        if book is None:
+            raise ShoalError("the nodes of this cluster stay: nothing is kept of its jobs and apps")
+        (leave if asked.what == "leave" else come_back)(record, book, say)
+    except ShoalError as error:
+        say(str(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
