@@ -41,8 +41,7 @@ def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption 
     cluster = loaded.resolved.cluster
     started, document = bring_up(cluster, loaded.path, say)
     if started.was_up and started.record.is_here:
-        if not as_json:
-            say(f"cluster {cluster.name} is up already")
+        say(f"cluster {cluster.name} is up already")
     elif started.record.is_here and started.record.serve_port != SERVE_PORT:
         # Serve's tools would start it at its usual port: they cannot be told another.
         say(f"starting Ray Serve, whose proxy is to listen at {started.record.serve_url}")

@@ -1,4 +1,4 @@
-"""Hosts that Shoal has started Ray on: `ssh`."""
+"""Hosts that Shoal has started Ray on: `ssh`, as Slurm has it too."""
 
 from __future__ import annotations
 
@@ -26,12 +26,22 @@ def ssh(
     ] = None,
     file: FileOption = None,
 ) -> None:
-    """Log in on a node of a cluster with `provider: ssh`, or run a command there."""
+    """Log in on a node of a cluster with `provider: ssh` or `slurm`, or run a command there."""
+    from cluster.hosts.slurm.batch_job import read_batch_job
     from cluster.hosts.ssh.fleet import require_fleet
+
+    name = cluster_name(file)
+    job = read_batch_job(name)
+    # A terminal is for a shell only: with one, what a command prints would not stay as it is.
+    if job is not None:
+        from cluster.hosts.slurm import slurm_commands as slurm
+
+        words = tuple(command or (os.environ.get("SHELL", "/bin/sh"), "-l"))
+        arguments = slurm.step(words, job=job.number, node=node, terminal=not command)
+        os.execvpe(arguments[0], arguments, slurm.outside_of_jobs(os.environ))
     from cluster.hosts.ssh.ssh_connection import Connection
 
-    connection = Connection(require_fleet(cluster_name(file)).host(node).destination)
+    connection = Connection(require_fleet(name).host(node).destination)
     connection.open()
-    # A terminal is for a shell only: with one, what a command prints would not stay as it is.
     arguments = connection.command(command or (), terminal=not command)
     os.execvp(arguments[0], arguments)

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from cluster.errors import ShoalError
 from infra.api.client import ApiClient, NoAnswerError
 from infra.cli.common import FileOption, load, say
 from infra.cli.target import cluster_name, target_if_up
@@ -117,14 +118,7 @@ def _of_node(file: str | None, node: str, log: str | None, tail: int | None, *, 
         target = find_target(file)
         document = target.api.get(f"/nodes/{quote(node, safe='')}/logs", file=log, tail=tail)
     except (NoAnswerError, RequestError) as error:
-        from cluster.hosts.ssh.fleet import read_fleet
-        from cluster.hosts.ssh.nodes import read_logs
-
-        fleet = read_fleet(cluster_name(file))
-        if fleet is None:
-            raise
-        say(f"{error}; asking the host itself")
-        document = read_logs(fleet.host(node), fleet.name, log, tail)
+        document = _of_host(cluster_name(file), node, log, tail, error)
     for row in document["lines"]:
         sys.stdout.write(json.dumps(row) + "\n" if as_json else f"[{row['file']}] {row['line']}\n")
     sys.stdout.flush()
@@ -135,6 +129,32 @@ def _of_node(file: str | None, node: str, log: str | None, tail: int | None, *, 
         say(f"other files, by their names after --node {node}: {', '.join(names)}{of_workers}")
 
 
+def _of_host(
+    cluster: str, node: str, log: str | None, tail: int | None, silent: ShoalError
+) -> dict[str, Any]:
+    """The same as the host itself tells it, where it is one of ours.
+
+    Raises:
+        ShoalError: it is not (`silent` again), does not answer, or has no such file.
+    """
+    from cluster.hosts.slurm.batch_job import read_batch_job
+    from cluster.hosts.ssh.fleet import read_fleet
+
+    fleet, job = read_fleet(cluster), read_batch_job(cluster)
+    if fleet is None and job is None:
+        raise silent
+    say(f"{silent}; asking the host itself")
+    if fleet is not None:
+        from cluster.hosts.ssh.nodes import read_logs
+
+        return read_logs(fleet.host(node), cluster, log, tail)
+    from cluster.hosts.slurm.slurm_provider import ask_node
+
+    assert job is not None, "one of both"
+    found: dict[str, Any] = ask_node(job, node, "logs", {"cluster": cluster, "file": log, "tail": tail})
+    return found
+
+
 def _of_cluster(api: ApiClient, name: str, wanted: dict[str, Any], write: Write) -> None:
     """Write what a cluster's control API tells.
 
@@ -142,7 +162,7 @@ def _of_cluster(api: ApiClient, name: str, wanted: dict[str, Any], write: Write)
         RequestError: nothing has this name.
         ShoalError: it cannot be read.
     """
-    from cluster.errors import RequestError, ShoalError
+    from cluster.errors import RequestError
 
     seen: dict[str, int] = {}
     for told in api.stream(f"/logs/{quote(name, safe='')}", **wanted):

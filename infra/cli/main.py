@@ -16,6 +16,7 @@ from infra.cli.target import CONTEXT_VARIABLE
 
 NOUNS = (
     "config",
+    "render",
     "cluster",
     "explain",
     "train",

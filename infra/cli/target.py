@@ -136,13 +136,11 @@ def _require_no_waiting(name: str) -> None:
     Raises:
         ShoalError: its batch job waits, or starts; the message says so.
     """
-    from cluster.hosts.slurm.batch_job import read_batch_job
+    from cluster.hosts.slurm.following import how_it_stands
 
-    job = read_batch_job(name)
-    if job is not None:
-        raise ShoalError(
-            f"cluster {name} is not up: {job.words} is {job.phase().name}. `shoal up` follows it"
-        )
+    standing = how_it_stands(name)
+    if standing is not None:
+        raise ShoalError(f"cluster {name} is not up: {standing}")
 
 
 def _why_silent(record: ClusterRecord) -> str | None:

@@ -53,6 +53,20 @@ def _option(value: str) -> str:
     return value
 
 
+def _slurm_name(value: str) -> str:
+    if re.fullmatch(r"[\w.,:+@/-]+", value) is None:
+        raise ValueError(f"should be a name, as Slurm's own commands print it, was {value!r}")
+    return value
+
+
+def _python(value: str) -> str:
+    if re.fullmatch(r"/[^\n]+", value) is None:
+        raise ValueError(f"should be the path of a Python, from the root, was {value!r}")
+    return value
+
+
+SlurmName = Annotated[Argument, AfterValidator(_slurm_name)]
+PythonPath = Annotated[str, AfterValidator(_python)]
 Time = Annotated[str, BeforeValidator(_time), WithJsonSchema({"type": ["string", "integer"]})]
 Option = Annotated[str, AfterValidator(_option)]
 
@@ -67,9 +81,9 @@ class SlurmConfig(Section):
     takes those that it finds."""
     cpus_per_node: int | None = Field(default=None, ge=1)
     """CPUs of each. Default: whole nodes, which nobody shares (--exclusive)."""
-    partition: Argument | None = Field(default=None, min_length=1)
+    partition: SlurmName | None = None
     """Default: the site's."""
-    account: Argument | None = Field(default=None, min_length=1)
+    account: SlurmName | None = None
     """Default: the user's."""
     time: Time | None = None
     """Longest run, as sbatch takes it ("2-00:00:00", "90" minutes). Default: the partition's."""
@@ -78,7 +92,7 @@ class SlurmConfig(Section):
     requeue: bool = True
     """Whether the job goes back into the queue at its time limit, after a preemption and when its head is
     lost; jobs and apps go on when it starts again."""
-    python: Argument | None = Field(default=None, min_length=1)
+    python: PythonPath | None = None
     """The Python on each node that has this version of Shoal. Default: the one that `shoal` runs with here,
     by its path."""
     extra: list[Option] = Field(default=[])

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.hosts.on_host.host_ports import HeadPlaces
 from cluster.hosts.processes import CLUSTER_ID, KEEP_ENVIRONMENT, NODE_NAME
-from cluster.hosts.settings import ANOTHER_CLUSTERS
+from cluster.hosts.settings import ANOTHER_CLUSTERS, SERVE_SETTINGS
 from cluster.hosts.short_paths import short_directory
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE
@@ -27,6 +27,10 @@ OBJECT_STORE = 0.3
 """The share of a node's memory that Ray's object store gets, as Ray itself has it."""
 METRIC_PORTS = ("AUTOSCALER_METRIC_PORT", "DASHBOARD_METRIC_PORT")
 """Ray's usual ones are the same for all clusters."""
+_OF_THE_LOGIN = ("SSH_", "SHOAL_", "SLURM_", "SLURMD_", "PMI_", "PMIX_")
+"""Variables begin so that are of whoever has logged in, or of one task of a batch job: programs take the
+latter for ranks of theirs."""
+_OF_SLURM_KEPT = ("SLURM_CONF", "SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_JOB_NODELIST")
 STATE = "state"
 """On the head, in the node's directory: what the commands there know of the cluster."""
 
@@ -129,11 +133,12 @@ def ray_environment(
     kept = {
         key: value
         for key, value in login.items()
-        if key not in ANOTHER_CLUSTERS and not key.startswith(("SSH_", "SHOAL_"))
+        if key not in ANOTHER_CLUSTERS and (key in _OF_SLURM_KEPT or not key.startswith(_OF_THE_LOGIN))
     }
     metrics = {} if places is None else dict(zip(METRIC_PORTS, map(str, places.metrics), strict=True))
     path = os.pathsep.join(entry for entry in (os.path.dirname(python), kept.get("PATH", "")) if entry)
     return {
+        **SERVE_SETTINGS,
         **kept,
         **task.env,
         **metrics,

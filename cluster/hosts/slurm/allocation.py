@@ -121,12 +121,17 @@ class Allocation:
             ShoalError: the cluster does not come up; the head was lost.
         """
         job = self._job
-        self._run_on_head(self._up)
+        printed = self._run_on_head(self._up)
         if self._notice.is_set():
             return
-        record = self._record()
-        job.publish(record)
-        job.enter("up", head=self._host, config=str(self._directory / CONFIG_FILE))
+        job.publish(self._record())
+        job.enter(
+            "up",
+            head=self._host,
+            config=str(self._directory / CONFIG_FILE),
+            command=list(self._up),
+            document=json.loads(printed),
+        )
         if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
             try:
                 self._run_on_head(self._come_back)
@@ -201,8 +206,8 @@ class Allocation:
         while not holds() and not self._notice.wait(LOOK_S):
             pass
 
-    def _run_on_head(self, command: Sequence[str], *, heed: bool = True) -> None:
-        """Run a command as one of the head's; what it says is told.
+    def _run_on_head(self, command: Sequence[str], *, heed: bool = True) -> str:
+        """Run a command as one of the head's; what it prints. What it says is told.
 
         Args:
             heed: end it when there is notice.
@@ -215,13 +220,14 @@ class Allocation:
             [sys.executable, *command, "-f", str(self._directory / CONFIG_FILE)],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             errors="replace",
             start_new_session=True,
         )
         said: list[str] = []
+        printed: list[str] = []
 
         def listen() -> None:
             assert process.stderr is not None, "it is piped"
@@ -229,16 +235,23 @@ class Allocation:
                 said.append(line.rstrip())
                 self._tell(said[-1])
 
-        listener = threading.Thread(target=listen, daemon=True)
-        listener.start()
+        def read() -> None:
+            assert process.stdout is not None, "it is piped"
+            printed.append(process.stdout.read())
+
+        listeners = [threading.Thread(target=each, daemon=True) for each in (listen, read)]
+        for listener in listeners:
+            listener.start()
         if heed:
             self._until(lambda: process.poll() is not None)
             if process.poll() is None:
                 process.terminate()
         process.wait()
-        listener.join()
+        for listener in listeners:
+            listener.join()
         if process.returncode != 0 and not (heed and self._notice.is_set()):
             raise ShoalError(said[-1] if said else f"{command} failed with exit code {process.returncode}")
+        return "".join(printed)
 
     def _tell(self, text: str) -> None:
         print(text, flush=True)

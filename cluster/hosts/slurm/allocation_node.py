@@ -53,7 +53,7 @@ def node_task(
     return NodeTask(
         cluster=job.name,
         mark=job.mark,
-        node=environment["SLURMD_NODENAME"].lower(),
+        node=environment["SLURMD_NODENAME"],
         address=_own_address(launched_from),
         head=head,
         servers=wanted_servers(cluster),

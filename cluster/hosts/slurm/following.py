@@ -9,13 +9,32 @@ from collections.abc import Iterator
 from cluster.errors import ShoalError
 from cluster.hosts.provider import Tell
 from cluster.hosts.slurm import slurm_commands as slurm
-from cluster.hosts.slurm.batch_job import BatchJob, Phase
+from cluster.hosts.slurm.batch_job import BatchJob, Phase, read_batch_job
 
 LOOK_S = 0.5
 ASK_S = (1.0, 15.0)
 """Between two questions to Slurm, at first and at most: its controller answers everybody."""
 QUIET_S = 60.0
 """A job that runs for so long and has said nothing is not seen from here."""
+
+
+def how_it_stands(name: str) -> str | None:
+    """How the batch job of a cluster that is not up stands, and what to do; None where it has none."""
+    job = read_batch_job(name)
+    if job is None:
+        return None
+    entry = slurm.in_queue(job.number) if job.number else None
+    if entry is None:
+        return f"{job.words} has ended; `shoal up` submits another"
+    if entry.waits:
+        return f"{_waiting(job, entry)}. `shoal up` follows it"
+    return f"{job.words} is {job.phase().name} on {entry.nodes}. `shoal up` follows it"
+
+
+def _waiting(job: BatchJob, entry: slurm.QueueEntry) -> str:
+    words = f"{job.words} waits in the queue"
+    words += f": {entry.reason}" if entry.reason not in ("", "None") else ""
+    return words + (f"; it may start at {entry.start}" if entry.start else "")
 
 
 class Following:
@@ -49,9 +68,7 @@ class Following:
                 )
             if entry.waits:
                 runs_since = None
-                words = f"{self._job.words} waits in the queue"
-                words += f": {entry.reason}" if entry.reason not in ("", "None") else ""
-                words += f"; it may start at {entry.start}" if entry.start else ""
+                words = _waiting(self._job, entry)
                 if words != waits_for:
                     self._tell(words)
                 waits_for = words

@@ -90,6 +90,7 @@ def step(
     nodes: int = 1,
     node: str | None = None,
     without: str | None = None,
+    terminal: bool = False,
 ) -> list[str]:
     """The command that runs a program on nodes of a job, once on each.
 
@@ -106,6 +107,7 @@ def step(
         "--ntasks-per-node=1",
         *([] if node is None else [f"--nodelist={node}"]),
         *([] if without is None else [f"--exclude={without}"]),
+        *(["--pty"] if terminal else []),
         # Beside what runs there: a node is asked while Ray has all of it.
         "--overlap",
         "--mpi=none",

@@ -8,13 +8,14 @@ import secrets
 import subprocess
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
+from cluster.hosts.on_host.result_line import RESULT
 from cluster.hosts.provider import RemoteStarted, Tell
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import BatchJob, Phase, read_batch_job
@@ -63,7 +64,7 @@ class SlurmProvider:
                     remove_state(cluster.name)
             raise
         try:
-            document = self._on_head(job, phase, command, tell)
+            document = self._on_head(job, phase, command, tell, was_up=was_up)
         finally:
             if not stay:
                 with locked(cluster.name):
@@ -119,12 +120,17 @@ class SlurmProvider:
         tell(f"submitted: {job.words}")
         return job, False
 
-    def _on_head(self, job: BatchJob, phase: Phase, command: Sequence[str], tell: Tell) -> dict[str, Any]:
-        """Run a command of `shoal` on the head; the document that it prints.
+    def _on_head(
+        self, job: BatchJob, phase: Phase, command: Sequence[str], tell: Tell, *, was_up: bool
+    ) -> dict[str, Any]:
+        """Run a command of `shoal` on the head, unless the job has a moment ago; the document it prints.
 
         Raises:
             ShoalError: it failed.
         """
+        if not was_up and phase.facts["command"] == [*self._shoal, *command]:
+            done_by_itself: dict[str, Any] = phase.facts["document"]
+            return done_by_itself
         head, config = phase.facts["head"], phase.facts["config"]
         program = [*node_program(job), "run", job.name, *self._shoal, *command, "-f", config]
         done = subprocess.Popen(
@@ -173,6 +179,28 @@ class SlurmProvider:
 def node_program(job: BatchJob) -> list[str]:
     """What asks a node of the job about its own part, before the arguments; see `on_host.node`."""
     return [python_of(ClusterConfig.model_validate(job.section)), "-m", "cluster.hosts.on_host.node"]
+
+
+def ask_node(job: BatchJob, node: str, what: str, document: Mapping[str, Any]) -> Any:
+    """Have a node of the job that runs do something with its part of the cluster; see `on_host.node`.
+
+    Raises:
+        ShoalError: Slurm does not reach it, or it fails there.
+    """
+    done = subprocess.run(
+        slurm.step([*node_program(job), what], job=job.number, node=node),
+        input=json.dumps(document),
+        capture_output=True,
+        text=True,
+        env=slurm.outside_of_jobs(os.environ),
+        timeout=slurm.ANSWER_S,
+        check=False,
+    )
+    for line in done.stdout.splitlines():
+        if line.startswith(RESULT):
+            return json.loads(line.removeprefix(RESULT))
+    said = [line for line in done.stderr.splitlines() if line.strip()]
+    raise ShoalError(f"{node}: {said[0] if said else 'no answer came'}")
 
 
 def _waiting(name: str) -> str:
