@@ -18,6 +18,7 @@ from cluster.config.loader import LoadedConfig, load_config
 from cluster.config.template import write_template
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
+from cluster.hosts.providers import REMOTE_PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
 from infra.job_view import JobView
@@ -225,7 +226,7 @@ class Quickstart:
     def _tour(self) -> None:
         with self._step("write the config") as step:
             loaded = self._write_config(step)
-        if not loaded.config.cluster.seen_here:
+        if loaded.config.cluster.provider in REMOTE_PROVIDERS:
             self._tour_elsewhere(loaded)
             return
         with self._step("start the cluster") as step:
@@ -254,7 +255,7 @@ class Quickstart:
         with self._step("start the hosts, and go on there") as step:
             cluster = loaded.resolved.cluster
             done = remote_provider(cluster).up(cluster, loaded.path, self.say, command, stay=self.keep)
-            step.detail = f"{len(cluster.node_shapes())} hosts"
+            step.detail = f"{cluster.node_count} hosts"
         step.seconds = round(time.monotonic() - began - done.document["seconds"], 1)
         self.report.steps += [TourStep(**each) for each in done.document["steps"][1:]]
 
@@ -301,8 +302,8 @@ class Quickstart:
         if not self.config_path.exists():
             return
         loaded = load_config(self.config_path, across=False)
-        elsewhere = not loaded.config.cluster.seen_here
         cluster = loaded.config.cluster
+        elsewhere = cluster.provider in REMOTE_PROVIDERS
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
         try:
             take_down(cluster, loaded.path, self.say)

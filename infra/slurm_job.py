@@ -19,6 +19,7 @@ from cluster.hosts.slurm.allocation import Allocation, number_of
 from cluster.hosts.slurm.batch_job import BatchJob, read_batch_job
 from cluster.state.record import TOKEN_FILE
 from cluster.state.state_directory import write_private
+from cluster.version import version
 from infra.lifecycle import COMMAND, UP
 
 TENANTS = ("-m", "infra.tenants")
@@ -34,6 +35,10 @@ def job_of(config_path: Path, number: str) -> BatchJob:
     """
     cluster = load_config(config_path, across=False).resolved.cluster
     known = read_batch_job(cluster.name)
+    if known is not None and known.version != version():
+        raise ShoalError(
+            f"Shoal here is {version()}, and {known.version} where `shoal up` was called: one version on all"
+        )
     if known is not None and known.number in ("", number):
         job = known.numbered(number)  # its first node may be faster than who submits it
     elif known is not None:

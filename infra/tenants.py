@@ -14,7 +14,7 @@ from pathlib import Path
 from cluster.config.loader import load_config
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.state.connection import ClusterRecord, connect, disconnect, require_record
+from cluster.state.connection import ClusterRecord, connect, disconnect, read_record
 from infra.api.jobs import Jobs
 from infra.lifecycle import end_tenants
 from infra.tenant_book import TenantBook
@@ -111,7 +111,9 @@ def main(arguments: Sequence[str]) -> int:
         print(text, file=sys.stderr, flush=True)
 
     try:
-        record = require_record(load_config(Path(asked.file), across=False).config.cluster.name)
+        record = read_record(load_config(Path(asked.file), across=False).config.cluster.name)
+        if record is None:
+            return 0  # it was taken down by itself: nobody uses it
         book = TenantBook.of_this_cluster()
         if book is None:
             raise ShoalError("the nodes of this cluster stay: nothing is kept of its jobs and apps")

@@ -26,6 +26,7 @@ from cluster.state.record import (
     write_record,
 )
 from cluster.state.state_directory import require_private, state_directory
+from cluster.version import version
 
 _JOB_FILE, _PHASE_FILE = "slurm.json", "phase.json"
 _TOLD_FILE, _LEAVE_FILE = "told.jsonl", "leave"
@@ -43,6 +44,7 @@ class BatchJob:
         number: Slurm's; empty until it has one.
         mark: in the environment of all that runs on its nodes.
         section: the config's cluster section as it was submitted.
+        version: of the Shoal that submitted it.
     """
 
     name: str
@@ -50,6 +52,7 @@ class BatchJob:
     config_path: str
     section: Mapping[str, Any]
     number: str = ""
+    version: str = field(default_factory=version)
 
     @property
     def directory(self) -> Path:

@@ -12,6 +12,7 @@ from cluster.state.state_directory import state_directory
 
 PROGRAM = ("-m", "infra.slurm_job")
 """What runs on the first node, after the interpreter."""
+_LOOK = "from importlib.util import find_spec as f; raise SystemExit(not (f('infra') and f('ray')))"
 LOG_FILE = "slurm-%j.log"
 """In the cluster's state directory; Slurm puts the job's number in the place of %j."""
 
@@ -46,17 +47,22 @@ def batch_script(cluster: ClusterConfig, config_path: Path) -> str:
         f"--output={directory / LOG_FILE}",
         *asked.extra,
     ]
-    program = [python_of(cluster), *PROGRAM, "-f", str(config_path)]
+    python = shlex.quote(python_of(cluster))
+    program = shlex.join([*PROGRAM, "-f", str(config_path)])
     return "\n".join(
         [
             "#!/bin/sh",
             *(f"#SBATCH {shlex.quote(option)}" for option in options),
             "# `shoal up` submits this. By hand, before sbatch:",
-            f"#   mkdir -p -m 700 {shlex.quote(str(directory))}",
+            f"#   (umask 077; mkdir -p {shlex.quote(str(directory))})",
             "export PYTHONUNBUFFERED=1",
             # The same place on the nodes as here, whatever their shells say.
             f"export XDG_STATE_HOME={shlex.quote(os.path.dirname(directory.parent))}",
-            f"exec {shlex.join(program)}",
+            f"if ! {python} -c {shlex.quote(_LOOK)}; then",
+            f'    echo Shoal is not installed for {python} on "$SLURMD_NODENAME", which slurm.python names',
+            "    exit 1",
+            "fi",
+            f"exec {python} {program}",
             "",
         ]
     )

@@ -18,6 +18,24 @@ QUIET_S = 60.0
 """A job that runs for so long and has said nothing is not seen from here."""
 
 
+_REASONS = {
+    "Priority": "others come first",
+    "Resources": "nodes are in use",
+    "BeginTime": "its time has not come",
+    "Dependency": "it waits for another job",
+    "JobHeldUser": "it is held: `scontrol release` lets it go",
+    "JobHeldAdmin": "the site holds it",
+    "ReqNodeNotAvail": "nodes that it needs are down, or reserved",
+    "PartitionDown": "its partition is down",
+    "PartitionConfig": "no nodes of its partition have what it asks for: as it is it will not start",
+    "PartitionNodeLimit": "its partition gives no job so many nodes: as it is it will not start",
+    "PartitionTimeLimit": "its partition gives no job so much time: as it is it will not start",
+    "BadConstraints": "no nodes have what it asks for: as it is it will not start",
+    "AccountNotAllowed": "its partition does not take this account: as it is it will not start",
+}
+"""What Slurm's words for why a job waits mean."""
+
+
 def how_it_stands(name: str) -> str | None:
     """How the batch job of a cluster that is not up stands, and what to do; None where it has none."""
     job = read_batch_job(name)
@@ -33,7 +51,10 @@ def how_it_stands(name: str) -> str | None:
 
 def _waiting(job: BatchJob, entry: slurm.QueueEntry) -> str:
     words = f"{job.words} waits in the queue"
-    words += f": {entry.reason}" if entry.reason not in ("", "None") else ""
+    if entry.reason not in ("", "None"):
+        # Some come with a list of nodes.
+        meaning = _REASONS.get(entry.reason.partition(",")[0])
+        words += f": {entry.reason}" + ("" if meaning is None else f" ({meaning})")
     return words + (f"; it may start at {entry.start}" if entry.start else "")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def test_what_is_asked_for() -> None:
         "--qos=high",
         "--comment=two words",
     ]
+    assert subprocess.run(["sh", "-n"], input=script, text=True, check=True)
     *_, last = script.splitlines()
     assert shlex.split(last) == ["exec", sys.executable, "-m", "infra.slurm_job", "-f", str(FILE)]
 
