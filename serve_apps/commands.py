@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,7 @@ def end_serving(say: Say = say_nothing) -> None:
         say(f"ending {', '.join(names)}")
         remove(names)
     started = controller.serving()["started"]
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every application that goes
     controller.end()  # it would bring the gateway back
     serve.delete(GATEWAY)
     if started and not serve.status().applications:

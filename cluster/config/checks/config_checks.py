@@ -13,6 +13,7 @@ from cluster.config.checks.app_checks import check_app
 from cluster.config.checks.ground import Ground, MistakeReport, local_path
 from cluster.config.checks.host_checks import check_hosts
 from cluster.config.checks.job_checks import check_job
+from cluster.config.checks.kubernetes_checks import check_kubernetes
 from cluster.config.reading.api_keys import ENVIRONMENT, load_keys
 from cluster.config.reading.positions import KeyPath, YamlDocument
 from cluster.config.sections.cluster import ApiConfig, ClusterConfig, EndpointConfig, NodeConfig
@@ -75,6 +76,7 @@ def _check_provider(cluster: ClusterConfig, report: MistakeReport) -> None:
         message = "is for `provider: existing`; Shoal starts this cluster itself, and chooses its address"
         report("address", cluster.address, message, "provider")
     check_hosts(cluster, report)
+    check_kubernetes(cluster, report)
     if cluster.provider == "existing" and cluster.dashboard != EndpointConfig():
         message = "cannot be chosen: the dashboard of an existing cluster is where Ray was told to have it"
         report("dashboard", None, message, "provider")

@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 
 from cluster.config.reading import schema
 from cluster.config.reading.positions import KeyPath, Position, YamlDocument, shorten, show_path
+from cluster.config.sections.section import VARIABLE_PATTERN
 from cluster.errors import Mistake
 
 MAX_MISTAKES = 300
@@ -94,8 +95,7 @@ def _explain(entry: ErrorDetails, document: YamlDocument) -> tuple[KeyPath, Posi
     loc, kind = entry["loc"], entry["type"]
     if loc and loc[-1] == "[key]":  # pydantic's own mark for an error in a key; it is no key of the file
         path: KeyPath = loc[:-1]
-        message = f"should be {schema.NAME_RULE}, was {show_value(path[-1])}"
-        return path, document.key_place(path), path[-1], message
+        return path, document.key_place(path), path[-1], _wrong_key(path, entry)
     if kind == "extra_forbidden":
         return loc, document.key_place(loc), loc[-1], unknown_key(loc)
     if kind == "missing":
@@ -131,6 +131,15 @@ def _missing(path: KeyPath) -> str:
     return f"`{path[-1]}` is missing; it should be {schema.allowed(path)}" + (
         f" ({meaning})" if meaning else ""
     )
+
+
+def _wrong_key(path: KeyPath, entry: ErrorDetails) -> str:
+    if entry["type"] == "value_error":
+        return _wrong_value(path, entry)
+    rule = schema.NAME_RULE
+    if entry.get("ctx", {}).get("pattern") == VARIABLE_PATTERN:
+        rule = "the name of an environment variable, of letters, digits and `_`"
+    return f"should be {rule}, was {show_value(path[-1])}"
 
 
 def _wrong_value(path: KeyPath, entry: ErrorDetails) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
 
+from cluster.config.sections.kubernetes import KubernetesConfig
 from cluster.config.sections.section import Argument, Name, Section, VariableName
 from cluster.config.sections.slurm import SlurmConfig
 from cluster.config.sections.ssh import SshConfig
@@ -196,10 +197,10 @@ class ClusterConfig(Section):
 
     name: Name = "shoal"
     """Name of the cluster; clusters of different names run side by side on one machine."""
-    provider: Literal["embedded", "existing", "ssh", "slurm"] = "embedded"
+    provider: Literal["embedded", "existing", "ssh", "slurm", "kubernetes"] = "embedded"
     """Where the nodes come from: `embedded` starts them as processes of this machine; `existing` uses a Ray
     cluster that somebody else has started; `ssh` starts Ray on hosts that OpenSSH's client reaches; `slurm`
-    on those of a batch job."""
+    on those of a batch job; `kubernetes` in pods, through KubeRay."""
     address: Annotated[str, AfterValidator(_ray_address)] | None = None
     """With `existing`: Ray's address of the cluster (HOST:PORT of its control store), or `auto`: the one that
     this machine is a node of, or that RAY_ADDRESS names. Default: auto."""
@@ -220,6 +221,8 @@ class ClusterConfig(Section):
     """With `ssh`: how the hosts are reached."""
     slurm: SlurmConfig = SlurmConfig()
     """With `slurm`: what is asked for."""
+    kubernetes: KubernetesConfig = KubernetesConfig()
+    """With `kubernetes`: what is asked for."""
     sharing: SharingConfig = SharingConfig()
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
@@ -238,7 +241,7 @@ class ClusterConfig(Section):
         if self.provider == "ssh":  # what a node does not say, its host does
             said = all({"cpus", "gpus"} <= kind.model_fields_set for kind in self.nodes)
         else:
-            said = self.provider == "embedded" or "nodes" in self.model_fields_set
+            said = self.provider in ("embedded", "kubernetes") or "nodes" in self.model_fields_set
         return self.nodes if said else ()
 
     def _asked_of_slurm(self) -> tuple[NodeConfig, ...]:
@@ -258,7 +261,7 @@ class ClusterConfig(Section):
     @property
     def seen_here(self) -> bool:
         """Whether its nodes have the files of the machine that has the config file."""
-        return self.provider != "ssh"
+        return self.provider not in ("ssh", "kubernetes")
 
     def node_shapes(self) -> list[tuple[str, NodeConfig]]:
         """Every single node as (name, its kind), the head first."""

@@ -21,7 +21,9 @@ def _as_text(value: Any) -> Any:
 Argument = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | int | float | bool)]
 """A word of a command line."""
 
-VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_]\w*$")]
+VARIABLE_PATTERN = r"^[A-Za-z_]\w*$"
+
+VariableName = Annotated[str, StringConstraints(pattern=VARIABLE_PATTERN)]
 """Of an environment variable."""
 
 

@@ -1,0 +1,1 @@
+"""A cluster in pods, through KubeRay's RayCluster."""
