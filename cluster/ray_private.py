@@ -61,8 +61,8 @@ def address_here() -> str | None:
         return None
 
 
-def addresses_of_nodes(address: str, timeout_s: float) -> set[str]:
-    """The addresses of all nodes that are alive, asked without joining, which only a node's machine can.
+def node_ids_by_address(address: str, timeout_s: float) -> dict[str, str]:
+    """The ids of all nodes that are alive, asked without joining, which only a node's machine can.
 
     Args:
         address: HOST:PORT of Ray's control store, which answers.
@@ -79,7 +79,9 @@ def addresses_of_nodes(address: str, timeout_s: float) -> set[str]:
         os.environ["RAY_AUTH_MODE"] = "token"  # `ray.init` takes a token for a reason to use it, too
         read_credentials_again()
     nodes = GcsClient(address=address).get_all_node_info(timeout=timeout_s)
-    return {str(node.node_manager_address) for node in nodes.values() if node.state == _ALIVE}
+    return {
+        str(node.node_manager_address): each.hex() for each, node in nodes.items() if node.state == _ALIVE
+    }
 
 
 def read_credentials_again() -> None:

@@ -57,7 +57,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"tenant_book"},
         {"api"},
         {"lifecycle"},
-        {"tenants", "slurm_job"},
+        {"tenants", "slurm_job", "kubernetes_pod"},
         {"lab"},
         {"quickstart"},
         {"cli"},

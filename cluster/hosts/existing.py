@@ -208,10 +208,10 @@ def _require_node(address: str) -> None:
     """
     import ray
 
-    from cluster.ray_private import addresses_of_nodes
+    from cluster.ray_private import node_ids_by_address
 
     try:
-        theirs = addresses_of_nodes(address, _ASK_S)
+        theirs = set(node_ids_by_address(address, _ASK_S))
     except ray.exceptions.AuthenticationError as error:
         raise ShoalError(
             f"the Ray cluster at {address} asks for its token: it is missing or another in RAY_AUTH_TOKEN, in"

@@ -143,7 +143,7 @@ def test_ten_requeues_lose_and_repeat_no_step(user: SlurmUser) -> None:
 
 
 def test_the_time_limit_is_a_notice_to_leave(user: SlurmUser) -> None:
-    slurm = {"nodes": 2, "cpus_per_node": 2, "time": 2, "notice_s": 60}
+    slurm = {"nodes": 2, "cpus_per_node": 2, "time": 3, "notice_s": 60}
     user.write({"slurm": slurm}, train_jobs={"lm": JOB})
     assert user.shoal("up").returncode == 0
     number, run = number_of(user), Run(user, "lm")

@@ -71,6 +71,19 @@ Time = Annotated[str, BeforeValidator(_time), WithJsonSchema({"type": ["string",
 Option = Annotated[str, AfterValidator(_option)]
 
 
+def seconds_of(time: str) -> int | None:
+    """What a time of sbatch's means; None for one without end."""
+    if time.lower() in ("infinite", "unlimited"):
+        return None
+    days, dash, rest = time.rpartition("-")
+    parts = [int(each) for each in rest.split(":")]
+    if dash or len(parts) == 3:
+        hours, minutes, seconds = [*parts, 0, 0][:3]
+    else:  # without days, and with one colon or none, it begins with minutes
+        hours, minutes, seconds = 0, *[*parts, 0][:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 class SlurmConfig(Section):
     """What is asked of Slurm for the cluster: one batch job, whose first node is the head."""
 

@@ -22,6 +22,8 @@ CONFIG_PLACE = "/etc/shoal"
 CONFIG_KEY = "cluster.json"
 TOKEN_KEY = "auth_token"
 """KubeRay looks for Ray's token under this key."""
+ADDRESS = "SHOAL_POD_IP"
+"""Names the pod's own address."""
 CLIENT_PORT, METRICS_PORT = 10001, 8080
 """Ray's and KubeRay's usual ones."""
 PROGRAM = ("python", "-m", "infra.kubernetes_pod")
@@ -122,7 +124,10 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         "command": list(PROGRAM),
         "args": ["head" if is_head else "worker"],
         "resources": _resources(cluster, kind),
-        "env": [{"name": "PYTHONUNBUFFERED", "value": "1"}],
+        "env": [
+            {"name": "PYTHONUNBUFFERED", "value": "1"},
+            {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        ],
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "volumeMounts": mounts,
     }

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.loader import load_config
+from cluster.config.sections.slurm import seconds_of
 from tests.cluster.config.config_files import mistakes, write
 
 SLURM = "cluster: {provider: slurm, storage: /data, slurm: {%s}}\n"
@@ -38,6 +39,29 @@ def test_what_sbatch_would_not_take(slurm: str, path: str, words: str, tmp_path:
 @pytest.mark.parametrize("time", ["90", "'90'", "'1:30:00'", "2-12", "2-00:00:00", "UNLIMITED"])
 def test_times_as_sbatch_takes_them(time: str, tmp_path: Path) -> None:
     assert load_config(write(tmp_path, SLURM % f"time: {time}")).config.cluster.slurm.time == time.strip("'")
+
+
+@pytest.mark.parametrize(
+    ("time", "seconds"),
+    [
+        ("90", 5400),
+        ("1:30", 90),
+        ("1:30:00", 5400),
+        ("2-12", 216_000),
+        ("2-12:30", 217_800),
+        ("1-00:00:01", 86_401),
+        ("infinite", None),
+    ],
+)
+def test_times_mean_what_they_mean_to_sbatch(time: str, seconds: int | None) -> None:
+    assert seconds_of(time) == seconds
+
+
+def test_a_time_limit_leaves_time_to_work(tmp_path: Path) -> None:
+    (found,) = mistakes(tmp_path, SLURM % "time: 4, notice_s: 121")
+    assert found.path == "cluster.slurm.time"
+    assert "leaves no time to work" in found.message
+    assert load_config(write(tmp_path, SLURM % "time: 4, notice_s: 120"))
 
 
 @pytest.mark.parametrize(

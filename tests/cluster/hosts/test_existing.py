@@ -30,9 +30,9 @@ def test_where_there_is_no_ray_cluster(tmp_path: Path) -> None:
 def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveCluster) -> None:
     source = (
         "import json, os\n"
-        "from cluster.ray_private import address_here, addresses_of_nodes, authentication_token\n"
+        "from cluster.ray_private import address_here, node_ids_by_address, authentication_token\n"
         "here = address_here()\n"
-        "print(json.dumps([here, sorted(addresses_of_nodes(here, 10.0)), authentication_token()]))"
+        "print(json.dumps([here, sorted(node_ids_by_address(here, 10.0)), authentication_token()]))"
     )
     done = running_cluster.python(source)
     assert done.returncode == 0, done.stderr

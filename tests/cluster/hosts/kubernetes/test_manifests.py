@@ -137,12 +137,32 @@ def _names_are_several(section: dict[str, Any]) -> bool:
     return len(names) == len(set(names))
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
-@given(section=clusters().filter(_names_are_several))
-def test_the_api_server_takes_every_manifest(
+RANDOM = clusters().filter(_names_are_several)
+FEW, MANY = (
+    settings(max_examples=number, deadline=None, suppress_health_check=list(HealthCheck))
+    for number in (30, 300)
+)
+
+
+@FEW
+@given(section=RANDOM)
+def test_the_api_server_takes_the_manifests_of_some_configs(
     section: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    cluster, found = made(section, tmp_path_factory.getbasetemp())
+    _see_them_taken(section, tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.slow
+@MANY
+@given(section=RANDOM)
+def test_the_api_server_takes_the_manifests_of_300_configs(
+    section: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    _see_them_taken(section, tmp_path_factory.getbasetemp())
+
+
+def _see_them_taken(section: dict[str, Any], directory: Path) -> None:
+    cluster, found = made(section, directory)
     *others, ray = found
     assert refusals(ray) == []
     assert refusals(ray, ray) == [], "applied again"

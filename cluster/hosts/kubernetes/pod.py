@@ -1,0 +1,132 @@
+"""Ray in a pod of KubeRay's: started by its operator's command, ended when the pod has to go."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.errors import ShoalError
+from cluster.hosts.endpoints import API_PORT, GATEWAY_PORT
+from cluster.hosts.kubernetes.manifests import ADDRESS, CONFIG_KEY, CONFIG_PLACE
+from cluster.hosts.on_host.host_ports import GCS_PORT
+from cluster.state.health import answers, wait_until
+
+START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
+"""Names the command with which KubeRay's operator would start Ray in a container."""
+START_S = 300.0
+"""Longest that Ray may take to start: its files may be read over a network for the first time."""
+DRAIN_ASK_S = 30.0
+END_S = 20.0
+_REASON = "its pod is about to be deleted"
+
+
+class RayInPod:
+    """Ray as it runs in this container.
+
+    Args:
+        environment: that of the container.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        try:
+            self._command = environment[START_COMMAND]
+            self.address = environment[ADDRESS]
+        except KeyError as error:
+            raise ShoalError(f"this is no pod of KubeRay's: {error.args[0]} is not set") from error
+
+    def start(self) -> None:
+        """Start it; it stays until `end`, or ends by itself."""
+        # As KubeRay itself does: Ray opens many files.
+        command = f'ulimit -n "${{RAY_START_ULIMIT_OPEN_FILES:-65536}}"; exec {self._command}'
+        self.process = subprocess.Popen(["bash", "-c", command], start_new_session=True)
+
+    @property
+    def is_over(self) -> bool:
+        return self.process.poll() is not None
+
+    def until_up(self, ended: threading.Event) -> None:
+        """Wait until its control store answers here, or until somebody wants its end.
+
+        Raises:
+            ShoalError: it has ended, or takes too long.
+        """
+        address = f"{self.address}:{GCS_PORT}"
+        wait_until(lambda: answers(address) or self.is_over or ended.is_set(), START_S)
+        if self.is_over:
+            raise ShoalError(f"Ray has ended with exit code {self.process.returncode}")
+        if not answers(address) and not ended.is_set():
+            raise ShoalError(f"Ray's control store did not answer at {address} within {START_S:.0f} s")
+
+    def drain(self, seconds: float) -> None:
+        """Have nothing new start here, and tell those that run here to leave.
+
+        Args:
+            seconds: so long they have.
+
+        Raises:
+            ShoalError: Ray does not answer.
+        """
+        node = _node_at(self.address)
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
+            *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
+            *("--reason-message", _REASON, "--deadline-remaining-seconds", f"{seconds:.0f}"),
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DRAIN_ASK_S, check=False)
+        if done.returncode != 0:
+            raise ShoalError(f"this node cannot be drained: {(done.stderr or done.stdout).strip()[-300:]}")
+
+    def end(self) -> None:
+        """End it with all that runs there."""
+        if self.is_over:
+            return
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_S)
+        if not self.is_over:
+            self.process.kill()
+            self.process.wait()
+
+
+def _node_at(address: str) -> str:
+    """Ray's id of the node at an address.
+
+    Raises:
+        ShoalError: there is none, or Ray does not say.
+    """
+    from cluster.ray_private import node_ids_by_address
+
+    found = node_ids_by_address(os.environ["RAY_ADDRESS"], DRAIN_ASK_S).get(address)
+    if found is None:
+        raise ShoalError(f"Ray knows no node at {address}")
+    return found
+
+
+def section_of_pod() -> ClusterConfig:
+    """The cluster's section of the config, as it was when the objects were made."""
+    return ClusterConfig.model_validate_json(Path(CONFIG_PLACE, CONFIG_KEY).read_text(encoding="utf-8"))
+
+
+def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
+    """The section under which commands run on the head: to them the cluster is one that exists, whose servers
+    listen where the Service leads.
+
+    Args:
+        address: of the head's pod.
+    """
+    section: dict[str, Any] = json.loads(cluster.model_dump_json(exclude_unset=True))
+    for key in ("nodes", "kubernetes", "dashboard"):
+        section.pop(key, None)
+    at_pod = {"host": address}
+    section["api"] = {**at_pod, "port": API_PORT, **section.get("api", {})}
+    if cluster.gateway.keys is not None:
+        section["gateway"] = {**at_pod, "port": GATEWAY_PORT, **section["gateway"]}
+    return {**section, "name": cluster.name, "provider": "existing", "address": f"{address}:{GCS_PORT}"}

@@ -1,0 +1,125 @@
+"""What runs in the container of a pod of KubeRay's: Ray; on the head, the cluster that is on it.
+
+    python -m infra.kubernetes_pod head|worker
+
+SIGTERM, which Kubernetes sends before it ends a pod, is the notice to leave.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.errors import ShoalError
+from cluster.hosts.kubernetes.pod import RayInPod, section_of_pod, section_on_head_pod
+from cluster.hosts.slurm.allocation_node import TENANTS_VARIABLE
+from cluster.models.directory_here import is_uri
+from cluster.state.state_directory import state_root, write_private
+from infra.lifecycle import COMMAND, UP
+
+MARGIN_S = 10.0
+"""So long before the end of the notice Ray is ended, whoever has left by then."""
+LOOK_S = 0.2
+_TENANTS = ("-m", "infra.tenants")
+_CONFIG_FILE = "pod.yaml"
+
+
+def worker(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
+    """Be a node until the pod has to go; then have those leave that run on it."""
+    ray.start()
+    while not ray.is_over and not notice.wait(LOOK_S):
+        pass
+    if ray.is_over:
+        return ray.process.returncode or 1  # KubeRay makes another pod of it
+    seconds = cluster.kubernetes.notice_s - MARGIN_S
+    deadline = time.monotonic() + seconds
+    try:
+        ray.drain(seconds)
+        while not ray.is_over and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+    except ShoalError as error:
+        print(error, file=sys.stderr)
+    ray.end()
+    return 0
+
+
+def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
+    """Be the head: bring the cluster up, stay, and have all leave when the pod has to go.
+
+    Raises:
+        ShoalError: the cluster does not come up.
+    """
+    if not is_uri(cluster.storage):
+        # What is kept of jobs and apps outlives the pod there.
+        os.environ[TENANTS_VARIABLE] = str(Path(cluster.storage, "control", f"tenants-{cluster.name}"))
+    ray.start()
+    try:
+        ray.until_up(notice)
+        root = state_root()
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = root / _CONFIG_FILE
+        write_private(file, json.dumps({"cluster": section_on_head_pod(cluster, ray.address)}, indent=2))
+        if not notice.is_set():
+            _run(COMMAND, UP, file)
+        if TENANTS_VARIABLE in os.environ and not notice.is_set():
+            with suppress(ShoalError):  # it has said so
+                _run(_TENANTS, ("come-back",), file)
+        while not ray.is_over and not notice.wait(LOOK_S):
+            pass
+        if ray.is_over:
+            return ray.process.returncode or 1
+        with suppress(ShoalError):
+            _run(_TENANTS, ("leave",), file)
+    finally:
+        ray.end()
+    return 0
+
+
+def _run(program: Sequence[str], arguments: Sequence[str], file: Path) -> None:
+    """Run a command on the head; what it prints and says goes to the pod's log.
+
+    Raises:
+        ShoalError: it failed.
+    """
+    done = subprocess.run([sys.executable, *program, *arguments, "-f", str(file)], check=False)
+    if done.returncode != 0:
+        raise ShoalError(f"`{' '.join((*program, *arguments))}` failed with exit code {done.returncode}")
+
+
+def _be_first(arguments: Sequence[str]) -> int:
+    """Be the first process of a container: have another one do all, hand signals on to it, and wait for those
+    whose parents have ended, which nobody else does."""
+    child = subprocess.Popen([sys.executable, "-m", "infra.kubernetes_pod", *arguments])
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda each, _: child.send_signal(each))
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == child.pid:
+            return os.waitstatus_to_exitcode(status)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Be what the argument says."""
+    if os.getpid() == 1:
+        return _be_first(arguments)
+    notice = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: notice.set())
+    try:
+        ray, cluster = RayInPod(os.environ), section_of_pod()
+        return {"head": head, "worker": worker}[arguments[0]](ray, cluster, notice)
+    except ShoalError as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
