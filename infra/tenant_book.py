@@ -121,6 +121,11 @@ class TenantBook:
         """What ends does so by itself again."""
         (self._directory / _LEFT).unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        """Keep nothing, and nothing more: the cluster ends."""
+        shutil.rmtree(self._directory, ignore_errors=True)
+        self.close(())
+
     def _read(self, name: str) -> Any:
         try:
             return json.loads((self._directory / name).read_text(encoding="utf-8"))

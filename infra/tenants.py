@@ -1,6 +1,6 @@
-"""Jobs and apps of a cluster whose nodes have to go, and may come back.
+"""Jobs and apps of a cluster whose nodes have to go, and may come back; or go for good.
 
-python -m infra.tenants leave|come-back -f FILE
+python -m infra.tenants leave|come-back|end -f FILE
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _serve_apps(book: TenantBook, say: Say) -> list[str]:
 def main(arguments: Sequence[str]) -> int:
     """Do one of them; the exit code."""
     parser = argparse.ArgumentParser(prog="infra.tenants")
-    parser.add_argument("what", choices=("leave", "come-back"))
+    parser.add_argument("what", choices=("leave", "come-back", "end"))
     parser.add_argument("-f", dest="file", required=True)
     asked = parser.parse_args(arguments)
 
@@ -115,6 +115,11 @@ def main(arguments: Sequence[str]) -> int:
         if record is None:
             return 0  # it was taken down by itself: nobody uses it
         book = TenantBook.of_this_cluster()
+        if asked.what == "end":
+            end_tenants(record, say)
+            if book is not None:
+                book.forget()
+            return 0
         if book is None:
             raise ShoalError("the nodes of this cluster stay: nothing is kept of its jobs and apps")
         (leave if asked.what == "leave" else come_back)(record, book, say)

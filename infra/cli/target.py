@@ -126,6 +126,12 @@ def target_of(record: ClusterRecord) -> Target:
             record.api_url, token, own=True, socket=str(fleet.open_way()), renamed=fleet.renamed()
         )
         return Target(record.name, endpoint, record)
+    if record.provider == "kubernetes":
+        from cluster.hosts.kubernetes.port_forward import read_cluster
+
+        way = read_cluster(record.name)
+        if way is not None:
+            way.open_way()
     endpoint = Endpoint(record.api_url, token, record.api_certificate, own=True)
     return Target(record.name, endpoint, record)
 

@@ -26,6 +26,8 @@ ADDRESS = "SHOAL_POD_IP"
 """Names the pod's own address."""
 CLIENT_PORT, METRICS_PORT = 10001, 8080
 """Ray's and KubeRay's usual ones."""
+POD_GATEWAY_PORT = 8001
+"""Ray Serve's own proxy has the usual one in the head's pod."""
 PROGRAM = ("python", "-m", "infra.kubernetes_pod")
 """What runs in the container of a pod: it starts Ray, and has all leave when the pod has to."""
 _OVERWRITE = "ray.io/overwrite-container-cmd"
@@ -46,10 +48,12 @@ def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]
     ]
     if environment:
         found.append(_secret(cluster, "env", environment))
-    found.append(_service(cluster, "shoal", {"gateway": GATEWAY_PORT, "api": API_PORT}, head_only=True))
+    servers = {"gateway": (GATEWAY_PORT, POD_GATEWAY_PORT), "api": (API_PORT, API_PORT)}
+    found.append(_service(cluster, "shoal", servers, head_only=True))
     found += [_budget(cluster, "head"), _budget(cluster, "worker")]
     if cluster.kubernetes.monitor:
-        found.append(_service(cluster, "metrics", {"metrics": METRICS_PORT}, head_only=False))
+        metrics = {"metrics": (METRICS_PORT, METRICS_PORT)}
+        found.append(_service(cluster, "metrics", metrics, head_only=False))
         found.append(_service_monitor(cluster))
     return [*found, ray_cluster(cluster, has_environment=bool(environment))]
 
@@ -117,7 +121,7 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         claim = {"claimName": asked.storage_claim}
         volumes.append({"name": "shoal-storage", "persistentVolumeClaim": claim})
     ports = {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT} if is_head else {}
-    ports |= {"gateway": GATEWAY_PORT, "api": API_PORT} if is_head else {}
+    ports |= {"gateway": POD_GATEWAY_PORT, "api": API_PORT} if is_head else {}
     container: Manifest = {
         "name": "ray-head" if is_head else "ray-worker",
         "image": asked.image,
@@ -227,7 +231,7 @@ def _network_policy(cluster: ClusterConfig) -> Manifest:
         return {"ingressRules": [{"ports": [{"protocol": "TCP", "port": port} for port in ports]}]}
 
     metrics = (METRICS_PORT,) if cluster.kubernetes.monitor else ()
-    policy: Manifest = {"mode": "DenyAllIngress", "head": open_ports(GATEWAY_PORT, API_PORT, *metrics)}
+    policy: Manifest = {"mode": "DenyAllIngress", "head": open_ports(POD_GATEWAY_PORT, API_PORT, *metrics)}
     return {**policy, "worker": open_ports(*metrics)} if metrics else policy
 
 
@@ -256,11 +260,14 @@ def _secret(cluster: ClusterConfig, what: str, content: Mapping[str, str]) -> Ma
     return _object(cluster, "v1", "Secret", f"{cluster.name}-{what}", {"type": "Opaque", "data": data})
 
 
-def _service(cluster: ClusterConfig, what: str, ports: Mapping[str, int], *, head_only: bool) -> Manifest:
+def _service(
+    cluster: ClusterConfig, what: str, ports: Mapping[str, tuple[int, int]], *, head_only: bool
+) -> Manifest:
+    """A Service; `ports` are its own and those of the pods."""
     selector = {_CLUSTER: cluster.name, **({_NODE_TYPE: "head"} if head_only else {})}
     spec: Manifest = {
         "selector": selector,
-        "ports": [{"name": name, "port": port, "targetPort": port} for name, port in ports.items()],
+        "ports": [{"name": name, "port": own, "targetPort": of_pod} for name, (own, of_pod) in ports.items()],
     }
     if not head_only:
         spec["clusterIP"] = "None"  # each pod is asked

@@ -14,9 +14,9 @@ from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.hosts.endpoints import API_PORT, GATEWAY_PORT
-from cluster.hosts.kubernetes.manifests import ADDRESS, CONFIG_KEY, CONFIG_PLACE
-from cluster.hosts.on_host.host_ports import GCS_PORT
+from cluster.hosts.endpoints import API_PORT
+from cluster.hosts.kubernetes.manifests import ADDRESS, CONFIG_KEY, CONFIG_PLACE, POD_GATEWAY_PORT
+from cluster.hosts.on_host.host_ports import EVERYWHERE, GCS_PORT
 from cluster.state.health import answers, wait_until
 
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
@@ -116,8 +116,7 @@ def section_of_pod() -> ClusterConfig:
 
 
 def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
-    """The section under which commands run on the head: to them the cluster is one that exists, whose servers
-    listen where the Service leads.
+    """The section under which commands run on the head: to them the cluster is one that exists.
 
     Args:
         address: of the head's pod.
@@ -125,8 +124,8 @@ def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
     section: dict[str, Any] = json.loads(cluster.model_dump_json(exclude_unset=True))
     for key in ("nodes", "kubernetes", "dashboard"):
         section.pop(key, None)
-    at_pod = {"host": address}
-    section["api"] = {**at_pod, "port": API_PORT, **section.get("api", {})}
-    if cluster.gateway.keys is not None:
-        section["gateway"] = {**at_pod, "port": GATEWAY_PORT, **section["gateway"]}
+    # By the Service they are asked at the pod's address, by `kubectl port-forward` at its loopback.
+    everywhere = {} if cluster.gateway.keys is None else {"host": EVERYWHERE}
+    section["api"] = {"host": EVERYWHERE, "port": API_PORT, **section.get("api", {})}
+    section["gateway"] = {**everywhere, "port": POD_GATEWAY_PORT, **section.get("gateway", {})}
     return {**section, "name": cluster.name, "provider": "existing", "address": f"{address}:{GCS_PORT}"}

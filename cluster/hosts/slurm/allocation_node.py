@@ -14,7 +14,9 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
@@ -24,13 +26,18 @@ from cluster.hosts.on_host.head_config import wanted_servers
 from cluster.hosts.on_host.node import clear, prepare, tail
 from cluster.hosts.on_host.node_start import NodeTask, node_directory
 from cluster.hosts.on_host.supervisor import supervise
+from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import TENANTS, BatchJob, require_batch_job
+from cluster.state.health import answers
 from cluster.state.record import TOKEN_FILE
 
 TENANTS_VARIABLE = "SHOAL_TENANTS"
 """Names the directory of what is kept of jobs and apps."""
 AGAIN_S = 5.0
 """After so long a node that has ended by itself is started again."""
+LOOK_S = 2.0
+HEAD_SILENT_S = 60.0
+"""A head that has not answered for so long does not come back."""
 _ANY_PORT = 9
 _MIB = 2**20
 
@@ -96,7 +103,11 @@ def run(name: str, head: str | None) -> int:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, lambda *_: ended.set())
     job = require_batch_job(name)
-    task = node_task(job, ClusterConfig.model_validate(job.section), os.environ, head)
+    cluster = ClusterConfig.model_validate(job.section)
+    if head is not None:
+        watching = (job, head, ended, cluster.slurm.requeue)
+        threading.Thread(target=_watch_head, args=watching, daemon=True).start()
+    task = node_task(job, cluster, os.environ, head)
     token = (job.directory / TOKEN_FILE).read_text(encoding="utf-8")
     directory = node_directory(name)
 
@@ -116,6 +127,20 @@ def run(name: str, head: str | None) -> int:
     finally:
         if directory.exists():
             clear(directory)
+
+
+def _watch_head(job: BatchJob, head: str, ended: threading.Event, requeue: bool) -> None:
+    """Give the job back to Slurm when its head is gone: Slurm lets it run without the node that it has lost,
+    where nothing of the cluster is left that could do so."""
+    answered = time.monotonic()
+    while not ended.wait(LOOK_S):
+        if answers(head):
+            answered = time.monotonic()
+        elif time.monotonic() - answered > HEAD_SILENT_S:
+            print(f"the head has not answered for {HEAD_SILENT_S:.0f} s", file=sys.stderr, flush=True)
+            with suppress(ShoalError):  # another node was faster
+                (slurm.requeue if requeue else slurm.cancel)(job.number)
+            return
 
 
 def main(arguments: list[str]) -> int:

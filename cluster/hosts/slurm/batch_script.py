@@ -41,7 +41,7 @@ def batch_script(cluster: ClusterConfig, config_path: Path) -> str:
         # To this script alone: what runs under Ray is told by Shoal.
         f"--signal=B:TERM@{asked.notice_s}",
         "--requeue" if asked.requeue else "--no-requeue",
-        # The cluster does without a node that is lost; where that is the first one, Slurm ends the job.
+        # The cluster does without a node that is lost; where that is the first one, the others see to it.
         "--no-kill",
         "--open-mode=append",
         f"--output={directory / LOG_FILE}",

@@ -1,0 +1,228 @@
+"""The provider of pods: KubeRay's objects are applied by kubectl, and the head's pod does the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.environment import passed_on
+from cluster.errors import RequestError, ShoalError
+from cluster.hosts.kubernetes.kubectl import Kubectl
+from cluster.hosts.kubernetes.manifests import as_yaml, manifests
+from cluster.hosts.kubernetes.pod_states import problems_of, state_of
+from cluster.hosts.kubernetes.port_forward import KubernetesCluster, read_cluster
+from cluster.hosts.provider import RemoteStarted, Tell
+from cluster.state.record import TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
+from cluster.state.state_directory import (
+    locked,
+    remove_state,
+    require_private,
+    state_directory,
+    write_private,
+)
+
+UP_S = 1200.0
+"""Longest that pods may take: an image of many gigabytes is pulled the first time."""
+LOOK_S = 1.0
+HOPELESS_S = 60.0
+"""So long what will not change by itself is given to change all the same."""
+CRD = "rayclusters.ray.io"
+_HEAD_CONTAINER = "ray-head"
+_FILE = "pod.yaml"
+"""The config of commands on the head, in its state directory."""
+
+
+class KubernetesProvider:
+    """Pods through KubeRay; see RemoteProvider.
+
+    Args:
+        shoal: what runs the command `shoal` with the Python of a pod.
+    """
+
+    def __init__(self, shoal: Sequence[str]) -> None:
+        self._shoal = tuple(shoal)
+
+    def up(
+        self,
+        cluster: ClusterConfig,
+        config_path: Path,
+        tell: Tell,
+        command: Sequence[str],
+        *,
+        stay: bool = True,
+    ) -> RemoteStarted:
+        config_path = config_path.absolute()
+        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+            before = read_cluster(cluster.name)
+            if before is not None and before.config_path != str(config_path):
+                raise RequestError(
+                    f"cluster {cluster.name} is up already, from {before.config_path}: give this one"
+                    " another cluster.name, or take that one down first (`shoal down`)"
+                )
+            asked = cluster.kubernetes
+            kubectl = Kubectl(asked.namespace, asked.context)
+            known = KubernetesCluster(cluster.name, str(config_path), asked.namespace, asked.context)
+            was_up = before is not None and read_record(cluster.name) is not None
+            try:
+                self._apply(cluster, kubectl, tell)
+                known.write()
+                head = self._until_up(cluster, kubectl, tell)
+                document = json.loads(self._on_head(kubectl, head, command, tell))
+                record = self._record(kubectl, head, known) if stay else None
+            except BaseException:  # an interruption too must not leave half of it
+                if before is None:
+                    self._delete(known, tell)
+                raise
+            if not stay:
+                self._delete(known, tell)
+            return RemoteStarted(record, was_up, document)
+
+    def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
+        with locked(name, lambda: tell(_waiting(name))):
+            known = read_cluster(name)
+            if known is None:
+                return False
+            if config_path is not None:
+                other = Path(known.config_path)
+                if other != config_path.absolute() and other.exists():
+                    raise RequestError(
+                        f"cluster {name} was started from {other}, not from {config_path}:"
+                        f" `shoal down -f {other}` takes it down"
+                    )
+            kubectl = known.kubectl
+            try:
+                pods = [state_of(pod) for pod in self._pods(kubectl, name)]
+                for pod in pods:
+                    if pod.is_head and pod.ready:
+                        end = ["python", "-m", "infra.tenants", "end", "-f", self._file(kubectl, pod.name)]
+                        kubectl.execute(pod.name, _HEAD_CONTAINER, end, tell)
+            except ShoalError as error:
+                tell(f"jobs and apps could not be ended first: {error}")
+            self._delete(known, tell)
+            return True
+
+    # -- objects ----------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _apply(cluster: ClusterConfig, kubectl: Kubectl, tell: Tell) -> None:
+        """Make the objects, or change them to what the config says.
+
+        Raises:
+            RequestError: the API server refuses one.
+            ShoalError: it does not answer, or does not know KubeRay's.
+        """
+        environment = passed_on(cluster.env, os.environ, "cluster.env")
+        try:
+            kubectl.run("get", "customresourcedefinition", CRD, "--output=name")
+        except RequestError as error:
+            if "not found" in str(error).lower():
+                raise ShoalError(
+                    f"this Kubernetes cluster knows no {CRD}: KubeRay's operator is not installed there"
+                ) from error
+            # Whoever may not ask that may make one all the same.
+            tell(f"it cannot be seen whether KubeRay is there: {error}")
+        require_private(state_directory(cluster.name))
+        token = state_directory(cluster.name) / TOKEN_FILE
+        if not token.exists():
+            write_private(token, secrets.token_hex(32))
+        objects = manifests(cluster, token.read_text(encoding="utf-8"), environment)
+        tell(f"applying {len(objects)} objects in the namespace {kubectl.namespace}")
+        kubectl.run("apply", "--filename=-", given=as_yaml(objects))
+
+    def _until_up(self, cluster: ClusterConfig, kubectl: Kubectl, tell: Tell) -> str:
+        """Wait until all pods are ready, and the head answers; the head's name.
+
+        Raises:
+            ShoalError: it is hopeless, or takes too long.
+        """
+        wanted = sum(kind.count for kind in cluster.nodes)
+        deadline, pause = time.monotonic() + UP_S, threading.Event()
+        said: set[str] = set()
+        hopeless_since: float | None = None
+        while True:
+            pods = [state_of(pod) for pod in self._pods(kubectl, cluster.name)]
+            problems = [pod.problem for pod in pods if pod.problem]
+            problems += problems_of(
+                kubectl.get(CRD, cluster.name),
+                kubectl.get("events", f"--field-selector=involvedObject.name={cluster.name}")["items"],
+            )
+            for problem in problems:
+                if problem not in said:
+                    tell(problem)
+                said.add(problem)
+            head = next((pod for pod in pods if pod.is_head and pod.ready), None)
+            if head is not None and sum(pod.ready for pod in pods) >= wanted:
+                return head.name
+            stuck = [pod.problem for pod in pods if pod.hopeless]
+            now = time.monotonic()
+            hopeless_since = (hopeless_since or now) if stuck else None
+            if hopeless_since is not None and now - hopeless_since > HOPELESS_S:
+                raise ShoalError("\n".join(stuck))
+            if now > deadline:
+                raise ShoalError(
+                    f"{sum(pod.ready for pod in pods)} of {wanted} pods are ready after {UP_S:.0f} s"
+                    + "".join(f"\n{problem}" for problem in problems)
+                )
+            pause.wait(LOOK_S)
+
+    @staticmethod
+    def _pods(kubectl: Kubectl, name: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = kubectl.get("pods", f"--selector=ray.io/cluster={name}")["items"]
+        return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+    def _delete(self, known: KubernetesCluster, tell: Tell) -> None:
+        """Delete all that belongs to it, and forget it."""
+        kinds = f"{CRD},poddisruptionbudgets,services,secrets"
+        selector = f"--selector=app.kubernetes.io/managed-by=shoal,app.kubernetes.io/part-of={known.name}"
+        try:
+            known.kubectl.run("delete", kinds, selector, "--wait=true", timeout_s=UP_S)
+        except ShoalError as error:
+            tell(f"not everything could be deleted: {error}")
+        known.close()
+        remove_state(known.name)
+
+    # -- what runs on the head --------------------------------------------------------------------------
+
+    def _file(self, kubectl: Kubectl, head: str) -> str:
+        """The config of commands on the head, there."""
+        place = ["python", "-c", "from cluster.state.state_directory import state_root; print(state_root())"]
+        root = kubectl.execute(head, _HEAD_CONTAINER, place, lambda _: None).strip()
+        return f"{root}/{_FILE}"
+
+    def _on_head(self, kubectl: Kubectl, head: str, command: Sequence[str], tell: Tell) -> str:
+        program = ["python", *self._shoal, *command, "-f", self._file(kubectl, head)]
+        return kubectl.execute(head, _HEAD_CONTAINER, program, tell)
+
+    def _record(self, kubectl: Kubectl, head: str, known: KubernetesCluster) -> ClusterRecord:
+        """What is known here of the cluster, as it is reached from here."""
+        file = self._file(kubectl, head)
+        path = Path(file).parent / known.name / "record.json"
+        printed = kubectl.execute(head, _HEAD_CONTAINER, ["cat", str(path)], lambda _: None)
+        there = made_of(ClusterRecord, json.loads(printed), path)
+        known = known.forwarding({"api": there.api_port, "gateway": there.gateway_port})
+        known.write()
+        record = replace(
+            there,
+            provider="kubernetes",
+            nodes=(),
+            config_path=known.config_path,
+            base_dir=os.path.dirname(known.config_path),
+            token_path=str(state_directory(known.name) / TOKEN_FILE),
+            env={},
+            **known.endpoints(),
+        )
+        known.open_way()
+        write_record(record)
+        return record
+
+
+def _waiting(name: str) -> str:
+    return f"another command is starting or stopping cluster {name}; waiting for it"
