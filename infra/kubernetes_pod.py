@@ -61,13 +61,13 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
     if not is_uri(cluster.storage):
         # What is kept of jobs and apps outlives the pod there.
         os.environ[TENANTS_VARIABLE] = str(Path(cluster.storage, "control", f"tenants-{cluster.name}"))
+    root = state_root()
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = root / _CONFIG_FILE  # before Ray: whoever finds that ready wants to use it
+    write_private(file, json.dumps({"cluster": section_on_head_pod(cluster, ray.address)}, indent=2))
     ray.start()
     try:
         ray.until_up(notice)
-        root = state_root()
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        file = root / _CONFIG_FILE
-        write_private(file, json.dumps({"cluster": section_on_head_pod(cluster, ray.address)}, indent=2))
         if not notice.is_set():
             _run(COMMAND, UP, file)
         if TENANTS_VARIABLE in os.environ and not notice.is_set():

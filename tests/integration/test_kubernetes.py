@@ -1,0 +1,89 @@
+"""A cluster in pods: the real kubectl asks an API server, whose operator makes pods on hosts of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.api_server import ApiServer
+from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site, needs_kubectl
+
+pytestmark = [needs_kubectl, pytest.mark.timeout(400)]
+
+HELLO = 'import socket\nprint("hello from", socket.gethostname(), open("words.txt").read())\n'
+JOB = {"task": "script", "script": "hello.py", "workers": {"min": 1, "max": 1}}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[tuple[ApiServer, Operator, KubernetesUser]]:
+    with kubernetes_site(tmp_path) as site:
+        yield site
+
+
+Site = tuple[ApiServer, Operator, KubernetesUser]
+
+
+def refusal(user: KubernetesUser) -> str:
+    """What `up` says when it does not work; nothing is left of it here."""
+    done = user.shoal("up")
+    assert done.returncode != 0, done.stdout
+    assert "Traceback" not in done.stderr
+    assert not (user.home / "state/shoal/lab").exists()
+    return done.stderr
+
+
+def test_what_kubernetes_refuses_is_told_in_its_words(site: Site) -> None:
+    server, operator, user = site
+    operator.works = False
+    user.write()
+    server.forbidden = {("create", "rayclusters")}
+    said = refusal(user)
+    assert 'rayclusters is forbidden: User "ann" cannot create resource "rayclusters"' in said
+    assert not [key for key in server.objects if key[0] in ("secrets", "services", "rayclusters")]
+    server.forbidden = set()
+    server.take("customresourcedefinitions", "", "rayclusters.ray.io")
+    assert (
+        refusal(user)
+        .strip()
+        .endswith(
+            "this Kubernetes cluster knows no rayclusters.ray.io: KubeRay's operator is not installed there"
+        )
+    )
+    user.write({"kubernetes": {"image": "shoal:1", "storage_claim": "data", "context": "elsewhere"}})
+    assert 'context "elsewhere" does not exist' in refusal(user)
+    user.environment["PATH"] = "/nowhere"
+    assert "there is no `kubectl` here, which `provider: kubernetes` needs" in refusal(user)
+
+
+@pytest.mark.slow
+def test_a_cluster_in_pods_from_up_to_down(site: Site) -> None:
+    server, operator, user = site
+    user.write(train_jobs={"hello": JOB})
+    (user.home / "hello.py").write_text(HELLO)
+    (user.home / "words.txt").write_text("from this machine")
+    began = time.monotonic()
+    up = user.document("up")
+    print(f"up after {time.monotonic() - began:.1f} s")
+    assert sorted(node["name"] for node in up["nodes"]) == [
+        "lab-head",
+        "lab-node-worker-0",
+        "lab-node-worker-1",
+    ]
+    began = time.monotonic()
+    assert len(user.document("status")["nodes"]) == 3
+    print(f"status after {time.monotonic() - began:.2f} s")
+    done = user.shoal("train", "hello")
+    assert done.returncode == 0, done.stderr
+    assert "hello from lab-node-worker-" in done.stdout + done.stderr
+    again = user.shoal("up")
+    assert again.returncode == 0, again.stderr
+    began = time.monotonic()
+    assert user.document("down") == {"name": "lab", "stopped": True}
+    print(f"down after {time.monotonic() - began:.1f} s")
+    kinds = {plural for plural, _, _ in server.objects}
+    assert kinds == {"customresourcedefinitions", "namespaces"}
+    assert operator.pods is None
+    assert not (user.home / "state/shoal/lab").exists()
