@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api_server import ApiServer
+from tests.api_server import ApiServer, Object
 from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site, needs_kubectl
 
 pytestmark = [needs_kubectl, pytest.mark.timeout(400)]
@@ -56,6 +56,34 @@ def test_what_kubernetes_refuses_is_told_in_its_words(site: Site) -> None:
     assert 'context "elsewhere" does not exist' in refusal(user)
     user.environment["PATH"] = "/nowhere"
     assert "there is no `kubectl` here, which `provider: kubernetes` needs" in refusal(user)
+
+
+@pytest.mark.slow
+def test_an_image_that_cannot_be_pulled_ends_it_and_a_quota_is_waited_for(site: Site) -> None:
+    server, operator, user = site
+    operator.works = False
+    user.write()
+    quota = 'pods "lab-head" is forbidden: exceeded quota: cpus'
+    about = {"name": "lab", "kind": "RayCluster"}
+
+    def make(what: str, plural: str, value: Object) -> None:
+        if (what, plural) != ("made", "rayclusters"):
+            return
+        event = {"type": "Warning", "reason": "FailedToCreateHeadPod", "message": quota}
+        metadata = {"name": "lab.1", "namespace": "ml"}
+        server.put("events", {**event, "metadata": metadata, "involvedObject": about})
+        state = {"waiting": {"reason": "ErrImagePull", "message": "no such host"}}
+        labels = {"ray.io/cluster": "lab", "ray.io/node-type": "worker"}
+        metadata = {"name": "lab-node-1", "namespace": "ml", "labels": labels}
+        status = {"containerStatuses": [{"image": "shoal:1", "state": state}]}
+        server.put("pods", {"kind": "Pod", "apiVersion": "v1", "metadata": metadata, "status": status})
+
+    server.on_change = make
+    said = refusal(user).splitlines()
+    assert quota in said
+    problem = "lab-node-1: its image shoal:1 cannot be pulled (ErrImagePull): no such host"
+    assert said.count(problem) == 2, "it is told when it is seen, and again as what ends it"
+    assert not [key for key in server.objects if key[0] in ("secrets", "services", "rayclusters")]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ from cluster.state.state_directory import (
 UP_S = 1200.0
 """Longest that pods may take: an image of many gigabytes is pulled the first time."""
 LOOK_S = 1.0
-HOPELESS_S = 60.0
+HOPELESS_S = 30.0
 """So long what will not change by itself is given to change all the same."""
 CRD = "rayclusters.ray.io"
 _HEAD_CONTAINER = "ray-head"
