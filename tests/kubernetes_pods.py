@@ -245,7 +245,7 @@ def pods_of(
         share: that directory, of this machine.
     """
     (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
-    assert ray["metadata"]["annotations"] == {"ray.io/overwrite-container-cmd": "true"}
+    assert ray["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
     cluster, namespace = ray["metadata"]["name"], ray["metadata"]["namespace"]
     head = ray["spec"]["headGroupSpec"]
     groups = [("headgroup", f"{cluster}-head", head)]

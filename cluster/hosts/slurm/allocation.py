@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
@@ -36,6 +36,8 @@ NODE_PROGRAM = ("-m", "cluster.hosts.slurm.allocation_node")
 NODES_S = 120.0
 """So long the cluster waits for all of its nodes; one that comes later is used too."""
 END_S = 30.0
+AGAIN_S = 10.0
+"""After so long a node whose step has ended is tried again."""
 LOOK_S = 0.2
 
 
@@ -62,7 +64,11 @@ class Allocation:
         self._up, self._leave, self._come_back = up, leave, come_back
         self._notice = threading.Event()
         self._host = os.environ["SLURMD_NODENAME"]
-        self._steps: list[NodeStep] = []
+        self._head = self._step(self._host)
+        self._others: dict[str, NodeStep] = {}
+        """By host."""
+        self._ended_at: dict[str, float] = {}
+        self._gcs_address = ""
         self._directory = Path()
         """The head's node's, on this host."""
 
@@ -88,31 +94,42 @@ class Allocation:
     def _start(self) -> None:
         job = self._job
         self._tell(f"starting Ray on {self._host}")
-        head = self._step(node=self._host)
-        self._until(lambda: head.count("up", "failed") > 0 or head.is_over)
-        silent: dict[str, Any] = {"state": "failed", "said": job.log_tail()}
-        state = next(iter(head.states.values()), silent)
+        self._head.start()
+        self._until(lambda: self._head.is_settled)
         if self._notice.is_set():
             return
-        if state["state"] != "up":
-            raise ShoalError(f"Ray did not start on {self._host}; it said last:\n{state['said']}")
-        told = state["told"]
+        if not self._head.is_up:
+            said = self._head.last.get("said") or job.log_tail()
+            raise ShoalError(f"Ray did not start on {self._host}; it said last:\n{said}")
+        told = self._head.last["told"]
         self._directory = Path(told["directory"])
-        others = int(os.environ["SLURM_JOB_NUM_NODES"]) - 1
-        if others:
-            self._tell(f"starting Ray on the other nodes of {os.environ['SLURM_JOB_NODELIST']}")
-            rest = self._step(told["gcs_address"], nodes=others, without=self._host)
-            deadline = time.monotonic() + NODES_S
-            settled = ("up", "failed", "lost")
-            self._until(lambda: rest.count(*settled) == others or rest.is_over or time.monotonic() > deadline)
-            if (missing := others - rest.count("up")) and not self._notice.is_set():
-                self._tell(f"{missing} of {others + 1} nodes did not come up; the cluster does without them")
+        self._gcs_address = told["gcs_address"]
+        self._start_others()
         env = passed_on(self._cluster.env, os.environ, "cluster.env")
         section = section_on_head(self._cluster, told["gcs_address"], told["servers"], env)
         for key in ("api", "gateway"):
             if section[key].get("host") is None and (key == "api" or self._cluster.gateway.keys is not None):
                 section[key]["host"] = told["gcs_address"].rpartition(":")[0]
         write_private(self._directory / CONFIG_FILE, json.dumps({"cluster": section}, indent=2))
+
+    def _start_others(self) -> None:
+        hosts = slurm.hosts_of(os.environ["SLURM_JOB_NODELIST"])
+        others = [host for host in hosts if host != self._host]
+        if not others:
+            return
+        self._tell(f"starting Ray on the other nodes of {os.environ['SLURM_JOB_NODELIST']}")
+        for host in others:
+            self._others[host] = self._step(host, self._gcs_address)
+            self._others[host].start()
+        deadline = time.monotonic() + NODES_S
+
+        def settled() -> bool:
+            return all(step.is_settled for step in self._others.values())
+
+        self._until(lambda: settled() or time.monotonic() > deadline)
+        missing = [host for host, step in self._others.items() if not step.is_up]
+        if missing and not self._notice.is_set():
+            self._tell(f"{', '.join(missing)} did not come up; the cluster does without")
 
     def _serve(self) -> None:
         """Be up until there is notice, or the head is lost.
@@ -137,9 +154,24 @@ class Allocation:
                 self._run_on_head(self._come_back)
             except ShoalError as error:
                 self._tell(f"what ran before could not all go on: {error}")
-        self._until(lambda: self._steps[0].is_over)
+        while not self._head.is_over and not self._notice.wait(LOOK_S):
+            self._keep_others()
         if not self._notice.is_set():
             self._tell("the head has ended by itself; everything is started anew")
+
+    def _keep_others(self) -> None:
+        """Start again what has ended on a node that the job still has: it lost its power, and is back."""
+        now = time.monotonic()
+        for host, step in list(self._others.items()):
+            if not step.is_over:
+                self._ended_at.pop(host, None)
+            elif now - self._ended_at.setdefault(host, now) > AGAIN_S:
+                del self._ended_at[host]
+                with suppress(ShoalError):  # Slurm does not answer; at the next look
+                    entry = slurm.in_queue(self._job.number)
+                    if entry is not None and host in slurm.hosts_of(entry.nodes):
+                        self._others[host] = self._step(host, self._gcs_address)
+                        self._others[host].start()
 
     def _record(self) -> ClusterRecord:
         """The cluster's record as those need it who see the network and no node's files."""
@@ -164,7 +196,7 @@ class Allocation:
         # Who waits in the queue has not come up: nothing runs that would have to leave.
         was_up = job.phase().name == "up"
         job.enter("leaving")
-        if was_up and not self._steps[0].is_over:
+        if was_up and not self._head.is_over:
             self._tell("there is notice to leave: jobs save, requests are finished")
             try:
                 self._run_on_head(self._leave, heed=False)
@@ -186,20 +218,18 @@ class Allocation:
         return entry is not None and entry.state == "RUNNING"
 
     def _end_steps(self) -> None:
-        for step in reversed(self._steps):
+        steps = [*self._others.values(), self._head]
+        for step in steps:
             step.end()
         deadline = time.monotonic() + END_S
-        for step in self._steps:
+        for step in steps:
             step.wait(deadline)
 
     # -- what it does all the time ----------------------------------------------------------------------
 
-    def _step(self, *arguments: str, **where: Any) -> NodeStep:
+    def _step(self, host: str, *arguments: str) -> NodeStep:
         program = [sys.executable, *NODE_PROGRAM, self._job.name, *arguments]
-        step = NodeStep(slurm.step(program, **where), self._tell)
-        step.start()
-        self._steps.append(step)
-        return step
+        return NodeStep(slurm.step(program, node=host), self._tell)
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Wait for something, or for notice."""

@@ -1,4 +1,4 @@
-"""A step of the batch job, as its first node sees it: nodes, and what they say of themselves."""
+"""A step of the batch job, as its first node sees it: a node, and what it says of itself."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from typing import Any
 
 @dataclass
 class NodeStep:
-    """A step of the job: programs that print lines of JSON about their nodes.
+    """A step of the job on one node: a program that prints lines of JSON about it.
 
     Attributes:
-        states: of its nodes, by name.
+        last: what it has said last.
     """
 
     command: Sequence[str]
     tell: Callable[[str], None]
-    states: dict[str, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    process: subprocess.Popen[str] | None = None
+    """srun; None before it is started."""
 
     def start(self) -> None:
         """Start it."""
@@ -40,25 +42,34 @@ class NodeStep:
 
     @property
     def is_over(self) -> bool:
-        return self.process.poll() is not None
+        return self.process is not None and self.process.poll() is not None
 
-    def count(self, *states: str) -> int:
-        """How many of its nodes are in one of these states."""
-        return sum(each["state"] in states for each in self.states.values())
+    @property
+    def is_up(self) -> bool:
+        """Whether Ray runs there."""
+        return self.last.get("state") == "up" and not self.is_over
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it is known if Ray starts there."""
+        return self.is_over or self.last.get("state") in ("up", "failed", "lost")
 
     def end(self) -> None:
-        """Tell its nodes to end."""
-        if not self.is_over:
+        """Tell it to end."""
+        if self.process is not None and not self.is_over:
             self.process.send_signal(signal.SIGUSR2)  # srun hands it on
 
     def wait(self, deadline: float) -> None:
-        """Wait until they have; what has not by then goes with the job."""
+        """Wait until it has; what has not by then goes with the job."""
+        if self.process is None:
+            return
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(max(0.1, deadline - time.monotonic()))
         if self.is_over:
             self._listener.join(1.0)
 
     def _listen(self) -> None:
+        assert self.process is not None, "it is started"
         assert self.process.stdout is not None, "it is piped"
         for line in self.process.stdout:
             try:
@@ -67,6 +78,6 @@ class NodeStep:
             except (ValueError, TypeError, KeyError):
                 print(line, end="", flush=True)  # of Slurm, or of Ray's start
                 continue
-            self.states[node] = said
+            self.last = said
             if state in ("failed", "lost"):
                 self.tell(f"{node}: its part of the cluster has ended; it said last:\n{said['said']}")

@@ -83,38 +83,28 @@ def requeue(job: str) -> None:
     _run(["scontrol", "requeue", job])
 
 
-def step(
-    program: Sequence[str],
-    *,
-    job: str | None = None,
-    nodes: int = 1,
-    node: str | None = None,
-    without: str | None = None,
-    terminal: bool = False,
-) -> list[str]:
-    """The command that runs a program on nodes of a job, once on each.
+def hosts_of(nodes: str) -> list[str]:
+    """The hosts of a list as Slurm writes it (`gpu-[1-3]`), in its order."""
+    return _run(["scontrol", "show", "hostnames", nodes]).split() if nodes else []
+
+
+def step(program: Sequence[str], *, node: str, job: str | None = None, terminal: bool = False) -> list[str]:
+    """The command that runs a program on a node of a job.
 
     Args:
         job: its number; None within the job.
-        node: the one node on which it runs.
-        without: a node on which it does not.
     """
     return [
         "srun",
         *([] if job is None else [f"--jobid={job}"]),
-        f"--nodes={nodes}",
-        f"--ntasks={nodes}",
+        "--nodes=1",
+        "--ntasks=1",
         "--ntasks-per-node=1",
-        *([] if node is None else [f"--nodelist={node}"]),
-        *([] if without is None else [f"--exclude={without}"]),
+        f"--nodelist={node}",
         *(["--pty"] if terminal else []),
         # Beside what runs there: a node is asked while Ray has all of it.
         "--overlap",
         "--mpi=none",
-        # A node that is lost, or one whose program fails, does not end the others.
-        "--no-kill",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
         *program,
     ]
 
