@@ -29,6 +29,8 @@ IMAGE = {
     "PYTHONPATH": str(REPOSITORY),
     "HOME": f"/home/{USER}",
     "LANG": "C.UTF-8",
+    # Names are in a file here: gRPC's own resolver asks the server of names, of which there is none, first.
+    "GRPC_DNS_RESOLVER": "native",
 }
 """The environment that comes with the image."""
 READY_S = 120.0
@@ -214,11 +216,15 @@ def _environment(
     }
 
 
-def _mount(objects: Sequence[Manifest], pod: Pod, claims: Mapping[str, str]) -> None:
-    """See that what the container mounts is there: Secrets as files; a claim where all hosts have it."""
-    volumes = {each["name"]: each for each in pod.spec["volumes"]}
-    for mount in pod.container["volumeMounts"]:
-        volume = volumes[mount["name"]]
+def _mounts(spec: Manifest) -> Iterator[tuple[Manifest, Manifest]]:
+    """What a pod's container mounts: the mount, and the volume."""
+    volumes = {each["name"]: each for each in spec["volumes"]}
+    for mount in spec["containers"][0]["volumeMounts"]:
+        yield mount, volumes[mount["name"]]
+
+
+def _mount_secrets(objects: Sequence[Manifest], pod: Pod) -> None:
+    for mount, volume in _mounts(pod.spec):
         if "secret" in volume:
             (secret,) = [
                 each
@@ -229,20 +235,14 @@ def _mount(objects: Sequence[Manifest], pod: Pod, claims: Mapping[str, str]) -> 
             directory.mkdir(parents=True, exist_ok=True)
             for key, value in secret["data"].items():
                 (directory / key).write_bytes(base64.b64decode(value))
-        else:
-            claim = volume["persistentVolumeClaim"]["claimName"]
-            assert claims[claim] == mount["mountPath"], "every host has it there"
 
 
 @contextmanager
-def pods_of(
-    objects: Sequence[Manifest], directory: Path, claims: Mapping[str, str], share: Path
-) -> Iterator[Pods]:
+def pods_of(objects: Sequence[Manifest], directory: Path, claims: Mapping[str, Path]) -> Iterator[Pods]:
     """The pods of the RayCluster among objects; they are not started yet.
 
     Args:
-        claims: where each PersistentVolumeClaim is mounted: all are one directory here.
-        share: that directory, of this machine.
+        claims: the directory of this machine that each PersistentVolumeClaim is.
     """
     (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
     assert ray["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
@@ -253,14 +253,20 @@ def pods_of(
         for number in range(group["replicas"]):
             groups.append((group["groupName"], f"{cluster}-{group['groupName']}-worker-{number}", group))
     names = [name for _, name, _ in groups]
-    with Lan(names, directory, shared=dict.fromkeys(claims.values(), share), users=[USER]) as lan:
+    shared = {
+        mount["mountPath"]: claims[volume["persistentVolumeClaim"]["claimName"]]
+        for _, _, group in groups
+        for mount, volume in _mounts(group["template"]["spec"])
+        if "persistentVolumeClaim" in volume
+    }
+    with Lan(names, directory, shared=shared, users=[USER]) as lan:
         made = []
         for name, pod_name, group in groups:
             host = lan.host(pod_name)
             environment = _environment(objects, ray, name, group, pod_name, host.address)
             spec = group["template"]["spec"]
             pod = Pod(pod_name, host, group, spec, environment, directory / f"{pod_name}.log")
-            _mount(objects, pod, claims)
+            _mount_secrets(objects, pod)
             service = f"{cluster}-head-svc.{namespace}.svc.cluster.local"
             # As a kubelet writes them: a pod's name is its own address.
             host.file("/etc/hosts").write_text(

@@ -91,7 +91,7 @@ class Operator:
         self._number += 1
         directory = self._directory / f"pods-{self._number}"
         directory.mkdir()
-        pods = self._ends.enter_context(pods_of([*objects, ray], directory, {"data": "/data"}, self._share))
+        pods = self._ends.enter_context(pods_of([*objects, ray], directory, {"data": self._share}))
         network = pods.lan.network
         names = {pod.name: network.namespace(place) for place, pod in enumerate(pods.pods, 1)}
         self._networks.write_text(json.dumps(names))

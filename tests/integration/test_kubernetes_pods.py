@@ -46,7 +46,7 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
     objects = list(yaml.safe_load_all(as_yaml(manifests(cluster, "0" * 64, environment))))
     lab = directory / "lab"
     lab.mkdir()
-    with pods_of(objects, lab, {"data": "/data"}, share) as pods:
+    with pods_of(objects, lab, {"data": share}) as pods:
         for pod in pods.pods:
             pods.start(pod)
         print(f"{len(pods.pods)} pods are nodes after {pods.until_ready(len(pods.pods)):.1f} s")

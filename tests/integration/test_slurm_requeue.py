@@ -177,6 +177,13 @@ def test_a_loss_of_power_is_got_over(user: SlurmUser) -> None:
     assert number_of(user) == number
     user.site.boot_node(other)
 
+    def is_back() -> bool:
+        nodes = {node["name"]: node["alive"] for node in user.document("status")["nodes"]}
+        return nodes.get(other.name) is True
+
+    began = time.monotonic()
+    wait_for(is_back, f"{other.name} is no node again")
+    print(f"{other.name} is a node again after {time.monotonic() - began:.1f} s")
     done = len(run.steps())
     began = time.monotonic()
     head.cut_power()

@@ -45,7 +45,8 @@ class RayInPod:
     def start(self) -> None:
         """Start it; it stays until `end`, or ends by itself."""
         # As KubeRay itself does: Ray opens many files.
-        command = f'ulimit -n "${{RAY_START_ULIMIT_OPEN_FILES:-65536}}"; exec {self._command}'
+        files = 'ulimit -n "${RAY_START_ULIMIT_OPEN_FILES:-65536}" 2>/dev/null || true'
+        command = f"{files}; exec {self._command}"
         self.process = subprocess.Popen(["bash", "-c", command], start_new_session=True)
 
     @property
@@ -53,17 +54,25 @@ class RayInPod:
         return self.process.poll() is not None
 
     def until_up(self, ended: threading.Event) -> None:
-        """Wait until its control store answers here, or until somebody wants its end.
+        """Wait until this node is one of the cluster's, or until somebody wants its end.
 
         Raises:
             ShoalError: it has ended, or takes too long.
         """
-        address = f"{self.address}:{GCS_PORT}"
-        wait_until(lambda: answers(address) or self.is_over or ended.is_set(), START_S)
+        joined = wait_until(lambda: self._has_joined() or self.is_over or ended.is_set(), START_S)
         if self.is_over:
             raise ShoalError(f"Ray has ended with exit code {self.process.returncode}")
-        if not answers(address) and not ended.is_set():
-            raise ShoalError(f"Ray's control store did not answer at {address} within {START_S:.0f} s")
+        if not joined:
+            raise ShoalError(f"Ray did not start here within {START_S:.0f} s")
+
+    def _has_joined(self) -> bool:
+        address = f"{self.address}:{GCS_PORT}"
+        if not answers(address):
+            return False
+        from cluster.ray_private import node_ids_by_address
+
+        # Its control store answers before it knows of any node.
+        return self.address in node_ids_by_address(address, DRAIN_ASK_S)
 
     def drain(self, seconds: float) -> None:
         """Have nothing new start here, and tell those that run here to leave.
