@@ -28,7 +28,7 @@ from infra.lifecycle import COMMAND, UP
 
 MARGIN_S = 10.0
 """So long before the end of the notice Ray is ended, whoever has left by then."""
-LOOK_S = 0.2
+LOOK_S, LEFT_LOOK_S = 0.2, 1.0
 _TENANTS = ("-m", "infra.tenants")
 _CONFIG_FILE = "pod.yaml"
 
@@ -43,9 +43,9 @@ def worker(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> in
     seconds = cluster.kubernetes.notice_s - MARGIN_S
     deadline = time.monotonic() + seconds
     try:
-        ray.drain(seconds)
-        while not ray.is_over and time.monotonic() < deadline:
-            time.sleep(LOOK_S)
+        node = ray.drain(seconds)
+        while not ray.is_over and not ray.is_left(node) and time.monotonic() < deadline:
+            time.sleep(LEFT_LOOK_S)
     except ShoalError as error:
         print(error, file=sys.stderr)
     ray.end()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -106,9 +107,10 @@ class Operator:
         pods, self.pods = self.pods, None
         if pods is None:
             return
-        for pod in reversed(pods.pods):
-            if pod.process is not None:
-                pod.delete()
+        started = [pod for pod in pods.pods if pod.process is not None]
+        with ThreadPoolExecutor(len(pods.pods)) as side_by_side:
+            list(side_by_side.map(Pod.delete, started))
+        for pod in pods.pods:
             self._server.take("pods", pods.namespace, pod.name)
         self._ends.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -14,9 +15,10 @@ from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.hosts.endpoints import API_PORT
+from cluster.hosts.endpoints import API_PORT, DASHBOARD_PORT
 from cluster.hosts.kubernetes.manifests import ADDRESS, CONFIG_KEY, CONFIG_PLACE, POD_GATEWAY_PORT
 from cluster.hosts.on_host.host_ports import EVERYWHERE, GCS_PORT
+from cluster.hosts.probe_agent import ProbeAgent
 from cluster.state.health import answers, wait_until
 
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
@@ -24,7 +26,9 @@ START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 START_S = 300.0
 """Longest that Ray may take to start: its files may be read over a network for the first time."""
 DRAIN_ASK_S = 30.0
-END_S = 20.0
+END_S = 5.0
+STAY = (ProbeAgent.__name__,)
+"""Actors that every node has."""
 _REASON = "its pod is about to be deleted"
 
 
@@ -74,8 +78,8 @@ class RayInPod:
         # Its control store answers before it knows of any node.
         return self.address in node_ids_by_address(address, DRAIN_ASK_S)
 
-    def drain(self, seconds: float) -> None:
-        """Have nothing new start here, and tell those that run here to leave.
+    def drain(self, seconds: float) -> str:
+        """Have nothing new start here, and tell those that run here to leave; Ray's id of this node.
 
         Args:
             seconds: so long they have.
@@ -92,6 +96,27 @@ class RayInPod:
         done = subprocess.run(command, capture_output=True, text=True, timeout=DRAIN_ASK_S, check=False)
         if done.returncode != 0:
             raise ShoalError(f"this node cannot be drained: {(done.stderr or done.stdout).strip()[-300:]}")
+        return node
+
+    def is_left(self, node: str) -> bool:
+        """Whether nobody runs on this node any more, as far as the head says; a head that is gone says so.
+
+        Args:
+            node: Ray's id of this node.
+        """
+        from ray.util.state import list_actors
+        from ray.util.state.exception import RayStateApiException
+
+        head = os.environ["RAY_ADDRESS"].rpartition(":")[0]
+        try:
+            actors = list_actors(
+                address=f"http://{head}:{DASHBOARD_PORT}",
+                filters=[("node_id", "=", node), ("state", "=", "ALIVE")],
+                timeout=int(DRAIN_ASK_S),
+            )
+        except (RayStateApiException, ConnectionError, RuntimeError):
+            return True
+        return all(actor.class_name in STAY for actor in actors)
 
     def end(self) -> None:
         """End it with all that runs there."""
@@ -100,8 +125,8 @@ class RayInPod:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
-        if not self.is_over:
-            self.process.kill()
+        if not self.is_over:  # it waits for actors to leave, whose time is over
+            os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
 

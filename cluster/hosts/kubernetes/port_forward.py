@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -13,12 +14,13 @@ from cluster.errors import ShoalError
 from cluster.hosts.endpoints import free_port
 from cluster.hosts.kubernetes.kubectl import Kubectl
 from cluster.loopback import own_address
-from cluster.state.health import answers, wait_until
+from cluster.state.health import wait_until
 from cluster.state.record import made_of, read_document, write_document
 from cluster.state.state_directory import state_directory
 
 _FILE = "kubernetes.json"
 OPEN_S = 20.0
+ASK_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +76,8 @@ class KubernetesCluster:
         Raises:
             ShoalError: kubectl does not.
         """
-        addresses = [f"{own_address()}:{port}" for port in self.ports.values()]
-        if self._runs() and answers(addresses[0]):
+        api = self.ports[self.names["api"]]
+        if self._runs() and _hears(api):
             return
         self.close()
         pairs = [f"{here}:{there}" for there, here in self.ports.items()]
@@ -92,7 +94,7 @@ class KubernetesCluster:
             start_new_session=True,  # it outlives the command that starts it
         )
         replace(self, process=process.pid).write()
-        if not wait_until(lambda: answers(addresses[0]) or process.poll() is not None, OPEN_S):
+        if not wait_until(lambda: _hears(api) or process.poll() is not None, OPEN_S):
             raise ShoalError(f"`kubectl port-forward` did not open a way within {OPEN_S:.0f} s")
         if process.poll() is not None:
             raise ShoalError(f"`kubectl port-forward` to {pod} has ended with exit code {process.returncode}")
@@ -108,6 +110,16 @@ class KubernetesCluster:
             return bool(self.process) and "port-forward" in psutil.Process(self.process).cmdline()
         except psutil.Error:
             return False
+
+
+def _hears(port: int) -> bool:
+    """Whether whoever asks at a forwarded port hears anything of the other side."""
+    try:
+        with socket.create_connection((own_address(), port), timeout=ASK_S) as client:
+            client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            return client.recv(1) != b""
+    except OSError:
+        return False
 
 
 def read_cluster(name: str) -> KubernetesCluster | None:
