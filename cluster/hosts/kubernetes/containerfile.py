@@ -22,8 +22,8 @@ RUN apt-get update \\
     && apt-get install --yes --no-install-recommends bash ca-certificates wget \\
     && rm -rf /var/lib/apt/lists/*
 
-# From a package index; or, to install a wheel beside this file:
-#   COPY shoal-{version()}-py3-none-any.whl /tmp/
+# From a package index. To install a wheel beside this file: --build-arg SHOAL=./NAME.whl, and
+#   COPY *.whl ./
 ARG SHOAL=shoal=={version()}
 RUN pip install --no-cache-dir "$SHOAL" ray=={version_of("ray")} torch=={torch}
 
