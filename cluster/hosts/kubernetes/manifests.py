@@ -15,7 +15,7 @@ from cluster.hosts.on_host.host_ports import GCS_PORT
 from cluster.models.directory_here import is_uri
 from cluster.state.nodes import ACCELERATOR_LABEL
 
-KubernetesObject = dict[str, Any]
+KubeObject = dict[str, Any]
 
 CONFIG_PLACE = "/etc/shoal"
 """Where pods find the cluster's section of the config."""
@@ -34,7 +34,7 @@ _OVERWRITE = "ray.io/overwrite-container-cmd"
 _CLUSTER, _NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
 
 
-def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]) -> list[KubernetesObject]:
+def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]) -> list[KubeObject]:
     """All of them, in the order in which they are made.
 
     Args:
@@ -58,11 +58,11 @@ def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]
     return [*found, ray_cluster(cluster, has_environment=bool(environment))]
 
 
-def ray_cluster(cluster: ClusterConfig, *, has_environment: bool = False) -> KubernetesObject:
+def ray_cluster(cluster: ClusterConfig, *, has_environment: bool = False) -> KubeObject:
     """KubeRay's RayCluster."""
     asked = cluster.kubernetes
     head, *workers = cluster.nodes
-    spec: KubernetesObject = {
+    spec: KubeObject = {
         "rayVersion": version_of("ray"),
         "authOptions": {"mode": "token", "secretName": f"{cluster.name}-token"},
         "headGroupSpec": {
@@ -99,7 +99,7 @@ def ray_cluster(cluster: ClusterConfig, *, has_environment: bool = False) -> Kub
     return made
 
 
-def as_yaml(objects: Sequence[KubernetesObject]) -> str:
+def as_yaml(objects: Sequence[KubeObject]) -> str:
     """Objects as kubectl takes them: YAML documents, one after the other."""
     from ruamel.yaml import YAML
 
@@ -112,21 +112,17 @@ def as_yaml(objects: Sequence[KubernetesObject]) -> str:
 # -- pods ---------------------------------------------------------------------------------------------------
 
 
-def _pod(
-    cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_head: bool
-) -> KubernetesObject:
+def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_head: bool) -> KubeObject:
     asked = cluster.kubernetes
     mounts = [{"name": "shoal-config", "mountPath": CONFIG_PLACE, "readOnly": True}]
-    volumes: list[KubernetesObject] = [
-        {"name": "shoal-config", "secret": {"secretName": f"{cluster.name}-config"}}
-    ]
+    volumes: list[KubeObject] = [{"name": "shoal-config", "secret": {"secretName": f"{cluster.name}-config"}}]
     if asked.storage_claim is not None and not is_uri(cluster.storage):
         mounts.append({"name": "shoal-storage", "mountPath": cluster.storage})
         claim = {"claimName": asked.storage_claim}
         volumes.append({"name": "shoal-storage", "persistentVolumeClaim": claim})
     ports = {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT} if is_head else {}
     ports |= {"gateway": POD_GATEWAY_PORT, "api": API_PORT} if is_head else {}
-    container: KubernetesObject = {
+    container: KubeObject = {
         "name": "ray-head" if is_head else "ray-worker",
         "image": asked.image,
         "command": list(PROGRAM),
@@ -141,7 +137,7 @@ def _pod(
     }
     if has_environment:
         container["envFrom"] = [{"secretRef": {"name": f"{cluster.name}-env"}}]
-    spec: KubernetesObject = {
+    spec: KubeObject = {
         "terminationGracePeriodSeconds": asked.notice_s,
         "containers": [merged(container, asked.container)],
         "volumes": volumes,
@@ -170,9 +166,9 @@ def _pod(
     return {"metadata": {"labels": _of_cluster(cluster)}, "spec": merged(spec, asked.pod)}
 
 
-def _resources(cluster: ClusterConfig, kind: NodeConfig) -> KubernetesObject:
+def _resources(cluster: ClusterConfig, kind: NodeConfig) -> KubeObject:
     # A head that lends no CPUs needs some for itself.
-    wanted: KubernetesObject = {"cpu": str(kind.cpus or 1)}
+    wanted: KubeObject = {"cpu": str(kind.cpus or 1)}
     if cluster.kubernetes.memory is not None:
         wanted["memory"] = cluster.kubernetes.memory
     if kind.gpus:
@@ -184,12 +180,12 @@ def _start(kind: NodeConfig) -> dict[str, str]:
     return {"num-cpus": str(kind.cpus), "num-gpus": str(kind.gpus)}
 
 
-def _labels(kind: NodeConfig) -> KubernetesObject:
+def _labels(kind: NodeConfig) -> KubeObject:
     """Those of Ray's nodes."""
     return {} if kind.accelerator is None else {"labels": {ACCELERATOR_LABEL: kind.accelerator}}
 
 
-def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> KubernetesObject:
+def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> KubeObject:
     """One with the fields of the other laid over it; lists are put behind one another."""
     result = dict(base)
     for key, value in more.items():
@@ -211,16 +207,16 @@ def _most(cluster: ClusterConfig, kind: NodeConfig) -> int:
     return kind.count if autoscaler is None else autoscaler.most.get(kind.name, kind.count)
 
 
-def _store(cluster: ClusterConfig) -> KubernetesObject:
+def _store(cluster: ClusterConfig) -> KubeObject:
     store = cluster.kubernetes.store
     assert store is not None, "it is asked for"
     if store.backend == "redis":
-        found: KubernetesObject = {"backend": "redis", "redisAddress": store.address}
+        found: KubeObject = {"backend": "redis", "redisAddress": store.address}
         if store.password_secret is not None:
             key = {"name": store.password_secret, "key": "password"}
             found["redisPassword"] = {"valueFrom": {"secretKeyRef": key}}
         return found
-    volume: KubernetesObject = {}
+    volume: KubeObject = {}
     if store.claim is not None:
         volume["claimName"] = store.claim
     if store.size is not None:
@@ -228,14 +224,14 @@ def _store(cluster: ClusterConfig) -> KubernetesObject:
     return {"backend": "rocksdb", **({"storage": volume} if volume else {})}
 
 
-def _network_policy(cluster: ClusterConfig) -> KubernetesObject:
+def _network_policy(cluster: ClusterConfig) -> KubeObject:
     """Others than the cluster's own pods, which KubeRay lets through, reach what is asked by others."""
 
-    def open_ports(*ports: int) -> KubernetesObject:
+    def open_ports(*ports: int) -> KubeObject:
         return {"ingressRules": [{"ports": [{"protocol": "TCP", "port": port} for port in ports]}]}
 
     metrics = (METRICS_PORT,) if cluster.kubernetes.monitor else ()
-    policy: KubernetesObject = {
+    policy: KubeObject = {
         "mode": "DenyAllIngress",
         "head": open_ports(POD_GATEWAY_PORT, API_PORT, *metrics),
     }
@@ -245,7 +241,7 @@ def _network_policy(cluster: ClusterConfig) -> KubernetesObject:
 # -- what belongs to it -------------------------------------------------------------------------------------
 
 
-def _section_for_pods(cluster: ClusterConfig) -> KubernetesObject:
+def _section_for_pods(cluster: ClusterConfig) -> KubeObject:
     """The section without what only the caller needs: secrets, and how pods are made."""
     section = cluster.model_dump(mode="json", exclude_unset=True)
     return {key: value for key, value in section.items() if key not in ("env", "ssh", "slurm")}
@@ -257,22 +253,22 @@ def _of_cluster(cluster: ClusterConfig) -> dict[str, str]:
 
 def _object(
     cluster: ClusterConfig, api_version: str, kind: str, name: str, content: Mapping[str, Any]
-) -> KubernetesObject:
+) -> KubeObject:
     metadata = {"name": name, "namespace": cluster.kubernetes.namespace, "labels": _of_cluster(cluster)}
     return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **content}
 
 
-def _secret(cluster: ClusterConfig, what: str, content: Mapping[str, str]) -> KubernetesObject:
+def _secret(cluster: ClusterConfig, what: str, content: Mapping[str, str]) -> KubeObject:
     data = {key: base64.b64encode(value.encode()).decode() for key, value in content.items()}
     return _object(cluster, "v1", "Secret", f"{cluster.name}-{what}", {"type": "Opaque", "data": data})
 
 
 def _service(
     cluster: ClusterConfig, what: str, ports: Mapping[str, tuple[int, int]], *, head_only: bool
-) -> KubernetesObject:
+) -> KubeObject:
     """A Service; `ports` are its own and those of the pods."""
     selector = {_CLUSTER: cluster.name, **({_NODE_TYPE: "head"} if head_only else {})}
-    spec: KubernetesObject = {
+    spec: KubeObject = {
         "selector": selector,
         "ports": [{"name": name, "port": own, "targetPort": of_pod} for name, (own, of_pod) in ports.items()],
     }
@@ -281,7 +277,7 @@ def _service(
     return _object(cluster, "v1", "Service", f"{cluster.name}-{what}", {"spec": spec})
 
 
-def _budget(cluster: ClusterConfig, role: str) -> KubernetesObject:
+def _budget(cluster: ClusterConfig, role: str) -> KubeObject:
     """How many pods may be evicted at once: the head takes the cluster with it, unless its store stays."""
     most = 0 if role == "head" and cluster.kubernetes.store is None else 1
     selector = {"matchLabels": {_CLUSTER: cluster.name, _NODE_TYPE: role}}
@@ -289,7 +285,7 @@ def _budget(cluster: ClusterConfig, role: str) -> KubernetesObject:
     return _object(cluster, "policy/v1", "PodDisruptionBudget", f"{cluster.name}-{role}", {"spec": spec})
 
 
-def _service_monitor(cluster: ClusterConfig) -> KubernetesObject:
+def _service_monitor(cluster: ClusterConfig) -> KubeObject:
     spec = {
         "selector": {"matchLabels": {"app.kubernetes.io/part-of": cluster.name}},
         "endpoints": [{"port": "metrics"}, {"port": "gateway", "path": "/metrics"}],
