@@ -42,7 +42,9 @@ def leave(record: ClusterRecord, book: TenantBook, say: Say) -> None:
     try:
         statuses = Submissions(record).statuses()
         running = [each.job for each in summaries(Storage(record.storage)) if is_running(each, statuses)]
-        book.keep_apps(served_specs())
+        specs = served_specs()
+        if specs is not None:
+            book.keep_apps(specs)
         book.close(running)
     finally:
         disconnect()
@@ -55,6 +57,7 @@ def come_back(record: ClusterRecord, book: TenantBook, say: Say) -> None:
     Raises:
         ShoalError: not all of them; the message names those that do not go on.
     """
+    book.close(book.left())  # what is kept stays until all of it is back
     connect(record)
     try:
         problems = _resume_jobs(record, book, say) + _serve_apps(book, say)

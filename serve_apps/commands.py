@@ -145,10 +145,13 @@ def remove(names: Sequence[str]) -> None:
         pause.wait(LOOK_EVERY_S)
 
 
-def served_specs() -> list[dict[str, Any]]:
-    """The specs of all apps that are served and are to stay, as JSON, by their names."""
+def served_specs() -> list[dict[str, Any]] | None:
+    """The specs of all apps that are served and are to stay, as JSON, by their names; None where nothing has
+    been served since the cluster was started."""
     controller = ControllerClient.find()
-    rows = {} if controller is None else controller.describe()
+    if controller is None:
+        return None
+    rows = controller.describe()
     return [rows[name]["spec"] for name in sorted(rows) if rows[name]["status"] != "deleting"]
 
 

@@ -117,7 +117,9 @@ class ApiServer:
         book = TenantBook.of_this_cluster()
         while book is not None:
             with suppress(ShoalError, OSError):  # at the next look
-                book.keep_apps(serve_apps.commands.served_specs())
+                specs = serve_apps.commands.served_specs()
+                if specs is not None:  # a cluster that has just come back says nothing of those before
+                    book.keep_apps(specs)
             time.sleep(KEEP_EVERY_S)
 
 

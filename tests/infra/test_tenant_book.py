@@ -74,6 +74,17 @@ def test_apps_that_leave_with_the_nodes_stay_in_the_book(book: TenantBook) -> No
     assert book.apps() == []
 
 
+def test_what_is_forgotten_is_not_written_again_by_those_that_end(book: TenantBook, tmp_path: Path) -> None:
+    book.keep_apps([{"name": "chat"}])
+    book.keep_job("lm-1", package(tmp_path / "sent"), {})
+    book.forget()
+    book.keep_apps([{"name": "chat"}])
+    assert (book.apps(), book.jobs(), book.left()) == ([], [], [])
+    book.open()
+    book.keep_apps([{"name": "chat"}])
+    assert book.apps() == [{"name": "chat"}]
+
+
 def test_it_is_the_one_of_the_cluster_that_one_runs_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
