@@ -137,6 +137,12 @@ def _names_are_several(section: dict[str, Any]) -> bool:
     return len(names) == len(set(names))
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all examples."""
+    return tmp_path_factory.mktemp("manifests")
+
+
 RANDOM = clusters().filter(_names_are_several)
 FEW, MANY = (
     settings(max_examples=number, deadline=None, suppress_health_check=list(HealthCheck))
@@ -146,19 +152,15 @@ FEW, MANY = (
 
 @FEW
 @given(section=RANDOM)
-def test_the_api_server_takes_the_manifests_of_some_configs(
-    section: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    _see_them_taken(section, tmp_path_factory.getbasetemp())
+def test_the_api_server_takes_the_manifests_of_some_configs(section: dict[str, Any], directory: Path) -> None:
+    _see_them_taken(section, directory)
 
 
 @pytest.mark.slow
 @MANY
 @given(section=RANDOM)
-def test_the_api_server_takes_the_manifests_of_300_configs(
-    section: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    _see_them_taken(section, tmp_path_factory.getbasetemp())
+def test_the_api_server_takes_the_manifests_of_300_configs(section: dict[str, Any], directory: Path) -> None:
+    _see_them_taken(section, directory)
 
 
 def _see_them_taken(section: dict[str, Any], directory: Path) -> None:
