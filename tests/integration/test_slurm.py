@@ -87,6 +87,7 @@ def test_what_slurm_refuses_is_told_in_its_words(user: SlurmUser) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_python_without_shoal_is_told_with_what_it_said(user: SlurmUser) -> None:
     said = refusal(user, python="/usr/bin/python3", nodes=1).splitlines()
     assert said[0].startswith("submitted: Slurm's job ")

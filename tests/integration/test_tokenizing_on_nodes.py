@@ -46,6 +46,7 @@ def in_the_cluster(running_cluster: LiveCluster, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_the_cluster")
 def test_the_streams_are_those_that_one_process_writes(
     corpus: Path, nodes: list[str], tmp_path: Path

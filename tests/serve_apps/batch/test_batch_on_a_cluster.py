@@ -55,6 +55,7 @@ def counted(first: int, tokens: int) -> str:
     return "".join(f" {first + 1 + step}" for step in range(tokens))
 
 
+@pytest.mark.slow
 def test_every_row_has_its_answer_or_its_error_and_what_is_done_stays(
     call: Driver, spec: AppSpec, tmp_path: Path
 ) -> None:

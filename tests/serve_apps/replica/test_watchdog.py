@@ -42,6 +42,7 @@ def beating(source: str = BEATING) -> Iterator[tuple[subprocess.Popen[bytes], ps
     watchdog.wait(5)
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_is_killed_in_time_and_not_before() -> None:
     with beating() as (process, _):
         with pytest.raises(subprocess.TimeoutExpired):
