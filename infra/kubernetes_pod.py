@@ -20,8 +20,8 @@ from pathlib import Path
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.hosts.kubernetes.pod import RayInPod, section_of_pod, section_on_head_pod
-from cluster.hosts.slurm.allocation_node import TENANTS_VARIABLE
+from cluster.hosts.kubernetes.pod import HEAD_FILE, RayInPod, section_of_pod, section_on_head_pod
+from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.models.directory_here import is_uri
 from cluster.state.state_directory import state_root, write_private
 from infra.lifecycle import COMMAND, UP
@@ -30,7 +30,6 @@ MARGIN_S = 10.0
 """So long before the end of the notice Ray is ended, whoever has left by then."""
 LOOK_S, LEFT_LOOK_S = 0.2, 1.0
 _TENANTS = ("-m", "infra.tenants")
-_CONFIG_FILE = "pod.yaml"
 
 
 def worker(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
@@ -63,7 +62,7 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
         os.environ[TENANTS_VARIABLE] = str(Path(cluster.storage, "control", f"tenants-{cluster.name}"))
     root = state_root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    file = root / _CONFIG_FILE  # before Ray: whoever finds that ready wants to use it
+    file = root / HEAD_FILE  # before Ray: whoever finds that ready wants to use it
     write_private(file, json.dumps({"cluster": section_on_head_pod(cluster, ray.address)}, indent=2))
     ray.start()
     try:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.hosts.slurm.allocation_node import TENANTS_VARIABLE
+from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.state.state_directory import require_private, write_private
 from train_jobs.driver.package import Package
 

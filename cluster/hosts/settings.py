@@ -14,6 +14,9 @@ JOB_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
 
+TENANTS_VARIABLE = "SHOAL_TENANTS"
+"""Names the directory of what is kept of jobs and apps, where nodes go and come back."""
+
 ANOTHER_CLUSTERS = (
     "RAY_ADDRESS",
     "RAY_API_SERVER_ADDRESS",

@@ -17,10 +17,11 @@ from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.kubernetes.kubectl import Kubectl
 from cluster.hosts.kubernetes.manifests import as_yaml, manifests
+from cluster.hosts.kubernetes.pod import HEAD_FILE
 from cluster.hosts.kubernetes.pod_states import problems_of, state_of
 from cluster.hosts.kubernetes.port_forward import KubernetesCluster, read_cluster
 from cluster.hosts.provider import RemoteStarted, Tell
-from cluster.state.record import TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
+from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
 from cluster.state.state_directory import (
     locked,
     remove_state,
@@ -36,8 +37,6 @@ HOPELESS_S = 30.0
 """So long what will not change by itself is given to change all the same."""
 CRD = "rayclusters.ray.io"
 _HEAD_CONTAINER = "ray-head"
-_FILE = "pod.yaml"
-"""The config of commands on the head, in its state directory."""
 
 
 class KubernetesProvider:
@@ -69,7 +68,9 @@ class KubernetesProvider:
                 )
             asked = cluster.kubernetes
             kubectl = Kubectl(asked.namespace, asked.context)
-            known = KubernetesCluster(cluster.name, str(config_path), asked.namespace, asked.context)
+            known = before or KubernetesCluster(
+                cluster.name, str(config_path), asked.namespace, asked.context
+            )
             was_up = before is not None and read_record(cluster.name) is not None
             try:
                 self._apply(cluster, kubectl, tell)
@@ -186,7 +187,7 @@ class KubernetesProvider:
             known.kubectl.run("delete", kinds, selector, "--wait=true", timeout_s=UP_S)
         except ShoalError as error:
             tell(f"not everything could be deleted: {error}")
-        known.close()
+        (read_cluster(known.name) or known).close()  # what forwards may have been started since
         remove_state(known.name)
 
     # -- what runs on the head --------------------------------------------------------------------------
@@ -195,7 +196,7 @@ class KubernetesProvider:
         """The config of commands on the head, there."""
         place = ["python", "-c", "from cluster.state.state_directory import state_root; print(state_root())"]
         root = kubectl.execute(head, _HEAD_CONTAINER, place, lambda _: None).strip()
-        return f"{root}/{_FILE}"
+        return f"{root}/{HEAD_FILE}"
 
     def _on_head(self, kubectl: Kubectl, head: str, command: Sequence[str], tell: Tell) -> str:
         program = ["python", *self._shoal, *command, "-f", self._file(kubectl, head)]
@@ -204,7 +205,7 @@ class KubernetesProvider:
     def _record(self, kubectl: Kubectl, head: str, known: KubernetesCluster) -> ClusterRecord:
         """What is known here of the cluster, as it is reached from here."""
         file = self._file(kubectl, head)
-        path = Path(file).parent / known.name / "record.json"
+        path = Path(file).parent / known.name / RECORD_FILE
         printed = kubectl.execute(head, _HEAD_CONTAINER, ["cat", str(path)], lambda _: None)
         there = made_of(ClusterRecord, json.loads(printed), path)
         known = known.forwarding({"api": there.api_port, "gateway": there.gateway_port})

@@ -21,6 +21,8 @@ from cluster.hosts.on_host.host_ports import EVERYWHERE, GCS_PORT
 from cluster.hosts.probe_agent import ProbeAgent
 from cluster.state.health import answers, wait_until
 
+HEAD_FILE = "pod.yaml"
+"""The config of commands on the head, among what they know of clusters."""
 START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
 """Names the command with which KubeRay's operator would start Ray in a container."""
 START_S = 300.0

@@ -55,7 +55,7 @@ class KubernetesCluster:
         own = own_address()
         return replace(
             self,
-            ports={str(port): free_port(own) for port in servers.values()},
+            ports={str(port): self.ports.get(str(port)) or free_port(own) for port in servers.values()},
             names={name: str(port) for name, port in servers.items()},
         )
 

@@ -26,13 +26,12 @@ from cluster.hosts.on_host.head_config import wanted_servers
 from cluster.hosts.on_host.node import clear, prepare, tail
 from cluster.hosts.on_host.node_start import NodeTask, node_directory
 from cluster.hosts.on_host.supervisor import supervise
+from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import TENANTS, BatchJob, require_batch_job
 from cluster.state.health import answers
 from cluster.state.record import TOKEN_FILE
 
-TENANTS_VARIABLE = "SHOAL_TENANTS"
-"""Names the directory of what is kept of jobs and apps."""
 AGAIN_S = 5.0
 """After so long a node that has ended by itself is started again."""
 LOOK_S = 2.0
