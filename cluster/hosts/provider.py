@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.config.sections.cluster import ClusterConfig
+from cluster.errors import RequestError
 from cluster.state.record import ClusterRecord
 
 Tell = Callable[[str], None]
@@ -44,6 +45,38 @@ class RemoteStarted:
     record: ClusterRecord | None
     was_up: bool
     document: dict[str, Any]
+
+
+def waiting_for(name: str) -> str:
+    """What is told while another command holds the lock of a cluster."""
+    return f"another command is starting or stopping cluster {name}; waiting for it"
+
+
+def require_same_file(name: str, theirs: str, config_path: Path) -> None:
+    """See that a cluster that is up was started from the file that is to bring it up.
+
+    Raises:
+        RequestError: it was another one.
+    """
+    if theirs != str(config_path):
+        raise RequestError(
+            f"cluster {name} is up already, from {theirs}: give this one another cluster.name, or take that"
+            " one down first (`shoal down`)"
+        )
+
+
+def require_own_file(name: str, theirs: str, config_path: Path | None) -> None:
+    """See that a cluster is taken down from the file that it was started from, if that is still there.
+
+    Raises:
+        RequestError: it is another one.
+    """
+    other = Path(theirs)
+    if config_path is not None and other != config_path.absolute() and other.exists():
+        raise RequestError(
+            f"cluster {name} was started from {other}, not from {config_path}: `shoal down -f {other}` takes"
+            " it down"
+        )
 
 
 class RemoteProvider(Protocol):

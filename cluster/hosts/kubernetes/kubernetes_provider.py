@@ -20,7 +20,7 @@ from cluster.hosts.kubernetes.manifests import as_yaml, manifests
 from cluster.hosts.kubernetes.pod import HEAD_FILE
 from cluster.hosts.kubernetes.pod_states import problems_of, state_of
 from cluster.hosts.kubernetes.port_forward import KubernetesCluster, read_cluster
-from cluster.hosts.provider import RemoteStarted, Tell
+from cluster.hosts.provider import RemoteStarted, Tell, require_own_file, require_same_file, waiting_for
 from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
 from cluster.state.state_directory import (
     locked,
@@ -59,18 +59,15 @@ class KubernetesProvider:
         stay: bool = True,
     ) -> RemoteStarted:
         config_path = config_path.absolute()
-        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+        with locked(cluster.name, lambda: tell(waiting_for(cluster.name))):
             before = read_cluster(cluster.name)
-            if before is not None and before.config_path != str(config_path):
-                raise RequestError(
-                    f"cluster {cluster.name} is up already, from {before.config_path}: give this one"
-                    " another cluster.name, or take that one down first (`shoal down`)"
-                )
+            if before is not None:
+                require_same_file(cluster.name, before.config_path, config_path)
             asked = cluster.kubernetes
-            kubectl = Kubectl(asked.namespace, asked.context)
             known = before or KubernetesCluster(
                 cluster.name, str(config_path), asked.namespace, asked.context
             )
+            kubectl = known.kubectl
             was_up = before is not None and read_record(cluster.name) is not None
             try:
                 self._apply(cluster, kubectl, tell)
@@ -87,17 +84,11 @@ class KubernetesProvider:
             return RemoteStarted(record, was_up, document)
 
     def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
-        with locked(name, lambda: tell(_waiting(name))):
+        with locked(name, lambda: tell(waiting_for(name))):
             known = read_cluster(name)
             if known is None:
                 return False
-            if config_path is not None:
-                other = Path(known.config_path)
-                if other != config_path.absolute() and other.exists():
-                    raise RequestError(
-                        f"cluster {name} was started from {other}, not from {config_path}:"
-                        f" `shoal down -f {other}` takes it down"
-                    )
+            require_own_file(name, known.config_path, config_path)
             kubectl = known.kubectl
             try:
                 pods = [state_of(pod) for pod in self._pods(kubectl, name)]
@@ -223,7 +214,3 @@ class KubernetesProvider:
         known.open_way()
         write_record(record)
         return record
-
-
-def _waiting(name: str) -> str:
-    return f"another command is starting or stopping cluster {name}; waiting for it"

@@ -14,9 +14,9 @@ from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
-from cluster.errors import RequestError, ShoalError
+from cluster.errors import ShoalError
 from cluster.hosts.on_host.result_line import RESULT
-from cluster.hosts.provider import RemoteStarted, Tell
+from cluster.hosts.provider import RemoteStarted, Tell, require_own_file, require_same_file, waiting_for
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import BatchJob, Phase, read_batch_job
 from cluster.hosts.slurm.batch_script import batch_script, python_of
@@ -50,7 +50,7 @@ class SlurmProvider:
         stay: bool = True,
     ) -> RemoteStarted:
         config_path = config_path.absolute()
-        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+        with locked(cluster.name, lambda: tell(waiting_for(cluster.name))):
             job, was_up = self._submitted(cluster, config_path, tell)
         # It may wait for days, in which another command may want its end.
         try:
@@ -72,17 +72,11 @@ class SlurmProvider:
         return RemoteStarted(read_record(cluster.name) if stay else None, was_up, document)
 
     def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
-        with locked(name, lambda: tell(_waiting(name))):
+        with locked(name, lambda: tell(waiting_for(name))):
             job = read_batch_job(name)
             if job is None:
                 return False
-            if config_path is not None:
-                other = Path(job.config_path)
-                if other != config_path.absolute() and other.exists():
-                    raise RequestError(
-                        f"cluster {name} was started from {other}, not from {config_path}:"
-                        f" `shoal down -f {other}` takes it down"
-                    )
+            require_own_file(name, job.config_path, config_path)
             self._end(job, tell)
             return True
 
@@ -93,11 +87,8 @@ class SlurmProvider:
             RequestError: another file has a cluster of this name; Slurm refuses it.
         """
         before = read_batch_job(cluster.name)
-        if before is not None and before.config_path != str(config_path):
-            raise RequestError(
-                f"cluster {cluster.name} is up already, from {before.config_path}: give this one"
-                " another cluster.name, or take that one down first (`shoal down`)"
-            )
+        if before is not None:
+            require_same_file(cluster.name, before.config_path, config_path)
         section = cluster.model_dump(mode="json", exclude_unset=True)
         if before is not None and before.number and slurm.in_queue(before.number) is not None:
             if before.section != section:
@@ -201,7 +192,3 @@ def ask_node(job: BatchJob, node: str, what: str, document: Mapping[str, Any]) -
             return json.loads(line.removeprefix(RESULT))
     said = [line for line in done.stderr.splitlines() if line.strip()]
     raise ShoalError(f"{node}: {said[0] if said else 'no answer came'}")
-
-
-def _waiting(name: str) -> str:
-    return f"another command is starting or stopping cluster {name}; waiting for it"

@@ -13,11 +13,11 @@ from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
-from cluster.errors import RequestError, ShoalError
+from cluster.errors import ShoalError
 from cluster.hosts.endpoints import free_port
 from cluster.hosts.on_host.head_config import section_on_head, wanted_servers
 from cluster.hosts.on_host.node_start import CONFIG_FILE, NodeTask
-from cluster.hosts.provider import RemoteStarted, Tell
+from cluster.hosts.provider import RemoteStarted, Tell, require_own_file, require_same_file, waiting_for
 from cluster.hosts.ssh import nodes
 from cluster.hosts.ssh.fleet import Fleet, FleetHost, hosts_of, read_fleet, write_fleet
 from cluster.hosts.ssh.install import install
@@ -56,13 +56,10 @@ class SshProvider:
         stay: bool = True,
     ) -> RemoteStarted:
         config_path = config_path.absolute()
-        with locked(cluster.name, lambda: tell(_waiting(cluster.name))):
+        with locked(cluster.name, lambda: tell(waiting_for(cluster.name))):
             before = read_fleet(cluster.name)
-            if before is not None and before.config_path != str(config_path):
-                raise RequestError(
-                    f"cluster {cluster.name} is up already, from {before.config_path}: give this one"
-                    " another cluster.name, or take that one down first (`shoal down`)"
-                )
+            if before is not None:
+                require_same_file(cluster.name, before.config_path, config_path)
             fleet = before or Fleet(
                 cluster.name,
                 str(uuid.uuid4()),
@@ -89,17 +86,11 @@ class SshProvider:
             return RemoteStarted(record, was_up, document)
 
     def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
-        with locked(name, lambda: tell(_waiting(name))):
+        with locked(name, lambda: tell(waiting_for(name))):
             fleet = read_fleet(name)
             if fleet is None:
                 return False
-            if config_path is not None:
-                other = Path(fleet.config_path)
-                if other != config_path.absolute() and other.exists():
-                    raise RequestError(
-                        f"cluster {name} was started from {other}, not from {config_path}:"
-                        f" `shoal down -f {other}` takes it down"
-                    )
+            require_own_file(name, fleet.config_path, config_path)
             if fleet.directory:
                 try:
                     self._run(fleet, command, tell, STOP_S)
@@ -316,7 +307,3 @@ def _section_of(cluster: ClusterConfig) -> dict[str, Any]:
 def _but_nodes(section: Mapping[str, Any]) -> dict[str, Any]:
     """What of a section takes another start; nodes may be added."""
     return {key: value for key, value in section.items() if key != "nodes"}
-
-
-def _waiting(name: str) -> str:
-    return f"another command is starting or stopping cluster {name}; waiting for it"
