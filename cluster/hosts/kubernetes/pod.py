@@ -162,6 +162,7 @@ def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
         section.pop(key, None)
     # By the Service they are asked at the pod's address, by `kubectl port-forward` at its loopback.
     everywhere = {} if cluster.gateway.keys is None else {"host": EVERYWHERE}
-    section["api"] = {"host": EVERYWHERE, "port": API_PORT, **section.get("api", {})}
-    section["gateway"] = {**everywhere, "port": POD_GATEWAY_PORT, **section.get("gateway", {})}
+    # The Service leads to these ports, whichever the config names.
+    section["api"] = {"host": EVERYWHERE, **section.get("api", {}), "port": API_PORT}
+    section["gateway"] = {**everywhere, **section.get("gateway", {}), "port": POD_GATEWAY_PORT}
     return {**section, "name": cluster.name, "provider": "existing", "address": f"{address}:{GCS_PORT}"}
