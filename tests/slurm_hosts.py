@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,7 +31,7 @@ def slurm_site_of(
     nodes: int = 3,
     *,
     users: tuple[str, ...] = ("ann",),
-    cpus: int = 4,
+    cpus: int | Sequence[int] = 4,
     settings: Mapping[str, str] | None = None,
 ) -> Iterator[SlurmSite]:
     """A login host and nodes, whose homes are one disk."""

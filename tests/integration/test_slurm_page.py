@@ -84,8 +84,15 @@ def test_every_command_of_the_page_does_what_it_says(user: SlurmUser) -> None:
     assert nothing_runs(user)
 
 
-def test_the_whole_way_on_a_batch_job(user: SlurmUser) -> None:
-    user.write({"slurm": {"nodes": 2, "cpus_per_node": 3}})
+def test_the_whole_way_on_a_batch_job(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    # Whole nodes, with no device more than training and two replicas want.
+    with slurm_site_of(tmp_path, nodes=2, cpus=(2, 3)) as site:
+        go_the_whole_way(SlurmUser(site, tmp_path / "homes"))
+
+
+def go_the_whole_way(user: SlurmUser) -> None:
+    user.write({"slurm": {"nodes": 2}})
     report = user.document("quickstart", "--dir", "tour", timeout_s=600)
     for step in report["steps"]:
         print(f"{step['name']}: {step['seconds']:.1f} s: {step['detail']}")

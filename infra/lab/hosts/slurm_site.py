@@ -6,7 +6,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -40,11 +40,13 @@ class SlurmSite:
 
     Args:
         lan: has users, whose homes all hosts share.
-        cpus: of each node, as Slurm is to take them.
+        cpus: of each node, as Slurm is to take them; one number for all, or one for each.
         settings: lines of slurm.conf, beside those that make it run here.
     """
 
-    def __init__(self, lan: Lan, cpus: int, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, lan: Lan, cpus: int | Sequence[int], settings: Mapping[str, str] | None = None
+    ) -> None:
         self._lan = lan
         self._cpus = cpus
         self._settings = dict(settings or {})
@@ -148,9 +150,10 @@ class SlurmSite:
             **self._settings,
         }
         lines = [f"{key}={value}" for key, value in settings.items()]
+        each = [self._cpus] * len(self.nodes) if isinstance(self._cpus, int) else self._cpus
         lines += [
-            f"NodeName={node.name} NodeAddr={node.address} CPUs={self._cpus} RealMemory=4000 State=UNKNOWN"
-            for node in self.nodes
+            f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus} RealMemory=4000 State=UNKNOWN"
+            for node, cpus in zip(self.nodes, each, strict=True)
         ]
         lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP")
         return "\n".join(lines) + "\n"
