@@ -23,7 +23,7 @@ from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord, point_at
 from infra.log_lines import LogLine, Origin
 from serve_apps.controller.ray_private import replica_named
-from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE
+from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE, is_gateway
 
 OUTPUTS = ("out", "err")
 LOOK_EVERY_S = 2.0
@@ -89,10 +89,12 @@ def sources_of(rows: Iterable[Any], app: str, replica: str | None = None) -> lis
     wanted = [
         s
         for s in found
-        if s.application.rpartition(":")[:2] == (app, ":") and replica in (None, s.origin.replica)
+        if s.application.rpartition(":")[:2] == (app, ":")
+        and not is_gateway(s.application)
+        and replica in (None, s.origin.replica)
     ]
     if replica is None and (wanted or app == GATEWAY):
-        wanted += [s for s in found if s.application == GATEWAY]
+        wanted += [s for s in found if is_gateway(s.application)]
     return sorted(
         wanted,
         key=lambda s: (
@@ -112,7 +114,7 @@ def _source(row: Any) -> AppProcess | None:
         origin = Origin("rank", replica, int(rank))
     elif (named := replica_named(name)) is not None:
         application, replica = named
-        origin = Origin("gateway" if application == GATEWAY else "replica", replica)
+        origin = Origin("gateway" if is_gateway(application) else "replica", replica)
     else:
         return None
     return AppProcess(origin, application, row.actor_id, row.node_id, row.pid, row.state != "DEAD")

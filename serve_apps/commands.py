@@ -49,7 +49,7 @@ def deploy(
     specs = [resolve(config, name, info["storage"]) for name in chosen]
     deadline = time.monotonic() + timeout_s
     start_serve(info, deadline, say)
-    return {"base_url": base_url_of(info), "apps": deploy_specs(specs, deadline=deadline, say=say)}
+    return {"base_url": info["gateway_url"], "apps": deploy_specs(specs, deadline=deadline, say=say)}
 
 
 def resolve(config: ShoalConfig, name: str, storage: str) -> AppSpec:
@@ -71,11 +71,6 @@ def begin_to_deploy(controller: ControllerClient, spec: AppSpec) -> int | None:
     if held is not None and held["spec"] == spec.as_json() and held["status"] in ("running", "idle"):
         return None
     return controller.apply(spec)
-
-
-def base_url_of(info: Mapping[str, Any]) -> str:
-    """The OpenAI base URL, by what the broker knows of the cluster."""
-    return f"http://{info['gateway_host']}:{info['gateway_port']}/v1"
 
 
 def deploy_specs(

@@ -14,7 +14,8 @@ from cluster.state.nodes import ACCELERATOR_LABEL
 DEPLOYMENT = "replica"
 """The Serve deployment inside every app's application."""
 GATEWAY = "gateway"
-"""The Serve application (and deployment) of the gateway; no app can have this name."""
+"""The Serve application (and deployment) of the head's gateway; no app can have this name. Those of other
+nodes are called `gateway:NODE_ID`."""
 CONTROLLER = "shoal-apps"
 """Name of the actor that is the apps' controller, for those who call it from other processes."""
 SERVE_NAMESPACE = "serve"
@@ -22,6 +23,16 @@ SERVE_NAMESPACE = "serve"
 RANK = "SHOAL_RANK::"
 """How the names of the actors of a replica's ranks ≥ 1 begin, in Serve's namespace; APPLICATION#REPLICA#RANK
 follows."""
+
+
+def gateway_of(node_id: str) -> str:
+    """The Serve application of the gateway of a node that is not the head."""
+    return f"{GATEWAY}:{node_id}"
+
+
+def is_gateway(application: str) -> bool:
+    """Whether a Serve application is a gateway."""
+    return application.partition(":")[0] == GATEWAY
 
 
 @dataclass(frozen=True)

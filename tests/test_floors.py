@@ -40,7 +40,7 @@ ROOMS: dict[str, list[set[str]]] = {
     ],
     "serve_apps": [
         {"spec", "models", "parsing"},
-        {"engine", "tokens", "routing"},
+        {"engine", "tokens", "routing", "quotas", "front"},
         {"openai"},
         {"http"},
         {"replica", "anthropic"},

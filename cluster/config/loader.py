@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -23,11 +23,13 @@ from cluster.config.reading.overrides import SETTING_FILE, apply_overrides, no_s
 from cluster.config.reading.positions import Item, KeyPath, Position, YamlDocument
 from cluster.config.reading.sentences import intended, mistake_at, translate
 from cluster.config.reading.yaml_reader import read_yaml
-from cluster.config.sections.cluster import ClusterConfig, NodeConfig
+from cluster.config.sections.cluster import ApiConfig, ClusterConfig, GatewayConfig, NodeConfig
 from cluster.config.sections.root import ShoalConfig
 from cluster.config.sections.serve import ServeAppConfig
 from cluster.config.sections.train import BUILT_IN_SOURCES, TrainJobConfig
 from cluster.errors import ConfigError, Mistake
+
+TlsServer = TypeVar("TlsServer", ApiConfig, GatewayConfig)
 
 RUN_FILE = "config.yaml"
 """In a run's directory, with the job as it was resolved."""
@@ -194,13 +196,21 @@ def _resolve_cluster(cluster: ClusterConfig, base: Path) -> ClusterConfig:
     gateway = cluster.gateway
     if gateway.keys is not None and not gateway.keys.startswith(ENVIRONMENT):
         gateway = gateway.model_copy(update={"keys": _absolute(gateway.keys, base)})
-    api = cluster.api
-    files = {"certificate": api.certificate, "private_key": api.private_key}
-    api = api.model_copy(
+    storage = _absolute(cluster.storage, base)
+    return cluster.model_copy(
+        update={
+            "storage": storage,
+            "gateway": _with_absolute_certificate(gateway, base),
+            "api": _with_absolute_certificate(cluster.api, base),
+        }
+    )
+
+
+def _with_absolute_certificate(server: TlsServer, base: Path) -> TlsServer:
+    files = {"certificate": server.certificate, "private_key": server.private_key}
+    return server.model_copy(
         update={key: _absolute(file, base) for key, file in files.items() if file is not None}
     )
-    storage = _absolute(cluster.storage, base)
-    return cluster.model_copy(update={"storage": storage, "gateway": gateway, "api": api})
 
 
 def _resolve_job(job: TrainJobConfig, base: Path) -> TrainJobConfig:

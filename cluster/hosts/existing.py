@@ -133,6 +133,7 @@ def _start(
             serve_port=cluster.serve_proxy.port or SERVE_PORT,
             provider="existing",
             api_certificate=cluster.api.certificate,
+            gateway_certificate=cluster.gateway.certificate,
             python=str(findings.seen[head].facts["executable"]),
             env=_environment(cluster),
         )

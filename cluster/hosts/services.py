@@ -36,11 +36,21 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
         "head_ip": record.head_ip,
         "gateway_host": record.gateway_host,
         "gateway_port": record.gateway_port,
+        "gateway_url": record.gateway_url,
         "api_host": record.api_host,
         "api_port": record.api_port,
         "serve_host": record.serve_host,
         "serve_port": record.serve_port,
         "gateway_keys": gateway.keys,
+        "gateway_count": gateway.count,
+        "gateway_front": gateway.front
+        and {
+            "kind": gateway.front,
+            "certificate": gateway.certificate,
+            "private_key": gateway.private_key,
+            "address_connections": gateway.address_connections,
+            "address_requests": gateway.address_requests,
+        },
         "gateway_options": {
             "unknown_fields": gateway.unknown_fields,
             "cors": gateway.cors,

@@ -65,6 +65,8 @@ class ClusterRecord:
     """Where the control API listens; 0 where an older version brought the cluster up, which had none."""
     api_certificate: str | None = None
     """The file with its certificate; None where it is plain HTTP."""
+    gateway_certificate: str | None = None
+    """The file with that of the gateways' front; None where it is plain HTTP."""
     provider: str = "embedded"
     python: str = sys.executable
     """The interpreter on the head."""
@@ -84,20 +86,21 @@ class ClusterRecord:
     @property
     def api_url(self) -> str:
         """The control API."""
-        url = http_url(self.api_host, self.api_port, self.head_ip)
-        return url if self.api_certificate is None else url.replace("http://", "https://", 1)
+        return http_url(self.api_host, self.api_port, self.head_ip, tls=self.api_certificate is not None)
 
     @property
     def gateway_url(self) -> str:
         """The OpenAI base URL."""
-        return f"{http_url(self.gateway_host, self.gateway_port, self.head_ip)}/v1"
+        tls = self.gateway_certificate is not None
+        return f"{http_url(self.gateway_host, self.gateway_port, self.head_ip, tls=tls)}/v1"
 
 
-def http_url(host: str, port: int, instead_of_all: str) -> str:
+def http_url(host: str, port: int, instead_of_all: str, *, tls: bool = False) -> str:
     """The URL under which a server that binds `host` is reached; all interfaces have no URL of their own."""
     if host in ("0.0.0.0", "::", ""):
         host = instead_of_all
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def read_record(name: str) -> ClusterRecord | None:

@@ -43,7 +43,7 @@ class Apps:
             ConfigError: it does not fit the nodes, or its model is not there.
             ShoalError: Serve or the gateway could not be started.
         """
-        from serve_apps.commands import base_url_of, begin_to_deploy, start_serve
+        from serve_apps.commands import begin_to_deploy, start_serve
         from serve_apps.controller.client import ControllerClient
         from serve_apps.models import find_model
 
@@ -54,7 +54,7 @@ class Apps:
         spec = find_model(name, config, info["storage"])
         start_serve(info, time.monotonic() + SERVE_START_S)
         number = begin_to_deploy(ControllerClient(), spec)
-        return {"name": name, "number": number, "base_url": base_url_of(info)}
+        return {"name": name, "number": number, "base_url": info["gateway_url"]}
 
     def roll_back(self, name: str) -> dict[str, Any]:
         """Bring back what an app served before.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
+from serve_apps.controller.key_file import KeyFile
 from serve_apps.controller.model_names import follow_models
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
@@ -26,6 +27,8 @@ from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView, Lookout
+from serve_apps.quotas.limit_bank import Drawn, LimitBank
+from serve_apps.quotas.place_shares import PlaceShares
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
@@ -66,7 +69,9 @@ class AppController:
         # Higher than any that a former controller has given out.
         self._number = int(time.time() * 1000)
         self._table: dict[str, Any] = {}
-        self._view = ClusterView()
+        self._view = ClusterView(info.get("gateway_count", 1))
+        self._keys = KeyFile(info.get("gateway_keys"))
+        self._shares, self._bank = PlaceShares(), LimitBank()
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
@@ -78,6 +83,7 @@ class AppController:
         self._ticking: asyncio.Task[None] | None = None
         self._living: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
@@ -133,9 +139,13 @@ class AppController:
         self._wake.set()
 
     async def serving(self) -> dict[str, Any]:
-        """How Serve and the gateway are: see `ServeKeeper.describe`."""
+        """How Serve and the gateways are: see `ServeKeeper.describe`; and `gateways`: the node's id and the
+        URL of each that is reached."""
         self._ensure_running()
-        return self._keeper.describe(self._view.serve, self._view.silence)
+        described = self._keeper.describe(self._view.serve, self._view.silence)
+        described["failure"] = described["failure"] or self._keys.failure or None
+        places = self._gateways.places(time.monotonic())
+        return {**described, "gateways": [{"node": node, "url": url} for node, url in places]}
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
@@ -168,8 +178,9 @@ class AppController:
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the
-        Serve that it is of), and `apps` if it is new; and what the engines say of themselves: `engines`, by
-        app and replica."""
+        Serve that it is of), and `apps` if it is new; `keys` if they are; how many `gateways` there are, and
+        its `shares` of places, by app; and what the engines say of themselves: `engines`, by app and
+        replica."""
         self._ensure_running()
         now = time.monotonic()
         if self._gateways.report(gateway, report, now):
@@ -178,14 +189,42 @@ class AppController:
                     self._apps[name].first_tokens.add(seconds, now)
         if any(report["waiting"].values()) or any(app.record.update for app in self._apps.values()):
             self._wake.set()
+        answer: dict[str, Any] = {
+            "number": report["seen"],
+            "poll_s": BUSY_TICK_S,
+            "serve": self._keeper.id,
+            "gateways": self._gateways.number_alive(now),
+            "shares": {
+                app: self._shares.share(app, gateway, in_use=filled, want=want, capacity=capacity)
+                for app, (filled, want, capacity) in report["places"].items()
+                if app in self._apps
+            },
+        }
+        if (keys := self._keys.told(report["keys"])) is not None:
+            answer["keys"] = keys
         if not self._informed:
-            return {"number": report["seen"], "poll_s": BUSY_TICK_S, "serve": self._keeper.id}
-        poll_s = BUSY_TICK_S if self._busy() else TICK_S
-        answer: dict[str, Any] = {"number": self._number, "poll_s": poll_s, "serve": self._keeper.id}
+            return answer
+        answer["number"], answer["poll_s"] = self._number, BUSY_TICK_S if self._busy() else TICK_S
         if report["seen"] != self._number:
             answer["apps"] = self._table
         answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
+
+    async def share(self, gateway: str, app: str, filled: int, want: int, capacity: int) -> int | None:
+        """A gateway's share of an app's places, see `PlaceShares.share`; None: it is not known yet."""
+        self._ensure_running()
+        if app not in self._apps or not self._informed:
+            return None
+        return self._shares.share(app, gateway, in_use=filled, want=want, capacity=capacity)
+
+    async def draw(
+        self, gateway: str, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
+    ) -> Drawn:
+        """A gateway draws from the limits of a tenant, see `LimitBank`."""
+        self._ensure_running()
+        if method == "draw_tokens":
+            return self._bank.draw_tokens(gateway, *arguments, **named)
+        return await self._bank.draw_requests(*arguments, **named)
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing."""
@@ -242,6 +281,8 @@ class AppController:
             self._ticking = asyncio.create_task(self._tick_for_ever())
         if self._living is None or self._living.done():
             self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.create_task(self._keys.follow())
         if self._following is None or self._following.done():
             following = follow_models(self._apps, self._changing, self._threads, self._storage, self._take)
             self._following = asyncio.create_task(following)
@@ -272,6 +313,8 @@ class AppController:
             for app in self._apps.values():
                 app.excuse(now)
         self._ticked_at = now
+        self._shares.keep_only(self._apps, self._gateways.ids(now))
+        self._bank.keep_only(self._gateways.ids(now))
         if not self._informed and not self._hear(now):
             return
         for name, app in list(self._apps.items()):
@@ -288,7 +331,8 @@ class AppController:
         ours: dict[str, bool] = {}
         for app in self._apps.values():
             ours |= app.answering(self._view.served)
-        for kind, facts in self._keeper.keep(self._view.serve, ours, time.time()):
+        others = self._view.gateway_nodes
+        for kind, facts in self._keeper.keep(self._view.serve, ours, time.time(), others):
             for app in self._apps.values():
                 self._tell(app, kind, facts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,9 @@ SILENT_S = 10.0
 class _Heard:
     heard: float
     seen: int
+    node: str | None = None
+    url: str | None = None
+    """Where it is reached; None: not yet, or not any more."""
     in_flight: Mapping[str, int] = field(default_factory=dict)
     waiting: Mapping[str, int] = field(default_factory=dict)
     number: int = 0
@@ -41,7 +44,13 @@ class Gateways:
         before = self._gateways.get(gateway)
         new = before is None or report["number"] != before.number
         self._gateways[gateway] = _Heard(
-            now, report["seen"], report["in_flight"], report["waiting"], report["number"]
+            now,
+            report["seen"],
+            report.get("node"),
+            report.get("url"),
+            report["in_flight"],
+            report["waiting"],
+            report["number"],
         )
         if new:
             self.requests.update(report["requests"])
@@ -78,6 +87,15 @@ class Gateways:
     def number_alive(self, now: float) -> int:
         """How many gateways there are."""
         return len(self._alive(now))
+
+    def ids(self, now: float) -> Set[str]:
+        """Of the gateways that there are."""
+        self._alive(now)
+        return self._gateways.keys()
+
+    def places(self, now: float) -> list[tuple[str | None, str]]:
+        """The node and the URL of each that is reached."""
+        return sorted((each.node, each.url) for each in self._alive(now) if each.url is not None)
 
     def taken(self, application: str, now: float) -> bool:
         """Whether every gateway knows that it gets requests."""

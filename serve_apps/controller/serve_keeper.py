@@ -1,11 +1,11 @@
-"""Has Serve and the gateway run, whoever ends them: Ctrl-C of `serve run` does, and `serve shutdown`."""
+"""Has Serve and the gateways run, whoever ends them: Ctrl-C of `serve run` does, and `serve shutdown`."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +16,7 @@ from serve_apps.controller.calls import Calls
 from serve_apps.controller.serve_state import ServeSeen
 from serve_apps.controller.threads import Threads
 from serve_apps.replica.serve_private import ServeInstance, find_serve
-from serve_apps.spec import GATEWAY
+from serve_apps.spec import GATEWAY, gateway_of
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,11 @@ RETRY_S = 5.0
 """Between two tries to start what could not be started."""
 
 Notice = tuple[str, dict[str, Any]]
-StartGateway = Callable[[Mapping[str, Any]], None]
-"""Gives Serve the gateway, from the broker's facts; returns before it is ready."""
+StartGateway = Callable[[Mapping[str, Any], str | None], None]
+"""Gives Serve the gateway of a node, from the broker's facts and the node's id (None: the head); returns
+before it is ready."""
+EndGateway = Callable[[str], None]
+"""Has Serve end the gateway of this Serve application, once its requests are finished."""
 
 
 def start_serve(info: Mapping[str, Any]) -> None:
@@ -50,12 +53,19 @@ def start_serve(info: Mapping[str, Any]) -> None:
         logger.warning("Serve's own proxy does not listen: %s", error)
 
 
+def end_gateway(application: str) -> None:
+    """See EndGateway."""
+    from serve_apps.controller.serve_application import delete
+
+    delete(application)
+
+
 class ServeKeeper:
-    """Sees to it that Serve and the gateway are there, and knows why they are not.
+    """Sees to it that Serve and the gateways are there, and knows why they are not.
 
     Args:
         info: the broker's facts about the cluster.
-        start_serve, start_gateway: carry it out, in threads of their own; those of a test.
+        start_serve, start_gateway, end_gateway: carry it out, in threads of their own; those of a test.
     """
 
     def __init__(
@@ -65,12 +75,16 @@ class ServeKeeper:
         threads: Threads,
         start_gateway: StartGateway,
         start_serve: Callable[[Mapping[str, Any]], None] = start_serve,
+        end_gateway: EndGateway = end_gateway,
     ) -> None:
         self._info = info
         self._calls = calls
         self._threads = threads
-        self._start = {SERVE: start_serve, GATEWAY: start_gateway}
-        self._tried_at = {SERVE: -math.inf, GATEWAY: -math.inf}
+        self._start_serve = start_serve
+        self._start_gateway = start_gateway
+        self._end_gateway = end_gateway
+        self._tried_at: dict[str, float] = {}
+        """By what was tried: SERVE, or the Serve application of a gateway."""
         self._serve: ServeInstance | None = None
         self._started = False
         """Whether the Serve that runs, or comes, was started here."""
@@ -78,7 +92,9 @@ class ServeKeeper:
         self._ended_at: float | None = None
         """When Serve was ended by somebody else, until all is back. Unix time."""
         self.failure = ""
-        """Why the gateway, or Serve, could not be started the last time."""
+        """Why the head's gateway, or Serve, could not be started the last time."""
+        self._failures: dict[str, str] = {}
+        """The same of the other gateways, by Serve application."""
 
     @property
     def id(self) -> str:
@@ -112,32 +128,57 @@ class ServeKeeper:
     def try_again(self) -> None:
         """Somebody asks for it now: what could not be started is tried at once."""
         self.failure = ""
-        self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
+        self._failures.clear()
+        self._tried_at.clear()
 
-    def keep(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Notice]:
+    def keep(
+        self, seen: ServeSeen, ours: Mapping[str, bool], now: float, others: Collection[str] = ()
+    ) -> list[Notice]:
         """Start what is not there; what has happened, for the apps' events.
 
         Args:
             ours: whether each Serve application that is to be there answers; no application that Shoal itself
                 takes away is among them.
             now: Unix time.
+            others: ids of the nodes that are to have a gateway beside the head.
         """
         events = self._notice(seen, ours, now)
         if seen.instance is None:
-            self._begin(SERVE)
+            self._begin(SERVE, lambda: self._start_serve(self._info))
         elif self.takes:
-            gateway = seen.gateway
-            if gateway is None:
-                self._begin(GATEWAY)
-            elif gateway.failure is not None:
-                if not self._begin(GATEWAY):
-                    self.failure = gateway.failure
-            elif gateway.status == "running":
+            self._keep_gateway(GATEWAY, None, seen)
+            for node in others:
+                self._keep_gateway(gateway_of(node), node, seen)
+            for application in seen.gateways.keys() - {GATEWAY, *map(gateway_of, others)}:
+                self._failures.pop(application, None)
+                if seen.gateways[application].status != "deleting":
+                    self._calls.begin("delete", application, self._end(application))
+            gateway = seen.gateways.get(GATEWAY)
+            if gateway is not None and gateway.status == "running":
                 self.failure = ""
                 if self._ended_at is not None and all(ours.values()):
                     events.append(("serve_back", {"seconds": round(now - self._ended_at, 3)}))
                     self._ended_at = None
         return events
+
+    def _keep_gateway(self, application: str, node: str | None, seen: ServeSeen) -> None:
+        gateway = seen.gateways.get(application)
+        failure = None if gateway is None else gateway.failure
+        if gateway is not None and failure is None:
+            if gateway.status == "running":
+                self._failures.pop(application, None)
+            return
+        if ("delete", application) in self._calls:
+            return  # its node was not to have one a moment ago
+        began = self._begin(application, lambda: self._start_gateway(self._info, node))
+        if failure is not None and not began:
+            self._failed(application, failure)
+
+    def _failed(self, what: str, why: str) -> None:
+        if what in (SERVE, GATEWAY):
+            self.failure = why
+        else:
+            self._failures[what] = why
 
     def _notice(self, seen: ServeSeen, ours: Mapping[str, bool], now: float) -> list[Notice]:
         """Take in whether Serve is there, is being shut down, or has been."""
@@ -145,7 +186,7 @@ class ServeKeeper:
         there = seen.instance is not None and (before is None or before.id == seen.instance.id)
         if there:
             statuses = [each.status for name, each in seen.applications.items() if name in ours]
-            statuses += [] if seen.gateway is None else [seen.gateway.status]
+            statuses += [seen.gateways[GATEWAY].status] if GATEWAY in seen.gateways else []
             leaves = "deleting" in statuses
             self._leaving_since = (self._leaving_since or now) if leaves else None
             return []
@@ -154,35 +195,39 @@ class ServeKeeper:
         if before is None and (self._ended_at is not None or not ours):
             return []
         self._ended_at, self._leaving_since = self._leaving_since or now, None
-        self._tried_at = dict.fromkeys(self._tried_at, -math.inf)
+        self._tried_at.clear()
         return [("serve_ended", {"reason": self.note})]
 
-    def _begin(self, what: str) -> bool:
+    def _begin(self, what: str, start: Callable[[], None]) -> bool:
         """Whether it is being started now: what has failed a moment ago is not."""
         if ("start", what) in self._calls:
             return True
-        if time.monotonic() - self._tried_at[what] < RETRY_S:
+        if time.monotonic() - self._tried_at.get(what, -math.inf) < RETRY_S:
             return False
         self._tried_at[what] = time.monotonic()
-        self._calls.begin("start", what, self._carry_out(what))
+        self._calls.begin("start", what, self._carry_out(what, start))
         return True
 
-    async def _carry_out(self, what: str) -> None:
+    async def _carry_out(self, what: str, start: Callable[[], None]) -> None:
         from serve_apps.controller.serve_application import SERVE_GONE
 
         try:
-            await self._threads.call_serve(lambda: self._start[what](self._info))
+            await self._threads.call_serve(start)
             self._started = self._started or what == SERVE
         except SERVE_GONE as error:
             # Somebody ends Serve at this moment: it is no failure of what is started.
             logger.warning("%s is not started, Serve ends: %s", what, error)
         except Exception as error:
-            self.failure = f"{what} could not be started: {error}"
+            self._failed(what, f"{what} could not be started: {error}")
             raise
+
+    async def _end(self, application: str) -> None:
+        await self._threads.call_serve(lambda: self._end_gateway(application))
 
     def describe(self, seen: ServeSeen, silence: str) -> dict[str, Any]:
         """How Serve is: `status` (running, starting, ending), `url` of its proxy where it has one, `proxies`
-        (how each is), `note`, `gateway` (its status), `failure`, `started` (whether Shoal has started it)."""
+        (how each is), `note`, `gateway` (the status of the head's), `failure`, `gateway_failures` (of the
+        others, by Serve application), `started` (whether Shoal has started it)."""
         instance = seen.instance
         url = None
         if instance is not None and instance.host is not None and seen.proxies:
@@ -193,8 +238,9 @@ class ServeKeeper:
             "url": url,
             "proxies": list(seen.proxies),
             "note": self.words(silence) or None,
-            "gateway": None if seen.gateway is None else seen.gateway.status,
+            "gateway": seen.gateways[GATEWAY].status if GATEWAY in seen.gateways else None,
             "failure": self.failure or None,
+            "gateway_failures": dict(self._failures),
             "started": self._started,
         }
 

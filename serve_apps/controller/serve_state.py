@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serve_apps.replica.serve_private import ServeInstance, find_serve
-from serve_apps.spec import DEPLOYMENT, GATEWAY
+from serve_apps.spec import DEPLOYMENT, GATEWAY, is_gateway
 
 MAKING_CONFIGS = threading.Lock()
 """Held while Serve makes configs, those of its status included: with each it pickles the class of a request
@@ -39,8 +39,9 @@ class ServeSeen:
     instance: ServeInstance | None = None
     """None: it does not run."""
     applications: Mapping[str, Served] = field(default_factory=dict)
-    """The gateway's left out."""
-    gateway: Served | None = None
+    """Those of gateways left out."""
+    gateways: Mapping[str, Served] = field(default_factory=dict)
+    """By Serve application."""
     proxies: tuple[str, ...] = ()
     """How each of its HTTP proxies is, in Serve's words, in lower case."""
 
@@ -59,12 +60,12 @@ def look() -> ServeSeen:
     with MAKING_CONFIGS:
         status = serve.status()
     found = {
-        name: _served(overview, GATEWAY if name == GATEWAY else DEPLOYMENT)
+        name: _served(overview, GATEWAY if is_gateway(name) else DEPLOYMENT)
         for name, overview in status.applications.items()
     }
-    gateway = found.pop(GATEWAY, None)
+    gateways = {name: found.pop(name) for name in list(found) if is_gateway(name)}
     proxies = tuple(each.value.lower() for each in status.proxies.values())
-    return ServeSeen(instance, found, gateway, proxies)
+    return ServeSeen(instance, found, gateways, proxies)
 
 
 def _served(overview: Any, deployment: str) -> Served:

@@ -8,17 +8,21 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
+from cluster.state.nodes import node_states
 from serve_apps.controller import serve_state
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.decision import Seen
+from serve_apps.controller.gateway_places import gateway_nodes
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.ray_private import replica_nodes
 from serve_apps.controller.record import Revision
 from serve_apps.controller.threads import Threads
+from serve_apps.spec import GATEWAY, gateway_of
 
 logger = logging.getLogger(__name__)
 
@@ -29,9 +33,16 @@ SEE_S = 3.0
 
 
 class ClusterView:
-    """Looks at Serve's applications, at where their replicas are, and at what the broker grants for them."""
+    """Looks at Serve's applications, at where their replicas are, and at what the broker grants for them.
 
-    def __init__(self) -> None:
+    Args:
+        gateways: how many there are to be, see `gateway_nodes`.
+    """
+
+    def __init__(self, gateways: int | Literal["all"] = 1) -> None:
+        self._gateways = gateways
+        self.gateway_nodes: tuple[str, ...] = ()
+        """Ids of the nodes that are to have a gateway beside the head."""
         self.serve = serve_state.ServeSeen()
         self.served: Mapping[str, serve_state.Served] = {}
         """By Serve application, the gateway's left out; replicas that are lost are not ready."""
@@ -60,14 +71,19 @@ class ClusterView:
         """
         if now - self._looked_at >= LOOK_EVERY_S or any(app.busy for app in apps):
             return True
-        gateway = self.serve.gateway
-        if self.silence or gateway is None or gateway.status != "running":
+        if self.silence or not self._has_gateways():
             return True
         ready = {name: served.ready for name, served in self.served.items()}
         if any(size != ready.get(name, 0) for app in apps for name, size in app.sizes.items()):
             return True
         short = any(app.granted < app.wants.want for app in apps)
         return short or self._demands != [demand for app in apps for demand in app.demands(self.nodes)]
+
+    def _has_gateways(self) -> bool:
+        """Whether there are all gateways that are to be, and no others."""
+        wanted = {GATEWAY, *map(gateway_of, self.gateway_nodes)}
+        there = self.serve.gateways
+        return there.keys() == wanted and all(each.status == "running" for each in there.values())
 
     def see(self) -> None:
         """Look at Serve.
@@ -88,6 +104,9 @@ class ClusterView:
             ShoalError, RayError: Ray or the broker does not answer; what was known stays.
         """
         nodes, broker = replica_nodes(), BrokerClient()
+        if self._gateways != 1:
+            states, misfits = node_states(), broker.misfits()
+            self.gateway_nodes = gateway_nodes(self._gateways, states, misfits, self.gateway_nodes)
         self._look_for_lost(broker, apps, nodes)
         self.nodes = {name: tuple(n for n in each if n not in self._gone) for name, each in nodes.items()}
         demands = [demand for app in apps for demand in app.demands(self.nodes)]

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import hmac
-import math
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from limits import RateLimitItemPerMinute
-from limits.aio.storage import MemoryStorage
-from limits.aio.strategies import SlidingWindowCounterRateLimiter
-
 from cluster.config.reading.api_keys import Key, KeyRing
-from serve_apps.gateway.limits_private import count_by_the_steady_clock
 from serve_apps.gateway.options import AddressRange
-from serve_apps.gateway.token_budget import Admission, TokenBudgets
 from serve_apps.openai.errors import ApiError
+from serve_apps.quotas.tenant_limits import LimitedError, Limits, OwnLimits, PerMinute
+from serve_apps.quotas.token_budget import Admission
 
 ANYONE = "anyone"
 """The tenant of a gateway without keys."""
@@ -50,14 +44,12 @@ class Caller:
 class Access:
     """Checks keys and limits; without keys everyone may ask for everything.
 
-    Limits hold for each tenant. Those of requests hold within the last 60 seconds; of the minute before this
-    one, what was counted is taken as spread evenly over it. Those of tokens are budgets, see `TokenBudget`:
-    what a request takes is known only when it has been taken.
+    Limits hold for each tenant.
 
     Args:
         admin_token: opens what only those may see who run the cluster.
         metrics_from: where figures that tell of all apps may be read from without a key.
-        clock: in seconds, goes only forward.
+        limits: counts what tenants ask for. Default: here alone.
     """
 
     def __init__(
@@ -65,16 +57,13 @@ class Access:
         keys: KeyRing | None = None,
         admin_token: str | None = None,
         metrics_from: Collection[AddressRange] = (),
-        clock: Callable[[], float] = time.monotonic,
+        limits: Limits | None = None,
     ) -> None:
         self.keys = keys
         """None: the gateway needs no keys."""
         self._admin_token = admin_token
         self._metrics_from = metrics_from
-        count_by_the_steady_clock()
-        # Two counters for each tenant and limit, however much is counted.
-        self._limiter = SlidingWindowCounterRateLimiter(MemoryStorage())
-        self._budgets = TokenBudgets(clock)
+        self._limits = limits or OwnLimits()
 
     def caller(self, authorization: str) -> Caller:
         """Who an `Authorization` header belongs to.
@@ -158,23 +147,13 @@ class Access:
             ApiError: 429, the tenant has asked too much.
         """
         key = caller.key
-        admission = Admission()
         if key is None:
-            return admission
-        if key.tokens_per_minute is not None:
-            budget = self._budgets.find(caller.tenant, key.tokens_per_minute)
-            admitted = budget.admit(expected())
-            if admitted is None:
-                raise _refusal(caller, f"{key.tokens_per_minute} tokens", budget.wait_s())
-            admission = admitted
-        if key.requests_per_minute is not None:
-            limit = RateLimitItemPerMinute(key.requests_per_minute, namespace="requests")
-            if not await self._limiter.hit(limit, caller.tenant):
-                admission.settle(0)
-                reset = (await self._limiter.get_window_stats(limit, caller.tenant)).reset_time
-                wait_s = min(60, max(1, math.ceil(reset - time.monotonic())))
-                raise _refusal(caller, f"{key.requests_per_minute} requests", wait_s)
-        return admission
+            return Admission()
+        limits = PerMinute(key.requests_per_minute, key.tokens_per_minute)
+        try:
+            return await self._limits.admit(caller.tenant, limits, expected)
+        except LimitedError as error:
+            raise _refusal(caller, error) from None
 
 
 def _no_key(message: str) -> ApiError:
@@ -182,11 +161,11 @@ def _no_key(message: str) -> ApiError:
     return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
-def _refusal(caller: Caller, what: str, wait_s: int) -> ApiError:
+def _refusal(caller: Caller, limited: LimitedError) -> ApiError:
     return ApiError(
         429,
-        f"{caller.tenant} may ask for {what} a minute; try again in {wait_s} s.",
+        f"{caller.tenant} may ask for {limited}.",
         kind="rate_limit_error",
         code="rate_limit_exceeded",
-        headers={"Retry-After": str(wait_s)},
+        headers={"Retry-After": str(limited.wait_s)},
     )

@@ -69,7 +69,7 @@ class Call:
             stack.enter_context(self._admission)
             # Before anything is made of the request: one of a few bytes can ask for many answers.
             many = "n" if request.choices_each > 1 else "prompt"
-            stack.enter_context(self._service.places(version, request.num_choices, many))
+            await stack.enter_async_context(self._service.hold_places(version, request.num_choices, many))
             heading = Heading(
                 id=uuid.uuid4().hex,
                 created=int(time.time()),

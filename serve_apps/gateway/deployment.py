@@ -5,23 +5,54 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from cluster.config.reading.api_keys import cluster_token, load_keys
+import ray
+
+from cluster.config.reading.api_keys import KeyRing, cluster_token
+from cluster.config.sections.cluster import EndpointConfig
+from cluster.hosts.endpoints import choose_endpoint
+from cluster.state.record import http_url
 from serve_apps.gateway.access import Access
 from serve_apps.gateway.api import build_api
 from serve_apps.gateway.app_table import AppTable
-from serve_apps.gateway.key_file import follow_keys
 from serve_apps.gateway.options import GatewayOptions
+from serve_apps.gateway.quota_line import QuotaLine
 from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.table_follower import TableFollower
 from serve_apps.http.server import HttpServer
+from serve_apps.quotas.shared_limits import SharedLimits
 from serve_apps.replica.watchdog import show_life
 
 HANG_TIMEOUT_S = 10.0
 """A gateway whose event loop stands still for so long is killed, and comes back."""
+DRAIN_S = 600.0
+"""How long a gateway that is to end may take to finish the requests that it has."""
+
+
+@dataclass(frozen=True)
+class GatewayPlace:
+    """Where a gateway listens.
+
+    Attributes:
+        host: None: at the address of its node.
+        port: 0: any that is free.
+        or_next: another program on that node may have the port; then the next one is taken that is free.
+    """
+
+    host: str | None
+    port: int
+    or_next: bool = False
+
+    def chosen(self) -> tuple[str, int]:
+        """Host and port, on this node."""
+        host = self.host or ray.util.get_node_ip_address()
+        if not self.or_next:
+            return host, self.port
+        return choose_endpoint("gateway", EndpointConfig(), host, self.port, ())
 
 
 class Gateway:
@@ -30,30 +61,35 @@ class Gateway:
     It listens itself: through Serve's proxy a request costs twice as much, and a token a message of Ray's.
 
     Args:
-        host, port: where it listens.
-        keys: where its API keys are, see `load_keys`; None lets everyone in.
+        place: where it listens.
+        needs_keys: whether who asks needs an API key; the controller says which there are.
         options: see `GatewayOptions.from_json`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        host: str,
-        port: int,
-        keys: str | None = None,
+        place: GatewayPlace,
+        needs_keys: bool = False,
         options: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         chosen = GatewayOptions.from_json(options)
+        gateway_id = uuid.uuid4().hex
+        line = QuotaLine(gateway_id)
+        limits = None if chosen.alone else SharedLimits(line.draw)
         self._backend = ReplicaBackend(chosen.token_ports)
-        ring = None if keys is None else load_keys(keys)
-        access = Access(ring, cluster_token(), chosen.metrics_from)
-        service = GatewayService(self._backend, self._look, access, chosen)
-        self._table = TableFollower(uuid.uuid4().hex, service, self._backend)
+        # Nobody is let in before it is known whose keys there are.
+        ring = KeyRing(()) if needs_keys else None
+        access = Access(ring, cluster_token(), chosen.metrics_from, limits)
+        ask_share = None if chosen.alone else line.share
+        service = GatewayService(self._backend, self._look, access, chosen, ask_share)
+        facts = {"node": ray.get_runtime_context().get_node_id()}
+        self._table = TableFollower(gateway_id, service, self._backend, limits, facts)
         self._running = [asyncio.create_task(self._table.run())]
-        if keys is not None:
-            self._running.append(asyncio.create_task(follow_keys(keys, access)))
-        self._server = HttpServer(build_api(service), host, port)
+        host, port = place.chosen()
+        self._server = HttpServer(build_api(service), host, port, DRAIN_S)
         await self._table.first_table()
-        await self._server.start()
+        port = await self._server.start()
+        self._table.facts["url"] = http_url(host, port, ray.util.get_node_ip_address())
         self._running.append(asyncio.create_task(show_life(HANG_TIMEOUT_S)))
 
     async def _look(self) -> AppTable:
@@ -71,4 +107,5 @@ class Gateway:
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)
         if server is not None:
+            self._table.facts["url"] = None  # whoever sends requests here looks for another
             await server.stop()

@@ -24,6 +24,10 @@ class GatewayOptions:
     """How long a stream may be silent; 0: for ever."""
     token_ports: tuple[int, int] | None = None
     """The first and the last port at which tokens may be received; None: any."""
+    alone: bool = True
+    """Whether there is one gateway, and so nobody that places and limits are shared with."""
+    front_secret: str | None = None
+    """What the front shows with each request; None: there is no front."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> GatewayOptions:
@@ -35,4 +39,6 @@ class GatewayOptions:
             metrics_from=tuple(ip_network(each) for each in document.get("metrics_from", ())),
             keepalive_s=document.get("keepalive_s", cls.keepalive_s),
             token_ports=(int(first), int(last or first)) if ports else None,
+            alone=document.get("alone", cls.alone),
+            front_secret=document.get("front_secret"),
         )

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 
 from serve_apps.gateway.access import Access, Caller
 from serve_apps.gateway.app_table import AppTable, AppVersion
 from serve_apps.gateway.backend import Backend
 from serve_apps.gateway.metrics import GatewayMetrics
 from serve_apps.gateway.options import GatewayOptions
+from serve_apps.gateway.places import AskShare, Places
 from serve_apps.gateway.traffic import Traffic
 from serve_apps.http.accounts import InFlight
-from serve_apps.openai.errors import bad_request, queue_full, unavailable, unknown_model
+from serve_apps.openai.errors import bad_request, unavailable, unknown_model
 
 
 class GatewayService:
@@ -22,6 +23,7 @@ class GatewayService:
         access: who may ask for what. Default: everyone for everything.
         refresh: looks the apps up again now, takes the new table over and returns it; for a name that is
             not in the table.
+        ask_share: see Places. Default: there is no other gateway.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class GatewayService:
         refresh: Callable[[], Awaitable[AppTable]],
         access: Access | None = None,
         options: GatewayOptions | None = None,
+        ask_share: AskShare | None = None,
     ) -> None:
         self.backend = backend
         self.access = access or Access()
@@ -38,8 +41,12 @@ class GatewayService:
         self.load = InFlight()
         self.traffic = Traffic()
         self.refresh = refresh
+        self.places = Places(
+            lambda app: self.traffic.table.capacity(app),
+            ask_share,
+            lambda app, filled: self.metrics.in_flight.labels(app).set(filled),
+        )
         self._known = False
-        self._in_flight: dict[str, int] = {}
 
     @property
     def table(self) -> AppTable | None:
@@ -93,8 +100,9 @@ class GatewayService:
                 raise unknown_model(app, [name for name in table.names if caller.sees(name)])
         return version
 
-    @contextmanager
-    def places(self, version: AppVersion, num_choices: int, param: str) -> Iterator[None]:
+    def hold_places(
+        self, version: AppVersion, num_choices: int, param: str
+    ) -> AbstractAsyncContextManager[None]:
         """Places for the choices of one request while they run or wait.
 
         Args:
@@ -110,15 +118,4 @@ class GatewayService:
                 f"The request asks for {num_choices} answers; '{app}' takes at most {most} at once.",
                 param=param,
             )
-        taken = self._in_flight.get(app, 0)
-        if taken + num_choices > self.traffic.table.capacity(app):
-            raise queue_full(app)
-        self._move(app, num_choices)
-        try:
-            yield
-        finally:
-            self._move(app, -num_choices)
-
-    def _move(self, app: str, change: int) -> None:
-        self._in_flight[app] = self._in_flight.get(app, 0) + change
-        self.metrics.in_flight.labels(app).set(self._in_flight[app])
+        return self.places.hold(app, num_choices)

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import Any
 
 import ray
 
 from cluster.actors import NAMESPACE
 from cluster.actors.named_actor import NamedActor, NoActorError
+from cluster.config.reading.api_keys import KeyRing
 from serve_apps.gateway.app_table import AppTable
 from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.openai.errors import ApiError, unavailable
+from serve_apps.quotas.shared_limits import BankSilentError, SharedLimits
 from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
@@ -31,16 +35,30 @@ which clients try again; afterwards requests are answered with 503."""
 
 
 class TableFollower:
-    """Keeps a gateway's table of apps, and its handles to their replicas, as the controller says.
+    """Keeps a gateway's table of apps, its keys, its shares among the gateways, and its handles to replicas,
+    as the controller says.
 
     Args:
         gateway_id: what the controller knows this gateway by.
+        limits: those that are shared with other gateways; None: there are no others.
+        facts: what the controller is told of this gateway beside what it does.
     """
 
-    def __init__(self, gateway_id: str, service: GatewayService, backend: ReplicaBackend) -> None:
+    def __init__(
+        self,
+        gateway_id: str,
+        service: GatewayService,
+        backend: ReplicaBackend,
+        limits: SharedLimits | None,
+        facts: Mapping[str, Any],
+    ) -> None:
         self._gateway_id = gateway_id
         self._service = service
         self._backend = backend
+        self._limits = limits
+        self.facts = dict(facts)
+        self._keys = ""
+        """The digest of those that were told last."""
         self._controller = NamedActor(CONTROLLER, NAMESPACE)
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
@@ -58,8 +76,14 @@ class TableFollower:
                 return traffic.table
             self._looked_at = time.monotonic()
             try:
+                report = {
+                    **traffic.report(),
+                    "places": self._service.places.report(),
+                    "keys": self._keys,
+                    **self.facts,
+                }
                 answer = await self._controller.ask(
-                    "follow", self._gateway_id, traffic.report(), timeout_s=ANSWER_TIMEOUT_S
+                    "follow", self._gateway_id, report, timeout_s=ANSWER_TIMEOUT_S
                 )
             except (NoActorError, ray.exceptions.RayError, TimeoutError) as error:
                 # The last table stays right: the controller is the one that changes things.
@@ -67,6 +91,7 @@ class TableFollower:
                 raise unavailable(f"The list of models cannot be read: {error}") from error
             traffic.told()
             self._pause_s = answer["poll_s"]
+            await self._take_shares(answer)
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])
                 await self._backend.connect(table.applications, answer["serve"])
@@ -80,18 +105,36 @@ class TableFollower:
                 raise unavailable("The list of models is not known yet; try again in a moment.")
             return traffic.table
 
+    async def _take_shares(self, answer: Mapping[str, Any]) -> None:
+        """Take over the keys, and what this gateway has of places and limits."""
+        places = self._service.places
+        places.gateways = answer["gateways"]
+        places.take_over(answer["shares"])
+        if self._limits is not None:
+            self._limits.gateways = answer["gateways"]
+        if (keys := answer.get("keys")) is not None:
+            # To read many takes seconds, in which nothing else of this process would get far.
+            self._service.access.keys = await asyncio.to_thread(KeyRing.from_json, keys["entries"])
+            self._keys = keys["digest"]
+
     async def run(self) -> None:
         """Look again and again, until cancelled."""
         while True:
             try:
                 await self.look()
+                if self._limits is not None:
+                    await self._limits.tell()
+            except BankSilentError as error:
+                logger.warning("what tenants took is told later: %s", error)
             except ApiError as error:
                 logger.warning("keeping the apps as they were: %s", error.message)
             await asyncio.sleep(self._pause_s)
 
     async def first_table(self) -> None:
-        """Wait until the apps are known, though not for ever."""
+        """Wait until the apps and the keys are known, though not for ever."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_TABLE_S):
-                while self._service.table is None:
+                while self._service.table is None or (
+                    self._service.access.keys is not None and not self._keys
+                ):
                     await asyncio.sleep(FIRST_LOOK_EVERY_S)

@@ -196,9 +196,11 @@ class TextCall:
             admission = await self._service.access.admit(self._caller, reckon)
         with admission:
             try:
-                with self._service.places(version, at_once, "input"):
-                    async with self._deadline.enforced():
-                        results = await unless_gone(self._http.receive, all_of())
+                async with (
+                    self._service.hold_places(version, at_once, "input"),
+                    self._deadline.enforced(),
+                ):
+                    results = await unless_gone(self._http.receive, all_of())
             finally:
                 suspect.end()
             starts = [result["start"] for result in results]

@@ -22,8 +22,6 @@ CHECK_EVERY_S = 1.0
 """How often connections are held to their bounds."""
 OTHER_FILES = 1024
 """Files and sockets that the rest of the process may have open."""
-GRACE_S = 5.0
-"""How long running requests may take after `stop`."""
 BACKLOG = 2048
 
 
@@ -34,11 +32,13 @@ class HttpServer:
     so that one can take over from another without a pause. What the process logs is JSON from then on.
 
     Args:
-        host, port: where it listens.
+        host, port: where it listens; 0: at any port that is free.
+        grace_s: how long requests that run may take after `stop`.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int) -> None:
+    def __init__(self, app: ASGIApp, host: str, port: int, grace_s: float = 5.0) -> None:
         self._address = host, port
+        self._grace_s = grace_s
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -52,14 +52,14 @@ class HttpServer:
                 # Who asks is the other end of the connection, whatever a client writes into its headers.
                 proxy_headers=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=int(GRACE_S),
+                timeout_graceful_shutdown=int(grace_s),
             )
         )
         self._task: asyncio.Task[None] | None = None
         self._checks: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        """Listen from now on.
+    async def start(self) -> int:
+        """Listen from now on; returns the port.
 
         Raises:
             OSError: another program has the port.
@@ -79,6 +79,7 @@ class HttpServer:
             raise
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
         self._checks = asyncio.create_task(self._check_connections())
+        return int(listener.getsockname()[1])
 
     def check(self) -> None:
         """Raise when it does not serve any more."""
@@ -91,7 +92,7 @@ class HttpServer:
         """Take no more connections, finish what runs, and close."""
         self._server.should_exit = True
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=GRACE_S + 1)
+            await asyncio.wait([self._task], timeout=self._grace_s + 1)
         if self._checks is not None:
             self._checks.cancel()
 

@@ -16,7 +16,13 @@ from cluster.config.checks.job_checks import check_job
 from cluster.config.checks.kubernetes_checks import check_kubernetes
 from cluster.config.reading.api_keys import ENVIRONMENT, load_keys
 from cluster.config.reading.positions import KeyPath, YamlDocument
-from cluster.config.sections.cluster import ApiConfig, ClusterConfig, EndpointConfig, NodeConfig
+from cluster.config.sections.cluster import (
+    ApiConfig,
+    ClusterConfig,
+    EndpointConfig,
+    GatewayConfig,
+    NodeConfig,
+)
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import Mistake, RequestError
 from cluster.loopback import NAME, is_own, own_address
@@ -90,6 +96,8 @@ def _check_paths(cluster: ClusterConfig, report: MistakeReport) -> None:
         "gateway.keys": None if keys is None or keys.startswith(ENVIRONMENT) else keys,
         "api.certificate": cluster.api.certificate,
         "api.private_key": cluster.api.private_key,
+        "gateway.certificate": cluster.gateway.certificate,
+        "gateway.private_key": cluster.gateway.private_key,
     }
     for key, path in named.items():
         if path is not None and not os.path.isabs(path):
@@ -130,7 +138,9 @@ def _check_endpoints(cluster: ClusterConfig, report: MistakeReport) -> None:
             port, words = named[other].port, f"{_NAMES[key]} and {_NAMES[other]}"
             message = f"{words} cannot both listen on port {port} of one address"
             report(f"{other}.port", port, message, key, other)
-    _check_certificate(cluster.api, report)
+    _check_certificate("api", cluster.api, report)
+    _check_certificate("gateway", gateway, report)
+    _check_front(cluster, report)
     tokens = gateway.token_ports
     if tokens is not None:
         first, _, last = tokens.partition("-")
@@ -148,11 +158,27 @@ def _check_keys(source: str, report: MistakeReport) -> None:
         report("gateway.keys", source, str(error))
 
 
-def _check_certificate(api: ApiConfig, report: MistakeReport) -> None:
-    if (api.certificate is None) != (api.private_key is None):
-        lacks = "private_key" if api.private_key is None else "certificate"
+def _check_certificate(key: str, server: ApiConfig | GatewayConfig, report: MistakeReport) -> None:
+    if (server.certificate is None) != (server.private_key is None):
+        lacks = "private_key" if server.private_key is None else "certificate"
         message = f"is needed beside `{'certificate' if lacks == 'private_key' else 'private_key'}`"
-        report(f"api.{lacks}", None, message, "api")
+        report(f"{key}.{lacks}", None, message, key)
+
+
+def _check_front(cluster: ClusterConfig, report: MistakeReport) -> None:
+    """Several gateways are reached over the network, unless all nodes are processes of one machine."""
+    gateway = cluster.gateway
+    if gateway.front is None:
+        for key in ("certificate", "private_key", "address_connections", "address_requests"):
+            if getattr(gateway, key) is not None:
+                message = "needs a front, which carries it out: set `gateway.front: haproxy`"
+                report(f"gateway.{key}", getattr(gateway, key), message, "gateway.front")
+        if gateway.count != 1 and gateway.keys is None and cluster.provider != "embedded":
+            message = (
+                "needs `gateway.keys`, or `gateway.front`: gateways on other nodes than the head are reached"
+                " over the network, where everybody could ask them"
+            )
+            report("gateway.count", gateway.count, message, "gateway.keys")
 
 
 def _clash(key: str, one: EndpointConfig, other_key: str, other: EndpointConfig) -> bool:

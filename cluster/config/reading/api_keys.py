@@ -12,7 +12,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
 
@@ -117,6 +117,15 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[Key]) -> None:
         self._keys = tuple(keys)
+
+    @classmethod
+    def from_json(cls, entries: list[dict[str, Any]]) -> KeyRing:
+        """The keys that `as_json` has told."""
+        return cls(_KEYS.validate_python(entries))
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """Each as a key file has it."""
+        return [key.model_dump(exclude_defaults=True) for key in self._keys]
 
     def __len__(self) -> int:
         return len(self._keys)

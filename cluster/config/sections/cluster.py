@@ -127,20 +127,35 @@ Network = Annotated[str, AfterValidator(_network)]
 
 
 class GatewayConfig(EndpointConfig):
-    """Where the OpenAI-compatible endpoint listens, and who may use it."""
+    """Where the OpenAI-compatible endpoint listens, how many gateways answer there, and who may use it."""
 
+    count: Annotated[int, Field(ge=1, le=MAX_NODE_ENTRIES)] | Literal["all"] = 1
+    """Gateways, at most one a node: that of the head, and others at the addresses of their nodes. `all`: one
+    on every node."""
+    front: Literal["haproxy"] | None = None
+    """What stands in front of the gateways, at this section's host and port: `haproxy`, which sends requests
+    to those that are there. Default: nothing; each gateway is reached at the address of its node."""
+    certificate: str | None = Field(default=None, min_length=1)
+    """With a front: file on the head (relative to the config file) with the certificate chain in PEM; it is
+    https then, with HTTP/2."""
+    private_key: str | None = Field(default=None, min_length=1)
+    """With a front: file on the head with the key of that certificate, in PEM."""
+    address_connections: int | None = Field(default=None, ge=1)
+    """With a front: connections that one client address may have. Default: any number."""
+    address_requests: int | None = Field(default=None, ge=1)
+    """With a front: requests that one client address may send in ten seconds. Default: any number."""
     keys: str | None = Field(default=None, min_length=1)
     """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
     JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute, metrics}; `shoal key` writes
     entries. Without keys the gateway listens on loopback only."""
     metrics_from: list[Network] = Field(default_factory=list)
     """Addresses (10.0.0.5) and networks (10.0.0.0/8) that may read /metrics and /load without a key, where
-    the gateway has keys. Behind a proxy every request comes from the proxy's address."""
+    the gateway has keys or a front. Behind a proxy of others every request comes from the proxy's address."""
     unknown_fields: Literal["refuse", "ignore"] = "refuse"
     """What happens to a request with a field that Shoal does not know and that asks for something, or with a
     tool that only OpenAI's or Anthropic's own servers have."""
     token_ports: Ports | None = None
-    """Ports (A or A-B) of the gateway's node at which replicas on other nodes send tokens. Default: any."""
+    """Ports (A or A-B) of a gateway's node at which replicas on other nodes send tokens. Default: any."""
     keepalive_s: Annotated[float, AfterValidator(_pause)] = Field(default=15.0, ge=0)
     """Seconds without a token after which a stream is sent a comment, so that no proxy takes it for dead; 0
     sends none."""

@@ -190,6 +190,7 @@ def _start(
             api_host=identity.api_host,
             api_port=identity.api_port,
             api_certificate=cluster.api.certificate,
+            gateway_certificate=cluster.gateway.certificate,
             token_path=str(state / TOKEN_FILE),
         )
         record = _found(cluster, record, nodes, beside)

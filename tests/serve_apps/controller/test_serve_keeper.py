@@ -15,6 +15,7 @@ from serve_apps.controller.serve_keeper import ServeKeeper
 from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.threads import Threads
 from serve_apps.replica.serve_private import ServeInstance
+from serve_apps.spec import GATEWAY, gateway_of
 
 INFO = {"head_ip": "127.1.2.10", "serve_host": "127.1.2.2", "serve_port": 8000}
 RUNNING = Served("running", 1, None)
@@ -29,12 +30,14 @@ class Serve:
     def __init__(self) -> None:
         self.count = 0
         self.instance: ServeInstance | None = None
-        self.gateway: Served | None = None
+        self.gateways: dict[str, Served] = {}
         self.applications: dict[str, Served] = {}
         self.calls = Calls(on_end=lambda: None)
         self.refuses = ""
         self.ends = False
-        self.keeper = ServeKeeper(INFO, self.calls, Threads(), self.start_gateway, self.start)
+        self.keeper = ServeKeeper(
+            INFO, self.calls, Threads(), self.start_gateway, self.start, self.end_gateway
+        )
 
     def start(self, info: Mapping[str, Any]) -> None:
         assert info is INFO
@@ -43,20 +46,34 @@ class Serve:
         self.count += 1
         self.instance = ServeInstance(f"serve-{self.count}", info["serve_host"], info["serve_port"])
 
-    def start_gateway(self, info: Mapping[str, Any]) -> None:
+    @property
+    def gateway(self) -> Served | None:
+        """The head's."""
+        return self.gateways.get(GATEWAY)
+
+    @gateway.setter
+    def gateway(self, gateway: Served) -> None:
+        self.gateways[GATEWAY] = gateway
+
+    def start_gateway(self, info: Mapping[str, Any], node: str | None) -> None:
         assert self.instance is not None
         if self.ends:
             raise RayServeException("there is no Serve")
-        self.gateway = RUNNING
+        if node is not None and self.refuses:
+            raise RuntimeError(self.refuses)
+        self.gateways[GATEWAY if node is None else gateway_of(node)] = RUNNING
+
+    def end_gateway(self, application: str) -> None:
+        del self.gateways[application]
 
     def shut_down(self) -> None:
-        self.instance, self.gateway, self.applications = None, None, {}
+        self.instance, self.gateways, self.applications = None, {}, {}
 
-    async def look(self, now: float = NOON) -> list[tuple[str, dict[str, Any]]]:
+    async def look(self, now: float = NOON, *others: str) -> list[tuple[str, dict[str, Any]]]:
         """One look of the keeper's, and the end of what it has begun."""
-        seen = ServeSeen(self.instance, dict(self.applications), self.gateway, ("healthy",))
+        seen = ServeSeen(self.instance, dict(self.applications), dict(self.gateways), ("healthy",))
         answers = {"chat:1": "chat:1" in self.applications}
-        events = self.keeper.keep(seen, answers, now)
+        events = self.keeper.keep(seen, answers, now, others)
         while self.calls:
             await asyncio.sleep(0.01)
             self.calls.take_ended()
@@ -124,7 +141,7 @@ def test_another_serve_that_somebody_has_started_meanwhile_is_kept() -> None:
         assert serve.keeper.id == "theirs"
         assert serve.count == 1
         assert serve.gateway is RUNNING
-        seen = ServeSeen(serve.instance, {}, serve.gateway, ("healthy",))
+        seen = ServeSeen(serve.instance, {}, dict(serve.gateways), ("healthy",))
         assert serve.keeper.describe(seen, "")["url"] == "http://127.1.2.10:8000"
 
     asyncio.run(go())
@@ -201,3 +218,34 @@ def test_a_serve_that_does_not_answer_is_told_of() -> None:
     serve = Serve()
     row = serve.keeper.describe(ServeSeen(), "nothing for 3 s")
     assert (row["status"], row["note"]) == ("silent", "Serve does not answer (nothing for 3 s)")
+
+
+def test_gateways_come_and_go_with_the_nodes_that_are_to_have_one() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        await serve.look(NOON, "n1", "n2")
+        assert serve.gateways.keys() == {GATEWAY, "gateway:n1", "gateway:n2"}
+        await serve.look(NOON, "n2")
+        assert serve.gateways.keys() == {GATEWAY, "gateway:n2"}
+
+    asyncio.run(go())
+
+
+def test_a_node_whose_gateway_cannot_be_started_keeps_nobody_from_serving() -> None:
+    async def go() -> None:
+        serve = Serve()
+        await serve.up()
+        serve.refuses = "no room"
+        await serve.look(NOON, "n1")
+        seen = ServeSeen(serve.instance, {}, dict(serve.gateways), ("healthy",))
+        described = serve.keeper.describe(seen, "")
+        assert described["gateway_failures"] == {"gateway:n1": "gateway:n1 could not be started: no room"}
+        assert described["failure"] is None
+        serve.refuses = ""
+        serve.keeper.try_again()
+        await serve.look(NOON, "n1")
+        assert "gateway:n1" in serve.gateways
+        assert serve.keeper.describe(seen, "")["gateway_failures"] == {}
+
+    asyncio.run(go())

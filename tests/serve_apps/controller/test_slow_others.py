@@ -26,6 +26,7 @@ from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
 from serve_apps.replica.serve_private import ServeInstance
+from serve_apps.spec import GATEWAY
 from tests.serve_apps.controller.world import spec_of
 
 WITHIN_S = 5.0
@@ -38,7 +39,9 @@ class View(ClusterView):
         super().__init__()
         self.looks = 0
         # Serve is there, and the gateway on it.
-        self.there = ServeSeen(ServeInstance("serve-1", "127.0.0.1", 8000), {}, Served("running", 1, None))
+        self.there = ServeSeen(
+            ServeInstance("serve-1", "127.0.0.1", 8000), {}, {GATEWAY: Served("running", 1, None)}
+        )
 
     def is_due(self, apps: Any, now: float) -> bool:
         return True

@@ -18,6 +18,7 @@ from serve_apps.controller.decision import Decision
 from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.view import LOOK_EVERY_S, ClusterView
 from serve_apps.replica.serve_private import ServeInstance
+from serve_apps.spec import GATEWAY
 from tests.serve_apps.controller.world import World, spec_of
 
 
@@ -51,7 +52,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
     app = App(World(devices=4).serving(1, 2).record)
     (revision,) = app.record.revisions
     served = {revision.application: Served("running", 2, None), "not ours": Served("running", 5, None)}
-    seen = ServeSeen(ServeInstance("serve-1", "127.0.0.1", 8000), served, Served("running", 1, None))
+    seen = ServeSeen(
+        ServeInstance("serve-1", "127.0.0.1", 8000), served, {GATEWAY: Served("running", 1, None)}
+    )
     monkeypatch.setattr(view_module.serve_state, "look", lambda: seen)
     nodes = {revision.application: ("a", "b")}
     monkeypatch.setattr(view_module, "replica_nodes", lambda: nodes)

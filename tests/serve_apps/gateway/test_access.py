@@ -8,7 +8,6 @@ import logging
 import time
 import tracemalloc
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,9 +15,10 @@ import pytest
 
 from cluster.config.reading.api_keys import PREFIX, Key, KeyRing, digest_of, new_key, parse_keys
 from cluster.errors import RequestError
-from serve_apps.gateway import key_file, limits_private, reckoning, token_budget
+from serve_apps.gateway import reckoning
 from serve_apps.gateway.access import Access
-from serve_apps.gateway.token_budget import TokenBudgets
+from serve_apps.quotas import limits_private, token_budget
+from serve_apps.quotas.token_budget import TokenBudgets
 from tests.pace import loops
 from tests.serve_apps.stub_gateway import StubGateway, until
 
@@ -181,7 +181,7 @@ def test_what_many_took_beyond_the_limit_is_paid_off_before_anybody_is_let_in(
     monkeypatch.setattr(reckoning, "USUAL_ANSWER_TOKENS", 1)
     passed = 0.0
     gateway = StubGateway(ring(tokens_per_minute=60), queue=100)
-    gateway.service.access._budgets = TokenBudgets(lambda: passed)
+    gateway.service.access._limits._budgets = TokenBudgets(lambda: passed)
     prompt: dict[str, Any] = {"model": "chat", "prompt": [1] * 20}
     assert statuses_at_once(10, 60, prompt, gateway) == [200] * 3 + [429] * 7
     # 69 are taken: 9 are owed, one a second.
@@ -227,7 +227,7 @@ def test_what_a_request_takes_beyond_what_was_expected_counts_while_it_runs(
         monkeypatch.setattr(gateway.backend, "generate", partial(long_answer, gateway.backend.generate))
         async with gateway.client() as http:
             first = asyncio.create_task(http.post("/v1/completions", json=body, headers=headers))
-            budget = gateway.service.access._budgets.find("ours", 30)
+            budget = gateway.service.access._limits._budgets.find("ours", 30)
             await until(lambda: [one.taken() for one in budget._running] == [31])
             monkeypatch.setattr(token_budget, "RECOUNT_S", 0.0)
             second = await http.post("/v1/completions", json=BODY, headers=headers)
@@ -254,64 +254,9 @@ def test_room_that_was_kept_is_given_back_however_a_request_ends() -> None:
         ("/v1/embeddings", {"model": "chat", "input": [list(range(100))]}, bearer),
         ("/tokenize", {"model": "chat"}, bearer),
     )
-    budgets = gateway.service.access._budgets
+    budgets = gateway.service.access._limits._budgets
     assert len(budgets) == 1
     assert not budgets.find("ours", 10**6)._running
-
-
-def test_a_key_file_is_parsed_only_when_it_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "keys.yaml"
-    path.write_text(f"- {{sha256: {digest_of('a')}, tenant: one}}\n")
-    parsed: list[str] = []
-    monkeypatch.setattr(key_file, "READ_EVERY_S", 0.001)
-    monkeypatch.setattr(
-        key_file, "parse_keys", lambda text, source: parsed.append(text) or parse_keys(text, source)
-    )
-
-    async def go() -> None:
-        access = Access(ring())
-        following = asyncio.create_task(key_file.follow_keys(str(path), access))
-        async with asyncio.timeout(10):
-            while access.keys is None or access.keys.find("Bearer a") is None:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            assert len(parsed) == 1
-            path.write_text("- [")
-            await asyncio.sleep(0.1)
-            assert access.keys.find("Bearer a") is not None, "a wrong file changes nothing"
-            path.write_text(f"- {{sha256: {digest_of('b')}, tenant: one}}\n")
-            while access.keys.find("Bearer b") is None:
-                await asyncio.sleep(0.01)
-        following.cancel()
-
-    asyncio.run(go())
-
-
-def test_a_key_file_that_is_being_written_takes_nobodys_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, both = (
-        "".join(f"- {{sha256: {digest_of(key)}, tenant: {key}}}\n" for key in keys) for keys in ("a", "ab")
-    )
-    reads = iter([one, one, "", both[: len(one)], both, both])
-    monkeypatch.setattr(key_file, "READ_EVERY_S", 0.001)
-    monkeypatch.setattr(key_file, "read_keys", lambda path: next(reads, both))
-    seen: list[bool] = []
-
-    class Noting(Access):
-        def __setattr__(self, name: str, value: Any) -> None:
-            if name == "keys" and value is not None:
-                seen.append(value.find("Bearer a") is not None)
-            super().__setattr__(name, value)
-
-    async def go() -> None:
-        access = Noting(ring())
-        following = asyncio.create_task(key_file.follow_keys("keys.yaml", access))
-        async with asyncio.timeout(10):
-            while access.keys is None or access.keys.find("Bearer b") is None:
-                await asyncio.sleep(0.01)
-        following.cancel()
-
-    asyncio.run(go())
-    assert seen[-2:] == [True, True], "an empty file was taken for one without keys"
 
 
 def test_wrong_requests_use_up_nothing() -> None:

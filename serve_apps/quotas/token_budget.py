@@ -10,17 +10,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from types import TracebackType
+from typing import Protocol
 
 MINUTE_S = 60.0
 RECOUNT_S = 0.25
 """Those that run are asked what they took no more often: else each that comes would pay for them all."""
 
 
+class Budget(Protocol):
+    """What tokens are taken from."""
+
+    def end(self, admission: Admission, tokens: int) -> None:
+        """A request has ended; see `Admission.settle`."""
+
+
 class Admission:
     """A request while it runs, and the room that is kept for it; leaving the context without `settle` gives
     all of that back."""
 
-    def __init__(self, budget: TokenBudget | None = None, expected: int = 0) -> None:
+    def __init__(self, budget: Budget | None = None, expected: int = 0) -> None:
         self._budget = budget
         self.expected = expected
         self.held = expected
@@ -78,15 +86,20 @@ class TokenBudget:
 
     def admit(self, expected: int) -> Admission | None:
         """Keep room for a request that is expected to take so many tokens; None: nothing is left."""
-        if self._free() <= 0:
-            return None
-        admission = Admission(self, max(1, expected))
+        return self.hold(max(1, expected)) if self.has_room() else None
+
+    def has_room(self, beside: int = 0) -> bool:
+        """Whether a request is let in now, with so much held beside what is held already."""
+        return self._free() - beside > 0
+
+    def hold(self, tokens: int) -> Admission:
+        """Keep room for so many tokens, whether there is any or not."""
+        admission = Admission(self, tokens)
         self._running.add(admission)
         self._held += admission.held
         return admission
 
     def end(self, admission: Admission, tokens: int) -> None:
-        """A request has ended; see `Admission.settle`."""
         self._running.discard(admission)
         self._held -= admission.held
         self._left = self._left_now() - tokens

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serve_apps.gateway.reckoning import expected_tokens, prompt_tokens, text_tokens
-from serve_apps.gateway.token_budget import RECOUNT_S, Admission, TokenBudget, TokenBudgets
 from serve_apps.openai.chat_schema import ChatRequest
 from serve_apps.openai.schema import CompletionRequest
+from serve_apps.quotas.token_budget import RECOUNT_S, Admission, TokenBudget, TokenBudgets
 
 LIMIT, MOST = 1000, 600
 """Tokens a minute, and of one request."""

@@ -1,0 +1,1 @@
+"""What stands in front of the gateways: HAProxy, with a configuration of our own."""
