@@ -12,9 +12,10 @@ from cluster.config.sections.root import ShoalConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.controller.client import ControllerClient, start_controller
 from serve_apps.controller.following import LOOK_EVERY_S, Say, follow, say_nothing
+from serve_apps.front.front import end_front
 from serve_apps.gateway.start import start_gateway
 from serve_apps.models import find_model
-from serve_apps.spec import GATEWAY, AppSpec
+from serve_apps.spec import AppSpec, is_gateway
 from serve_apps.status import app_statuses
 
 READY_TIMEOUT_S = 600.0
@@ -165,7 +166,9 @@ def end_serving(say: Say = say_nothing) -> None:
     started = controller.serving()["started"]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every application that goes
     controller.end()  # it would bring the gateway back
-    serve.delete(GATEWAY)
+    end_front()
+    for gateway in [name for name in serve.status().applications if is_gateway(name)]:
+        serve.delete(gateway)
     if started and not serve.status().applications:
         serve.shutdown()
 
@@ -182,10 +185,13 @@ def start_serve(info: Mapping[str, Any], deadline: float, say: Say = say_nothing
     pause, said = threading.Event(), ""
     while True:
         serving = controller.serving()
-        if serving["status"] == "running" and serving["gateway"] == "running":
+        front = serving["front"] or {"runs": True, "failure": None}
+        if serving["status"] == "running" and serving["gateway"] == "running" and front["runs"]:
             return
         if serving["failure"] is not None:
             raise ShoalError(f"the gateway could not be started: {serving['failure']}")
+        if front["failure"] is not None:
+            raise ShoalError(f"the front of the gateways could not be started: {front['failure']}")
         waits = serving["note"] or "Serve and the gateway are being started"
         if serving["note"] and waits != said:
             say(waits)

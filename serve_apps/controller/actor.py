@@ -210,6 +210,11 @@ class AppController:
         answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
 
+    async def gateway_urls(self) -> list[str]:
+        """Where the gateways are that can be asked."""
+        self._ensure_running()
+        return [url for _, url in self._gateways.places(time.monotonic())]
+
     async def share(self, gateway: str, app: str, filled: int, want: int, capacity: int) -> int | None:
         """A gateway's share of an app's places, see `PlaceShares.share`; None: it is not known yet."""
         self._ensure_running()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import time
@@ -11,10 +12,12 @@ from typing import Any
 
 import ray
 
+from cluster.errors import ShoalError
 from cluster.state.record import http_url
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.serve_state import ServeSeen
 from serve_apps.controller.threads import Threads
+from serve_apps.front.front import start_front
 from serve_apps.replica.serve_private import ServeInstance, find_serve
 from serve_apps.spec import GATEWAY, gateway_of
 
@@ -23,11 +26,15 @@ logger = logging.getLogger(__name__)
 SERVE = "serve"
 RETRY_S = 5.0
 """Between two tries to start what could not be started."""
+LOOK_AT_FRONT_S = 1.0
+"""Between two looks whether the front is there."""
 
 Notice = tuple[str, dict[str, Any]]
 StartGateway = Callable[[Mapping[str, Any], str | None], None]
 """Gives Serve the gateway of a node, from the broker's facts and the node's id (None: the head); returns
 before it is ready."""
+StartFront = Callable[[Mapping[str, Any]], dict[str, Any]]
+"""Has the front of the gateways run, from the broker's facts; its state, see `Front.state`."""
 EndGateway = Callable[[str], None]
 """Has Serve end the gateway of this Serve application, once its requests are finished."""
 
@@ -64,8 +71,8 @@ class ServeKeeper:
     """Sees to it that Serve and the gateways are there, and knows why they are not.
 
     Args:
-        info: the broker's facts about the cluster.
-        start_serve, start_gateway, end_gateway: carry it out, in threads of their own; those of a test.
+        info: the broker's facts about the cluster. start_serve, start_gateway, end_gateway, start_front:
+        carry it out, in threads of their own; those of a test.
     """
 
     def __init__(
@@ -76,6 +83,7 @@ class ServeKeeper:
         start_gateway: StartGateway,
         start_serve: Callable[[Mapping[str, Any]], None] = start_serve,
         end_gateway: EndGateway = end_gateway,
+        start_front: StartFront = start_front,
     ) -> None:
         self._info = info
         self._calls = calls
@@ -83,6 +91,10 @@ class ServeKeeper:
         self._start_serve = start_serve
         self._start_gateway = start_gateway
         self._end_gateway = end_gateway
+        self._start_front = start_front
+        self._front: dict[str, Any] | None = None
+        """The state of the front, as of the last look; None: not known, or there is to be none."""
+        self._looking: asyncio.Task[None] | None = None
         self._tried_at: dict[str, float] = {}
         """By what was tried: SERVE, or the Serve application of a gateway."""
         self._serve: ServeInstance | None = None
@@ -143,6 +155,8 @@ class ServeKeeper:
             others: ids of the nodes that are to have a gateway beside the head.
         """
         events = self._notice(seen, ours, now)
+        if self._info.get("gateway_front") and (self._looking is None or self._looking.done()):
+            self._looking = asyncio.create_task(self._keep_front())
         if seen.instance is None:
             self._begin(SERVE, lambda: self._start_serve(self._info))
         elif self.takes:
@@ -160,6 +174,13 @@ class ServeKeeper:
                     events.append(("serve_back", {"seconds": round(now - self._ended_at, 3)}))
                     self._ended_at = None
         return events
+
+    async def _keep_front(self) -> None:
+        try:
+            self._front = await self._threads.call_serve(lambda: self._start_front(self._info))
+        except ShoalError as error:
+            self._front = {"runs": False, "failure": str(error)}
+        await asyncio.sleep(LOOK_AT_FRONT_S)
 
     def _keep_gateway(self, application: str, node: str | None, seen: ServeSeen) -> None:
         gateway = seen.gateways.get(application)
@@ -227,7 +248,8 @@ class ServeKeeper:
     def describe(self, seen: ServeSeen, silence: str) -> dict[str, Any]:
         """How Serve is: `status` (running, starting, ending), `url` of its proxy where it has one, `proxies`
         (how each is), `note`, `gateway` (the status of the head's), `failure`, `gateway_failures` (of the
-        others, by Serve application), `started` (whether Shoal has started it)."""
+        others, by Serve application), `front` (its state, see `Front.state`; None: there is to be none),
+        `started` (whether Shoal has started it)."""
         instance = seen.instance
         url = None
         if instance is not None and instance.host is not None and seen.proxies:
@@ -241,8 +263,14 @@ class ServeKeeper:
             "gateway": seen.gateways[GATEWAY].status if GATEWAY in seen.gateways else None,
             "failure": self.failure or None,
             "gateway_failures": dict(self._failures),
+            "front": self._described_front(),
             "started": self._started,
         }
+
+    def _described_front(self) -> dict[str, Any] | None:
+        if not self._info.get("gateway_front"):
+            return None
+        return self._front or {"runs": False, "failure": None}
 
 
 def _clock(at: float) -> str:

@@ -96,19 +96,21 @@ class Access:
         if self.keys is not None and not self._is_admin(authorization):
             raise _no_key("Only the cluster's own token opens this.")
 
-    def observer(self, authorization: str, address: str | None) -> None:
+    def observer(self, authorization: str, address: str | None, *, direct: bool = False) -> None:
         """Let in who may read figures that tell of all apps: by a key that is marked for it, by the cluster's
         own token, or from an address that the config names.
 
         Args:
             address: the other end of the connection; None: not known.
+            direct: there is a front, and this did not come through it.
 
         Raises:
-            ApiError: 401, or 403 where the key is known; never without keys.
+            ApiError: 401, or 403 where the key is known; without keys only where it is direct.
         """
-        if self.keys is None or self._is_admin(authorization) or self._may_observe(address):
+        is_open = self.keys is None and not direct
+        if is_open or self._is_admin(authorization) or self._may_observe(address):
             return
-        key = self.keys.find(authorization)
+        key = self.keys.find(authorization) if self.keys is not None else None
         if key is None:
             raise _no_key(
                 "This needs a key that is marked for it (`metrics: true`; `shoal key TENANT --metrics`), or"

@@ -37,6 +37,7 @@ from serve_apps.gateway.operations import add_operations
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.text_call import TextCall
 from serve_apps.http.accounts import RequestAccounts, gateway_failed
+from serve_apps.http.behind_front import BehindFront
 from serve_apps.http.leniency import Lenient
 from serve_apps.http.request_record import CLIENT_CLOSED, current_id, current_record
 from serve_apps.openai.answers import (
@@ -113,6 +114,9 @@ class _Api(FastAPI):
                 allow_headers=["*"],
                 expose_headers=_SHOWN_TO_PAGES,
             )
+        secret = self.service.options.front_secret
+        if secret is not None:
+            app = BehindFront(app, secret, has_keys=self.service.access.keys is not None)
         return RequestAccounts(app, self.service.metrics.count, self.service.load)
 
     def _methods(self, scope: Scope) -> set[str]:

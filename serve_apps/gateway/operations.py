@@ -11,6 +11,7 @@ from cluster.version import version
 from serve_apps.gateway.access import credential
 from serve_apps.gateway.document import ANY_ROUTE, metrics_page, refusals
 from serve_apps.gateway.service import GatewayService
+from serve_apps.http.behind_front import DIRECT
 from serve_apps.http.request_record import current_record
 from serve_apps.openai.answers import AppAnswer, HealthAnswer, LoadAnswer, ReadyAnswer, VersionAnswer
 from serve_apps.openai.errors import ApiError
@@ -25,7 +26,7 @@ def add_operations(api: FastAPI, service: GatewayService) -> None:
 
     def check_observer(request: Request) -> None:
         address = request.client.host if request.client is not None else None
-        service.access.observer(credential(request.headers), address)
+        service.access.observer(credential(request.headers), address, direct=DIRECT in request.scope)
 
     @api.get("/health", response_model=HealthAnswer, responses=any_route, tags=_TAGS)
     async def health() -> HealthAnswer:

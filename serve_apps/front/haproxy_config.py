@@ -1,0 +1,159 @@
+"""HAProxy's configuration for the gateways of a cluster, as text; no processes, no Ray."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from serve_apps.front.secret import HEADER
+
+MOST_CONNECTIONS = 20_000
+BUFFER_BYTES = 64 * 1024
+"""Of a request so much is kept until its answer begins, to be sent again where its gateway dies. A head is no
+larger, and a body of that size has come before a gateway is asked."""
+RATE_S = 10
+"""Seconds over which the requests of an address are counted."""
+HARD_STOP_S = 660
+"""How long a process that was replaced may take for the requests that it has."""
+ALPN = "h2,http/1.1"
+
+
+@dataclass(frozen=True)
+class FrontSettings:
+    """Where the front listens, and what it bounds; see `GatewayConfig`.
+
+    Attributes:
+        connections: that it may have at all, each with one to a gateway. certificate: file with the chain;
+        its key lies beside it, with `.key` after its name. None: plain HTTP. secret: see `front_secret`.
+    """
+
+    host: str
+    port: int
+    secret: str
+    connections: int = MOST_CONNECTIONS
+    certificate: str | None = None
+    address_connections: int | None = None
+    address_requests: int | None = None
+
+
+def haproxy_config(settings: FrontSettings, gateways: Iterable[str], directory: str) -> str:
+    """The file.
+
+    Args:
+        gateways: their URLs.
+        directory: for HAProxy's socket, which its next process gets the listeners by.
+    """
+    servers = [f"    server g{place} {_address(url)} check" for place, url in enumerate(sorted(gateways))]
+    return "\n".join(
+        [
+            "global",
+            f"    maxconn {settings.connections}",
+            f"    tune.bufsize {BUFFER_BYTES}",
+            f"    stats socket unix@{directory}/haproxy.sock mode 600 level admin expose-fd listeners",
+            f"    hard-stop-after {HARD_STOP_S}s",
+            "    ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
+            "    log stderr format raw local0 warning",
+            "",
+            "defaults",
+            "    mode http",
+            "    log global",
+            "    option dontlognull",
+            "    option dontlog-normal",
+            "    option redispatch",
+            "    option abortonclose",
+            "    option http-buffer-request",
+            "    retries 3",
+            # Before an answer begins its request is sent to another gateway; what was begun is not repeated.
+            "    retry-on conn-failure empty-response",
+            "    timeout connect 2s",
+            "    timeout http-request 30s",
+            "    timeout http-keep-alive 75s",
+            "    timeout queue 5s",
+            "    timeout client 60s",
+            # Gateways bound how long an answer takes; some take long to begin.
+            "    timeout server 24h",
+            *(f"    {line}" for line in _own_answers()),
+            "",
+            "frontend public",
+            f"    bind {_bind(settings)}",
+            *(f"    {line}" for line in _bounds(settings)),
+            "    http-request set-header X-Forwarded-For %[src]",
+            "    http-request set-header X-Forwarded-Proto https if { ssl_fc }",
+            "    http-request set-header X-Forwarded-Proto http unless { ssl_fc }",
+            f"    http-request set-header {HEADER} {settings.secret}",
+            "    default_backend gateways",
+            "",
+            "backend gateways",
+            "    balance leastconn",
+            "    option httpchk GET /health",
+            # Who refuses a connection gets none until it answers again.
+            "    default-server inter 1s fastinter 250ms downinter 250ms fall 2 rise 1 observe layer4"
+            " error-limit 1 on-error mark-down",
+            *servers,
+            "",
+        ]
+    )
+
+
+def _address(url: str) -> str:
+    """Where a gateway listens, as HAProxy has it."""
+    split = urlsplit(url)
+    host = f"[{split.hostname}]" if ":" in str(split.hostname) else split.hostname
+    return f"{host}:{split.port}"
+
+
+def _bind(settings: FrontSettings) -> str:
+    host = "*" if settings.host in ("", "0.0.0.0") else settings.host
+    host = f"[{host}]" if ":" in host else host
+    tls = "" if settings.certificate is None else f" ssl crt {settings.certificate} alpn {ALPN}"
+    return f"{host}:{settings.port}{tls}"
+
+
+def _bounds(settings: FrontSettings) -> list[str]:
+    lines = []
+    if settings.address_connections is not None or settings.address_requests is not None:
+        lines += [
+            f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate({RATE_S}s)",
+            "tcp-request connection track-sc0 src",
+        ]
+    if settings.address_connections is not None:
+        refusal = _refusal(
+            503,
+            "This address has as many connections as it may have.",
+            "server_error",
+            "too_many_connections",
+        )
+        lines.append(f"http-request {refusal} if {{ sc0_conn_cur gt {settings.address_connections} }}")
+    if settings.address_requests is not None:
+        message = f"This address may send {settings.address_requests} requests in {RATE_S} s."
+        refusal = _refusal(429, message, "rate_limit_error", "rate_limit_exceeded", RATE_S)
+        lines.append(f"http-request {refusal} if {{ sc0_http_req_rate gt {settings.address_requests} }}")
+    return lines
+
+
+def _own_answers() -> list[str]:
+    """What HAProxy answers itself, in the shape that clients know."""
+    answers = {
+        400: ("This is not HTTP that can be read.", "invalid_request_error", "invalid_http"),
+        408: ("The request did not arrive in time.", "invalid_request_error", "request_too_slow"),
+        502: ("The gateway ended under the request; try again.", "server_error", "gateway_lost"),
+        503: ("No gateway can be reached; try again in a moment.", "server_error", "no_gateway"),
+        504: ("The gateway did not answer in time.", "server_error", "timeout"),
+    }
+    return [
+        f"http-error status {status} {_content(message, kind, code)}"
+        + (' hdr Retry-After "1"' if status in (502, 503) else "")
+        for status, (message, kind, code) in answers.items()
+    ]
+
+
+def _refusal(status: int, message: str, kind: str, code: str, retry_after_s: int = 1) -> str:
+    return f'return status {status} {_content(message, kind, code)} hdr Retry-After "{retry_after_s}"'
+
+
+def _content(message: str, kind: str, code: str) -> str:
+    body: Mapping[str, Any] = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+    return f"content-type application/json string '{json.dumps(body)}'"
