@@ -21,6 +21,7 @@ from cluster.errors import ShoalError
 from serve_apps.front.haproxy import Haproxy
 from serve_apps.front.haproxy_config import MOST_CONNECTIONS, FrontSettings, haproxy_config
 from serve_apps.front.secret import front_secret
+from serve_apps.front.slots import Slots, slots_for
 from serve_apps.spec import CONTROLLER, FRONT
 
 logger = logging.getLogger(__name__)
@@ -46,8 +47,9 @@ class Front:
         self._controller = NamedActor(CONTROLLER, NAMESPACE)
         self._haproxy = Haproxy()
         self._gateways: tuple[str, ...] = ()
-        self._goes_by = ""
-        """The configuration that HAProxy has, and when its certificate changed."""
+        self._slots = Slots(slots_for(info["gateway_count"]))
+        self._goes_by: tuple[FrontSettings, str] | None = None
+        """What HAProxy runs by, and when its certificate changed."""
         self._failure: str | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -90,14 +92,21 @@ class Front:
         """Have HAProxy run by what is known now."""
         self._haproxy.trim_log()
         try:
+            if set(self._gateways) != set(self._slots.urls):
+                logger.warning("in front of %s", ", ".join(self._gateways))
+            commands = self._slots.change(self._gateways)
             settings = self._settings()
-            config = haproxy_config(settings, self._gateways, str(self._haproxy.directory))
-            key = config + _changed_at(self._info["gateway_front"]["certificate"])
-            if key == self._goes_by and self._haproxy.runs():
-                return
-            logger.warning("in front of %s", ", ".join(self._gateways) or "no gateway")
-            self._haproxy.go_by(config)
-            self._goes_by, self._failure = key, None
+            wanted = settings, _changed_at(self._info["gateway_front"]["certificate"])
+            if wanted != self._goes_by or not self._haproxy.runs():
+                self._haproxy.go_by(
+                    haproxy_config(settings, self._slots.servers(), str(self._haproxy.socket))
+                )
+                self._goes_by = wanted
+            elif commands:
+                self._goes_by = None  # what is told by halves is told anew
+                self._haproxy.tell(commands)
+                self._goes_by = wanted
+            self._failure = None
         except (ShoalError, OSError) as error:
             if str(error) != self._failure:
                 logger.error("the front could not be started: %s", error)

@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.errors import ShoalError
@@ -17,8 +19,10 @@ from cluster.errors import ShoalError
 _PR_SET_PDEATHSIG = 1
 START_S = 10.0
 END_S = 5.0
-SOCKET = "haproxy.sock"
-"""By which it is asked, and its next process gets the listeners."""
+ANSWER_S = 5.0
+_SOCKET = "haproxy.sock"
+_CHANGED = ("IP changed from", "port changed from", "no need to change")
+"""How it answers a command that it carries out, where it says anything."""
 MOST_LOG_BYTES = 1_000_000
 _LOG = "haproxy.log"
 LINES = 20
@@ -56,6 +60,10 @@ class Haproxy:
         return Path(self._directory.name)
 
     @property
+    def socket(self) -> Path:
+        return self.directory / _SOCKET
+
+    @property
     def pid(self) -> int | None:
         return None if self._process is None else self._process.pid
 
@@ -82,6 +90,24 @@ class Haproxy:
             return
         self._start(path)
 
+    def tell(self, commands: Iterable[str]) -> None:
+        """Have the process that takes requests do something, in the words of its management guide.
+
+        Raises:
+            ShoalError: it refuses one, or does not answer.
+        """
+        for command in commands:
+            try:
+                with socket.socket(socket.AF_UNIX) as asked:
+                    asked.settimeout(ANSWER_S)
+                    asked.connect(str(self.socket))
+                    asked.sendall(f"{command}\n".encode())
+                    answer = b"".join(iter(lambda: asked.recv(4096), b"")).decode().strip()
+            except OSError as error:
+                raise ShoalError(f"HAProxy does not answer: {error}") from error
+            if answer and not answer.startswith(_CHANGED):
+                raise ShoalError(f"HAProxy refuses {command!r}: {answer}")
+
     def end(self) -> None:
         """End it now, and what it has."""
         if self._process is not None:
@@ -94,8 +120,7 @@ class Haproxy:
         self._directory.cleanup()
 
     def _start(self, config: Path) -> None:
-        listening = self.directory / SOCKET
-        listening.unlink(missing_ok=True)
+        self.socket.unlink(missing_ok=True)
         with (self.directory / _LOG).open("ab") as output:
             self._process = subprocess.Popen(
                 [haproxy_binary(), "-W", "-f", str(config)],
@@ -104,7 +129,7 @@ class Haproxy:
                 preexec_fn=_end_with_parent,
             )
         deadline, pause = time.monotonic() + START_S, threading.Event()
-        while not listening.exists():
+        while not self.socket.exists():
             if not self.runs() or time.monotonic() > deadline:
                 raise ShoalError(f"HAProxy did not start: {self.said()}")
             pause.wait(0.02)

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from serve_apps.front.secret import HEADER
+from serve_apps.front.slots import BACKEND
 
 MOST_CONNECTIONS = 20_000
 BUFFER_BYTES = 64 * 1024
@@ -39,20 +39,19 @@ class FrontSettings:
     address_requests: int | None = None
 
 
-def haproxy_config(settings: FrontSettings, gateways: Iterable[str], directory: str) -> str:
+def haproxy_config(settings: FrontSettings, servers: Iterable[str], socket: str) -> str:
     """The file.
 
     Args:
-        gateways: their URLs.
-        directory: for HAProxy's socket, which its next process gets the listeners by.
+        servers: see `Slots.servers`.
+        socket: where HAProxy is told of changes, and its next process gets the listeners.
     """
-    servers = [f"    server g{place} {_address(url)} check" for place, url in enumerate(sorted(gateways))]
     return "\n".join(
         [
             "global",
             f"    maxconn {settings.connections}",
             f"    tune.bufsize {BUFFER_BYTES}",
-            f"    stats socket unix@{directory}/haproxy.sock mode 600 level admin expose-fd listeners",
+            f"    stats socket unix@{socket} mode 600 level admin expose-fd listeners",
             f"    hard-stop-after {HARD_STOP_S}s",
             "    ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
             "    log stderr format raw local0 warning",
@@ -84,25 +83,18 @@ def haproxy_config(settings: FrontSettings, gateways: Iterable[str], directory: 
             "    http-request set-header X-Forwarded-Proto https if { ssl_fc }",
             "    http-request set-header X-Forwarded-Proto http unless { ssl_fc }",
             f"    http-request set-header {HEADER} {settings.secret}",
-            "    default_backend gateways",
+            f"    default_backend {BACKEND}",
             "",
-            "backend gateways",
+            f"backend {BACKEND}",
             "    balance leastconn",
             "    option httpchk GET /health",
             # Who refuses a connection gets none until it answers again.
             "    default-server inter 1s fastinter 250ms downinter 250ms fall 2 rise 1 observe layer4"
             " error-limit 1 on-error mark-down",
-            *servers,
+            *(f"    {line}" for line in servers),
             "",
         ]
     )
-
-
-def _address(url: str) -> str:
-    """Where a gateway listens, as HAProxy has it."""
-    split = urlsplit(url)
-    host = f"[{split.hostname}]" if ":" in str(split.hostname) else split.hostname
-    return f"{host}:{split.port}"
 
 
 def _bind(settings: FrontSettings) -> str:
