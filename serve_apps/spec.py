@@ -32,6 +32,11 @@ def gateway_of(node_id: str) -> str:
     return f"{GATEWAY}:{node_id}"
 
 
+def node_of(gateway: str) -> str:
+    """The id of the node that such a Serve application is the gateway of."""
+    return gateway.partition(":")[2]
+
+
 def is_gateway(application: str) -> bool:
     """Whether a Serve application is a gateway."""
     return application.partition(":")[0] == GATEWAY

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from cluster.state.nodes import node_names
 from serve_apps.controller.client import ControllerClient
+from serve_apps.spec import node_of
 
 _OWN = ("spec", "settled")
 """What the controller tells beside the row."""
@@ -16,18 +19,38 @@ def serve_status(url: str) -> dict[str, Any]:
     url: where its own proxy listens, which answers for applications that are not Shoal's; status: running,
     starting, ending (somebody shuts it down), silent, or unknown (Shoal serves nothing, and others may);
     proxies: how each of its proxies is (starting, healthy, unhealthy, draining); note: why it is away, in a
-    sentence.
+    sentence; gateways: of each `node`, `url` (None: it is not reached now) and `failure` (why it could not be
+    started); front: how what stands before them is (`runs`, `failure`); None where there is none.
 
     Args:
         url: where its proxy listens, or will, unless whoever has started it said otherwise.
     """
     controller = ControllerClient.find()
     if controller is None:
-        return {"url": url, "status": "unknown", "proxies": [], "note": None}
+        nothing: dict[str, Any] = {"gateways": [], "front": None}
+        return {"url": url, "status": "unknown", "proxies": [], "note": None, **nothing}
     serving = controller.serving()
     note = serving["note"] or serving["failure"]
-    found = {"url": serving["url"] or url, "status": serving["status"], "proxies": serving["proxies"]}
-    return {**found, "note": note}
+    front = serving["front"]
+    return {
+        "url": serving["url"] or url,
+        "status": serving["status"],
+        "proxies": serving["proxies"],
+        "note": note,
+        "gateways": _gateways(serving),
+        "front": front and {"runs": front["runs"], "failure": front["failure"]},
+    }
+
+
+def _gateways(serving: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = node_names()
+    failed = {node_of(gateway): why for gateway, why in serving["gateway_failures"].items()}
+    reached = {each["node"]: each["url"] for each in serving["gateways"]}
+    rows = [
+        {"node": names.get(node, node), "url": reached.get(node), "failure": failed.get(node)}
+        for node in {**reached, **failed}
+    ]
+    return sorted(rows, key=lambda row: str(row["node"]))
 
 
 def app_statuses() -> list[dict[str, Any]]:

@@ -34,6 +34,15 @@ def state_root() -> Path:
     return xdg_directory("XDG_STATE_HOME", ".local/state", "what is known of clusters")
 
 
+def config_root() -> Path:
+    """The directory of what this user's commands are told: contexts, and their tokens.
+
+    Raises:
+        ShoalError: this user has no home.
+    """
+    return xdg_directory("XDG_CONFIG_HOME", ".config", "contexts")
+
+
 def xdg_directory(variable: str, usual: str, what: str) -> Path:
     """Our directory below one of those that the XDG Base Directory Specification has.
 

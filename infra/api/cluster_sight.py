@@ -54,7 +54,14 @@ class ClusterSight:
 
         statuses = {} if fresh else told(lambda: self._submissions().statuses(), None)
         nothing: list[dict[str, Any]] = []
-        unknown: dict[str, Any] = {"url": record.serve_url, "status": "unknown", "proxies": [], "note": None}
+        unknown: dict[str, Any] = {
+            "url": record.serve_url,
+            "status": "unknown",
+            "proxies": [],
+            "note": None,
+            "gateways": [],
+            "front": None,
+        }
         return {
             "name": record.name,
             "address": record.gcs_address,

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from cluster.errors import RequestError, ShoalError
-from cluster.state.state_directory import require_private, write_private, xdg_directory
+from cluster.state.state_directory import config_root, require_private, write_private
 from infra.api.client import Endpoint
 
 FILE = "contexts.json"
@@ -79,22 +79,13 @@ def read_token(file: str) -> str:
     return token
 
 
-def config_directory() -> Path:
-    """Where a person's settings are.
-
-    Raises:
-        ShoalError: this user has no home.
-    """
-    return xdg_directory("XDG_CONFIG_HOME", ".config", "contexts")
-
-
 def read_contexts() -> Contexts:
     """All contexts.
 
     Raises:
         ShoalError: their file cannot be read.
     """
-    path = config_directory() / FILE
+    path = config_root() / FILE
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         known = {name: Context(**values) for name, values in found["contexts"].items()}
@@ -113,7 +104,7 @@ def write_contexts(contexts: Contexts) -> None:
     Raises:
         ShoalError: their directory cannot be made, or is open to others.
     """
-    directory = config_directory()
+    directory = config_root()
     require_private(directory)
     known = {name: asdict(context) for name, context in contexts.known.items()}
     document = {"current": contexts.current, "contexts": known}

@@ -160,8 +160,23 @@ def _show(document: dict[str, Any], as_json: bool) -> None:
     console.print(f"dashboard  {document['dashboard_url']}", soft_wrap=True)
     if document["apps"]:
         console.print(f"OpenAI API {document['base_url']}", soft_wrap=True)
+        for line in gateway_lines(serve):
+            console.print(line, soft_wrap=True, markup=False)
     console.print(f"Ray Serve  {serve['url']} ({_of_serve(serve['proxies'])})", soft_wrap=True)
     console.print(f"storage    {document['storage']}", soft_wrap=True)
+
+
+def gateway_lines(serve: dict[str, Any]) -> list[str]:
+    """Where the gateways are, if there are several, and what of them is not as it should be."""
+    gateways, front = serve.get("gateways", []), serve.get("front")
+    lines = []
+    if front is not None and not front["runs"]:
+        lines.append(f"the front of the gateways is away: {front['failure'] or 'it is being started'}")
+    reached = [f"{each['url']} ({each['node']})" for each in gateways if each["url"] is not None]
+    if len(reached) > 1 or front is not None:
+        lines.append(f"gateways   {', '.join(reached) or 'none is reached'}")
+    lines += [f"{each['node']} has no gateway: {each['failure']}" for each in gateways if each["failure"]]
+    return lines
 
 
 def _of_serve(proxies: list[str]) -> str:

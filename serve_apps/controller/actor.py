@@ -178,9 +178,9 @@ class AppController:
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the
-        Serve that it is of), and `apps` if it is new; `keys` if they are; how many `gateways` there are, and
-        its `shares` of places, by app; and what the engines say of themselves: `engines`, by app and
-        replica."""
+        Serve that it is of), and `apps` if it is new; `keys` if they are; how many `gateways` there are, its
+        `shares` of places, by app, and whether it is the one whose figures `tells_of_apps`; and what the
+        engines say of themselves: `engines`, by app and replica."""
         self._ensure_running()
         now = time.monotonic()
         if self._gateways.report(gateway, report, now):
@@ -194,6 +194,7 @@ class AppController:
             "poll_s": BUSY_TICK_S,
             "serve": self._keeper.id,
             "gateways": self._gateways.number_alive(now),
+            "tells_of_apps": self._gateways.is_first(gateway, now),
             "shares": {
                 app: self._shares.share(app, gateway, in_use=filled, want=want, capacity=capacity)
                 for app, (filled, want, capacity) in report["places"].items()

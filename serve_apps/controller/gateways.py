@@ -93,6 +93,11 @@ class Gateways:
         self._alive(now)
         return self._gateways.keys()
 
+    def is_first(self, gateway: str, now: float) -> bool:
+        """Whether it is the one, of those that there are, that was heard of first."""
+        self._alive(now)
+        return next(iter(self._gateways), None) == gateway
+
     def places(self, now: float) -> list[tuple[str | None, str]]:
         """The node and the URL of each that is reached."""
         return sorted((each.node, each.url) for each in self._alive(now) if each.url is not None)

@@ -36,6 +36,17 @@ class _Routing(Collector):
         yield counter
 
 
+class _OfApps(Collector):
+    """What is the same at every gateway, which one of them tells: else whoever adds up counts it twice."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.told = True
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        return self._registry.collect() if self.told else ()
+
+
 class GatewayMetrics:
     """The gateway's counters.
 
@@ -89,11 +100,13 @@ class GatewayMetrics:
             ("app",),
             registry=self._registry,
         )
+        of_apps = CollectorRegistry()
+        self._of_apps = _OfApps(of_apps)
         self._replicas = Gauge(
             "shoal_app_replicas",
             "Replicas that are wanted, granted by the broker, and ready.",
             ("app", "state"),
-            registry=self._registry,
+            registry=of_apps,
         )
         self.cancelled = Counter(
             "shoal_gateway_cancelled",
@@ -103,8 +116,18 @@ class GatewayMetrics:
         )
 
         self.engines = EngineFigures()
-        self._registry.register(self.engines)
+        of_apps.register(self.engines)
+        self._registry.register(self._of_apps)
         self._registry.register(_Routing())
+
+    @property
+    def tells_of_apps(self) -> bool:
+        """Whether it is this gateway whose figures tell of apps' replicas and engines."""
+        return self._of_apps.told
+
+    @tells_of_apps.setter
+    def tells_of_apps(self, told: bool) -> None:
+        self._of_apps.told = told
 
     def replicas(self, by_app: Mapping[str, Mapping[str, int]]) -> None:
         """Show how many replicas of each app are wanted, granted and ready; other apps are dropped."""

@@ -110,6 +110,7 @@ class TableFollower:
         places = self._service.places
         places.gateways = answer["gateways"]
         places.take_over(answer["shares"])
+        self._service.metrics.tells_of_apps = answer["tells_of_apps"]
         if self._limits is not None:
             self._limits.gateways = answer["gateways"]
         if (keys := answer.get("keys")) is not None:

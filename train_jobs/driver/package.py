@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -14,7 +15,8 @@ from urllib.parse import unquote
 from pathspec import GitIgnoreSpec
 
 from cluster.config.sections.train import TrainJobConfig
-from cluster.errors import RequestError
+from cluster.errors import RequestError, ShoalError
+from cluster.state.state_directory import config_root, state_root
 from cluster.wording import counted
 
 MOST_BYTES = 100 * 2**20
@@ -88,10 +90,10 @@ class Package:
 def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()) -> Package:
     """What travels of a folder for one job.
 
-    Left out is what the files of patterns say, and the job's `exclude`; the directories that the config
-    names by path (data, a model), which are read where they lie; and the storage. What a script names in its
-    arguments travels whatever git ignores, and so does the program of the job: they would be missed there.
-    Links are followed.
+    Left out is what the files of patterns say, and the job's `exclude`; the directories that the config names
+    by path (data, a model), which are read where they lie; the storage; and what Shoal knows of clusters,
+    tokens among it, where the folder is the user's home. What a script names in its arguments travels
+    whatever git ignores, and so does the program of the job: they would be missed there. Links are followed.
 
     Args:
         base: the folder of the config file.
@@ -101,6 +103,8 @@ def package_of(config: TrainJobConfig, base: Path, others: Collection[Path] = ()
     named = _named(config)
     where_they_lie = dict.fromkeys(named, _NAMED)
     where_they_lie |= {str(path.resolve()): "Shoal: its storage" for path in others}
+    with suppress(ShoalError):  # no home, and so nothing of it
+        where_they_lie |= {str(root().resolve()): "Shoal: its own" for root in (state_root, config_root)}
     wanted = _wanted(config, base)
     exclude = GitIgnoreSpec.from_lines(config.exclude)
     left_out: dict[str, list[str]] = {}

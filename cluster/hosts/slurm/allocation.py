@@ -28,7 +28,7 @@ from cluster.hosts.on_host.node import environment_of
 from cluster.hosts.on_host.node_start import CONFIG_FILE, STATE
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import BatchJob
-from cluster.hosts.slurm.node_step import NodeStep
+from cluster.hosts.slurm.node_step import SILENT_S, NodeStep
 from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of
 from cluster.state.state_directory import write_private
 
@@ -163,6 +163,12 @@ class Allocation:
         """Start again what has ended on a node that the job still has: it lost its power, and is back."""
         now = time.monotonic()
         for host, step in list(self._others.items()):
+            if step.is_silent(now):
+                self._tell(f"{host} has said nothing for {SILENT_S:.0f} s; its part is started again")
+                number = step.give_up()
+                if number is not None:
+                    with suppress(ShoalError):  # it has gone, or goes with the job
+                        slurm.cancel(f"{self._job.number}.{number}")
             if not step.is_over:
                 self._ended_at.pop(host, None)
             elif now - self._ended_at.setdefault(host, now) > AGAIN_S:

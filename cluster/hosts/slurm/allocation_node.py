@@ -29,12 +29,14 @@ from cluster.hosts.on_host.supervisor import supervise
 from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import TENANTS, BatchJob, require_batch_job
+from cluster.hosts.slurm.node_step import LIVES
 from cluster.state.health import answers
 from cluster.state.record import TOKEN_FILE
 
 AGAIN_S = 5.0
 """After so long a node that has ended by itself is started again."""
 LOOK_S = 2.0
+LIVES_EVERY_S = 5.0
 HEAD_SILENT_S = 60.0
 """A head that has not answered for so long does not come back."""
 _ANY_PORT = 9
@@ -108,11 +110,12 @@ def run(name: str, head: str | None) -> int:
         threading.Thread(target=_watch_head, args=watching, daemon=True).start()
     task = node_task(job, cluster, os.environ, head)
     token = (job.directory / TOKEN_FILE).read_text(encoding="utf-8")
-    directory = node_directory(name)
+    directory, step = node_directory(name), os.environ["SLURM_STEP_ID"]
+    threading.Thread(target=_live, args=(task.node, ended), daemon=True).start()
 
     def tell(state: str, told: Mapping[str, Any]) -> None:
         said = tail(directory) if state == "failed" else ""
-        _say({"node": task.node, "state": state, "told": dict(told), "said": said})
+        _say({"node": task.node, "state": state, "told": dict(told), "said": said, "step": step})
 
     try:
         while True:
@@ -126,6 +129,12 @@ def run(name: str, head: str | None) -> int:
     finally:
         if directory.exists():
             clear(directory)
+
+
+def _live(node: str, ended: threading.Event) -> None:
+    """Say again and again that this node is there."""
+    while not ended.wait(LIVES_EVERY_S):
+        _say({"node": node, "state": LIVES})
 
 
 def _watch_head(job: BatchJob, head: str, ended: threading.Event, requeue: bool) -> None:

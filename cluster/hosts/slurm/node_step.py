@@ -12,6 +12,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+LIVES = "lives"
+"""What a node says again and again while nothing changes."""
+SILENT_S = 60.0
+"""A node that has said nothing for so long is lost."""
+
 
 @dataclass
 class NodeStep:
@@ -26,9 +31,12 @@ class NodeStep:
     last: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
     """srun; None before it is started."""
+    heard_at: float = 0.0
+    """When it has said anything last, of a steady clock."""
 
     def start(self) -> None:
         """Start it."""
+        self.heard_at = time.monotonic()
         self.process = subprocess.Popen(
             self.command,
             stdin=subprocess.DEVNULL,
@@ -54,6 +62,18 @@ class NodeStep:
         """Whether it is known if Ray starts there."""
         return self.is_over or self.last.get("state") in ("up", "failed", "lost")
 
+    def is_silent(self, now: float) -> bool:
+        """Whether it runs, as Slurm has it, and cannot be heard: Slurm does not see that a node has lost its
+        power where that comes back soon."""
+        return self.is_up and now - self.heard_at > SILENT_S
+
+    def give_up(self) -> str | None:
+        """End srun at once; the number of the step, which Slurm may still have."""
+        assert self.process is not None, "it is started"
+        self.process.kill()
+        self.process.wait()
+        return self.last.get("step")
+
     def end(self) -> None:
         """Tell it to end."""
         if self.process is not None and not self.is_over:
@@ -77,6 +97,9 @@ class NodeStep:
                 node, state = said["node"], said["state"]
             except (ValueError, TypeError, KeyError):
                 print(line, end="", flush=True)  # of Slurm, or of Ray's start
+                continue
+            self.heard_at = time.monotonic()
+            if state == LIVES:
                 continue
             self.last = said
             if state in ("failed", "lost"):

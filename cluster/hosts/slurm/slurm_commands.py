@@ -69,7 +69,7 @@ def in_queue(job: str) -> QueueEntry | None:
 
 
 def cancel(job: str) -> None:
-    """Take a job out of the queue, or end it."""
+    """Take a job out of the queue, or end it, or a step of it (JOB.STEP)."""
     _run(["scancel", job])
 
 

@@ -165,3 +165,19 @@ def test_a_folder_that_is_too_large_is_told_with_what_is_largest(
         package_of(job(), tmp_path).check()
     (tmp_path / ".shoalignore").write_text("data\n")
     package_of(job(), tmp_path).check()
+
+
+def test_what_shoal_knows_of_clusters_stays_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be a home: there lie tokens, and what travelled before."""
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("train.py", ".local/state/shoal/lab/token", ".config/shoal/contexts.json", ".config/mine"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    package = package_of(job(), tmp_path)
+    assert package.files == (".config/mine", "train.py")
+    assert package.left_out == {"Shoal: its own": [".config/shoal", ".local/state/shoal"]}
