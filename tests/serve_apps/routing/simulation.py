@@ -57,6 +57,8 @@ def simulate(
     load: float,
     requests: int = 4000,
     groups: int = 0,
+    gateways: int = 1,
+    common: str = "",
     seed: int = 1,
 ) -> Result:
     """Poisson arrivals at `load` of what all replicas together can do.
@@ -66,9 +68,11 @@ def simulate(
 
     Args:
         groups: kinds of prompts, each with a beginning of its own; 0: no two alike.
+        gateways: each with a router of its own, which requests come to in turn.
+        common: how all prompts begin.
     """
     chance = random.Random(seed)
-    policy = make(random.Random(seed + 1))
+    policies = [make(random.Random(seed + 1 + number)) for number in range(gateways)]
     servers = [Server(speed) for speed in speeds]
     work = [heavy_tailed(chance) for _ in range(requests)]
     mean = statistics.mean(work) + PREFILL_S
@@ -98,7 +102,8 @@ def simulate(
     def try_first(now: float) -> bool:
         """Route the request that waits for longest; False: no replica has room."""
         number = waiting[0]
-        prompt = f"{prompts[number]:>8}" * 16
+        prompt = common + f"{prompts[number]:>8}" * 16
+        policy = policies[number % gateways]
         for at in policy.order(range(len(servers)), prompt):
             if servers[at].running < servers[at].places:
                 policy.sent(at)
@@ -115,7 +120,7 @@ def simulate(
             waiting.append(number)
         else:
             servers[at].running -= 1
-            policy.completed(at, str(number), now)
+            policies[number % gateways].completed(at, str(number), now)
             result.ends.append(now - arrived[str(number)])
         while waiting and try_first(now):
             pass

@@ -206,6 +206,34 @@ def test_shared_beginnings_are_read_less_often() -> None:
     assert max(together.taken) < 1.5 * min(together.taken)
 
 
+@pytest.mark.parametrize(
+    "common", ["", "You are a helpful assistant. " * 70], ids=["apart", "one system prompt"]
+)
+def test_several_gateways_find_the_same_replicas(common: str) -> None:
+    """Each has its own memory, and hears nothing of the others."""
+    reads = {
+        gateways: len(
+            simulate(Prefix, [1.0] * 4, load=0.6, groups=500, gateways=gateways, common=common).read
+        )
+        for gateways in (1, 3)
+    }
+    apart = simulate(LeastConnections, [1.0] * 4, load=0.6, groups=500, common=common)
+    print(f"{reads} of {len(apart.read)}")
+    assert reads[3] < 0.6 * len(apart.read)
+    assert reads[3] < 1.25 * reads[1]
+
+
+def test_a_replica_that_comes_moves_only_its_own_beginnings() -> None:
+    """As a gateway finds it that has just started."""
+    texts = [f"{number:>8}" * 16 for number in range(400)]
+    before = [Prefix[int]().order(range(4), text)[0] for text in texts]
+    after = [Prefix[int]().order(range(5), text)[0] for text in texts]
+    moved = [new for old, new in zip(before, after, strict=True) if new != old]
+    assert set(moved) == {4}
+    assert len(moved) == pytest.approx(400 / 5, rel=0.3)
+    assert all(count == pytest.approx(100, rel=0.3) for count in Counter(before).values())
+
+
 @pytest.mark.parametrize("kind", ALL)
 def test_every_policy_says_what_it_decided_by(kind: Make) -> None:
     policy = kind(random.Random(1))
