@@ -20,6 +20,7 @@ from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.key_file import KeyFile
 from serve_apps.controller.model_names import follow_models
+from serve_apps.controller.orphans import Orphans
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
 from serve_apps.controller.rollout import decide
@@ -72,6 +73,7 @@ class AppController:
         self._view = ClusterView(info.get("gateway_count", 1))
         self._keys = KeyFile(info.get("gateway_keys"))
         self._shares, self._bank = PlaceShares(), LimitBank()
+        self._orphans = Orphans()
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
@@ -215,6 +217,14 @@ class AppController:
         """Where the gateways are that can be asked."""
         self._ensure_running()
         return [url for _, url in self._gateways.places(time.monotonic())]
+
+    async def orphaned(self, application: str, replica: str, keys: Sequence[str]) -> None:
+        """A replica keeps answers whose gateway is gone."""
+        self._orphans.add(application, replica, keys, time.monotonic())
+
+    async def find_orphan(self, application: str, request: str, wait_s: float) -> dict[int, str]:
+        """Where the parts of a request are kept, see `Orphans.find`."""
+        return await self._orphans.find(application, request, wait_s)
 
     async def share(self, gateway: str, app: str, filled: int, want: int, capacity: int) -> int | None:
         """A gateway's share of an app's places, see `PlaceShares.share`; None: it is not known yet."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serve_apps.front.secret import HEADER
+from serve_apps.front.secret import HEADER, ID_HEADER, SENT_HEADER
 from serve_apps.front.slots import BACKEND
 
 MOST_CONNECTIONS = 20_000
@@ -83,6 +83,8 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], socket: str)
             "    http-request set-header X-Forwarded-Proto https if { ssl_fc }",
             "    http-request set-header X-Forwarded-Proto http unless { ssl_fc }",
             f"    http-request set-header {HEADER} {settings.secret}",
+            f"    http-request set-header {ID_HEADER} %[uuid()]",
+            f"    http-request set-header {SENT_HEADER} %[date(0,ms)]",
             f"    default_backend {BACKEND}",
             "",
             f"backend {BACKEND}",

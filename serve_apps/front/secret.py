@@ -10,6 +10,10 @@ from typing import Any
 from cluster.config.reading.api_keys import cluster_token
 
 HEADER = "x-shoal-front"
+ID_HEADER = "x-shoal-front-id"
+"""Of a request, the same when it is sent again to another gateway."""
+SENT_HEADER = "x-shoal-front-sent"
+"""When it was sent first, in milliseconds."""
 
 
 def front_secret(info: Mapping[str, Any]) -> str:

@@ -39,6 +39,14 @@ class Backend(Protocol):
             ReplicaLostError, ApiError: as `generate`.
         """
 
+    async def kept(self, application: str, request: str, wait_s: float) -> Mapping[int, str]:
+        """The replicas that keep the parts of a request whose gateway is gone.
+
+        Args:
+            request: its key.
+            wait_s: how long to wait for word of them.
+        """
+
 
 def raise_if_failed(result: Mapping[str, Any]) -> None:
     """Raise what a replica says went wrong with a request, if it does.

@@ -17,6 +17,7 @@ from serve_apps.gateway.choices import Choices
 from serve_apps.gateway.reckoning import expected_tokens
 from serve_apps.gateway.replica_requests import prompt_heading, replica_requests
 from serve_apps.gateway.service import GatewayService
+from serve_apps.http.behind_front import SENT
 from serve_apps.http.body import in_thread_if_large, read_body, read_json
 from serve_apps.http.deadline import HEADER, Deadline
 from serve_apps.http.event_stream import SILENCE, EventStream, ended, sse_event, unless_gone, wait_unless_gone
@@ -62,6 +63,14 @@ class Call:
             self._record.app = request.model
             self._deadline.tighten(version.spec.config.limits.request_timeout_s)
             most = self._check(request, version, len(body))
+            once = self._service.repeats.once(
+                self._http.headers,
+                self._http.scope.get(SENT),
+                self._caller.tenant,
+                self._http.url.path,
+                body,
+                time.time(),
+            )
             self._admission = await access.admit(self._caller, lambda: expected_tokens(request, most, body))
         self._choices_each = request.choices_each
         self._continuous_usage = request.continuous_usage
@@ -95,6 +104,7 @@ class Call:
                         self._caller.tenant if self._caller.key else None,
                     ),
                 ),
+                once=once,
                 restartable=not request.streamed,
                 timeout_s=self._deadline.left_s(),
             )

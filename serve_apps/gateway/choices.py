@@ -11,11 +11,13 @@ from typing import Any
 from serve_apps.gateway.app_table import AppVersion
 from serve_apps.gateway.backend import Backend, ReplicaLostError, raise_if_failed
 from serve_apps.gateway.broken_engines import Suspect
+from serve_apps.gateway.repeats import Once
 from serve_apps.gateway.shared_prompts import tokenized_once
 from serve_apps.gateway.traffic import Traffic
 from serve_apps.http.request_record import client_id
 from serve_apps.openai.errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai.format import ChoiceEvent
+from serve_apps.routing.spread import AT
 from serve_apps.tokens.inbox import Item, merge
 
 RETRIES = 3
@@ -40,6 +42,7 @@ class Choices:
     so soon, all of them start again there, unless the client has seen something of one already.
 
     Args:
+        once: who asks again is to be answered by what is generated already; None: it may be generated twice.
         restartable: nothing reaches the client before the end, so a choice may start again at any time;
             else only while it has shown the client nothing.
     """
@@ -53,11 +56,13 @@ class Choices:
         *,
         restartable: bool,
         timeout_s: float,
+        once: Once | None = None,
     ) -> None:
         self._backend = backend
         self._traffic = traffic
         self._app = app
         self._requests = requests
+        self._once = once
         self._restartable = restartable
         self._timeout_s = timeout_s
         self._queue: asyncio.Queue[ChoiceEvent | Exception | None] = asyncio.Queue()
@@ -118,11 +123,28 @@ class Choices:
         self._version = version = await self._traffic.take(self._app, len(self._requests), avoid)
         again = bool(avoid)
         try:
+            kept = await self._kept(version)
             requests = await tokenized_once(self._tokenize, version, self._requests)
         except Exception as error:  # noqa: BLE001 - raised again by `events`, for whoever reads them
             self._queue.put_nowait(error)
             return
-        self._tasks += [asyncio.create_task(self._choice(i, r, again=again)) for i, r in enumerate(requests)]
+        self._tasks += [
+            asyncio.create_task(self._choice(i, {**r, **self._named(i, kept)}, again=again))
+            for i, r in enumerate(requests)
+        ]
+
+    async def _kept(self, version: AppVersion) -> Mapping[int, str]:
+        """The replicas that keep what another gateway has asked for, before it died."""
+        if self._once is None or self._once.wait_s is None:
+            return {}
+        return await self._backend.kept(version.application, self._once.key, self._once.wait_s)
+
+    def _named(self, index: int, kept: Mapping[int, str]) -> dict[str, Any]:
+        """What says of a part of a request that it is to be generated once, and where it is already."""
+        if self._once is None:
+            return {}
+        named: dict[str, Any] = {"once": {"key": f"{self._once.key}/{index}", "body": self._once.body}}
+        return {**named, AT: kept[index]} if index in kept else named
 
     async def _tokenize(self, version: AppVersion, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """The tokens of a prompt, before any choice starts; a replica may break under that too."""

@@ -12,12 +12,16 @@ import ray
 from ray.serve.exceptions import DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
 
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor
+from cluster.errors import ShoalError
 from cluster.wording import logs_of
 from serve_apps.gateway.backend import ReplicaLostError
 from serve_apps.http.request_record import client_id
 from serve_apps.openai.errors import internal, unavailable
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.serve_private import find_serve
+from serve_apps.spec import CONTROLLER
 from serve_apps.tokens.inbox import Inbox, Item
 from serve_apps.tokens.stream import TokenReceiver
 
@@ -27,6 +31,7 @@ EVENTS_PER_S = 1000.0
 """About how many events with tokens the gateway sends in a second, over all streams; beyond that, tokens that
 came meanwhile go together."""
 LONGEST_INTERVAL_S = 0.1
+ANSWER_TIMEOUT_S = 0.5
 LAST_TOKENS_S = 10.0
 """How long the last tokens of an answer may take after the replica has finished it."""
 
@@ -49,6 +54,7 @@ class ReplicaBackend:
         self._receiving = asyncio.create_task(self._receiver.run())
         self._calls: set[asyncio.Task[None]] = set()
         self._streams = 0
+        self._controller = NamedActor(CONTROLLER, NAMESPACE)
 
     def check(self) -> None:
         """Raise when no tokens are received any more."""
@@ -112,6 +118,17 @@ class ReplicaBackend:
         if handle is None:
             raise unavailable(f"The model '{application}' is being taken down.")
         return await self._call(application, handle.options(method_name=method), request)
+
+    async def kept(self, application: str, request: str, wait_s: float) -> Mapping[int, str]:
+        """See Backend.kept; nothing where nobody answers."""
+        try:
+            found: Mapping[int, str] = await self._controller.ask(
+                "find_orphan", application, request, wait_s, timeout_s=wait_s + ANSWER_TIMEOUT_S
+            )
+        except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
+            logger.warning("what a gateway has left is not known: %s", error)
+            return {}
+        return found
 
     async def _follow(
         self, application: str, handle: DeploymentHandle, request: Mapping[str, Any], inbox: Inbox

@@ -11,6 +11,7 @@ from serve_apps.gateway.backend import Backend
 from serve_apps.gateway.metrics import GatewayMetrics
 from serve_apps.gateway.options import GatewayOptions
 from serve_apps.gateway.places import AskShare, Places
+from serve_apps.gateway.repeats import Repeats
 from serve_apps.gateway.traffic import Traffic
 from serve_apps.http.accounts import InFlight
 from serve_apps.openai.errors import bad_request, unavailable, unknown_model
@@ -40,6 +41,7 @@ class GatewayService:
         self.metrics = GatewayMetrics()
         self.load = InFlight()
         self.traffic = Traffic()
+        self.repeats = Repeats()
         self.refresh = refresh
         self.places = Places(
             lambda app: self.traffic.table.capacity(app),

@@ -8,12 +8,14 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from serve_apps.front.secret import HEADER
+from serve_apps.front.secret import HEADER, ID_HEADER, SENT_HEADER
 from serve_apps.http.request_record import current_record
 from serve_apps.openai.errors import ApiError
 
 DIRECT = "shoal.direct"
 """Set in the scope of a request that did not come through the front."""
+SENT = "shoal.sent"
+"""In the scope of one that did: its id, and when the front has sent it first (Unix time of its clock)."""
 _OPEN_TO_ALL = frozenset({"/health", "/ping", "/version"})
 _FOR_OBSERVERS = frozenset({"/metrics", "/load"})
 
@@ -37,6 +39,7 @@ class BehindFront:
         if hmac.compare_digest(headers.get(HEADER, "").encode(), self._secret):
             scope["client"] = headers.get("x-forwarded-for", ""), 0
             scope["scheme"] = headers.get("x-forwarded-proto", scope.get("scheme", "http"))
+            scope[SENT] = headers.get(ID_HEADER, ""), int(headers.get(SENT_HEADER, "0")) / 1000
         elif self._has_keys or scope["path"] in _OPEN_TO_ALL | _FOR_OBSERVERS:
             scope[DIRECT] = True
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.actors import NAMESPACE
@@ -52,6 +52,10 @@ class ControllerLink:
             logger.warning("no controller, serving what this replica was made for: %r", error)
             return None
         return answer
+
+    def tell_orphans(self, keys: Sequence[str]) -> None:
+        """Say that this replica keeps answers whose gateway is gone."""
+        self._controller.tell("orphaned", self._application, self._replica, list(keys))
 
     async def run(self) -> None:
         """Report until cancelled."""

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -35,6 +35,7 @@ from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
 from serve_apps.replica.fit import cut, fit
 from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import item_of, items
+from serve_apps.replica.kept_answers import KeptAnswer, KeptAnswers, Listen
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
 from serve_apps.replica.refusals import REFUSALS, refusal
@@ -84,6 +85,7 @@ class Replica:
         self._calls: dict[asyncio.Task[Any], str] = {}
         """The calls that serve a gateway's requests, and its endpoint."""
         self._node = ray.util.get_node_ip_address()
+        self._kept = KeptAnswers(self._tell_orphans)
         self._sender = TokenSender(self._gateway_lost)
         self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
@@ -210,7 +212,8 @@ class Replica:
             request: `request_id`; `prompt` (text or token ids) or `messages` with their `template`;
                 `max_tokens` (None: as many as the app allows and the context has room for); `sampling` (the
                 other SamplingParams); `priority` and `cache_salt` where there are any; what
-                `Request.prompt_options` says; of a conversation `reading`, see `ChatRequest.reading`.
+                `Request.prompt_options` says; of a conversation `reading`, see `ChatRequest.reading`; of one
+                that is to be generated once `once`, see `KeptAnswers.find`.
             address: where the gateway receives tokens (a StreamAddress); with it, the request ends when the
                 gateway is gone.
 
@@ -222,7 +225,13 @@ class Replica:
             `engine_broke`.
         """
 
+        once = request.get("once") if address is not None else None
+
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
+            kept = self._kept.find(once)
+            if kept is not None:
+                assert address is not None
+                return await self._join(kept, request, address)
             if address is not None:
                 await self._sender.connect(address)  # before anything is generated that cannot be told
             whole = await self._chat.encode(request)
@@ -240,6 +249,8 @@ class Replica:
             )
             if address is None:
                 return dict(merge([item async for item in items(deltas, maker, reader)]))
+            if once is not None:
+                return await self._generate_once(once, request, address, start, items(deltas, maker, reader))
             with self._kept_for(address):
                 if not request["streamed"]:
                     return dict(merge([item async for item in items(deltas, maker, reader)]))
@@ -257,6 +268,54 @@ class Replica:
                 return {}
 
         return await self._answer(request, answer)
+
+    async def _generate_once(
+        self,
+        once: dict[str, Any],
+        request: Mapping[str, Any],
+        address: Mapping[str, str],
+        start: dict[str, Any],
+        gained: AsyncIterator[dict[str, Any]],
+    ) -> dict[str, Any]:
+        """The same as `generate` for an answer that goes on when its gateway is gone."""
+        kept = self._kept.begin(once, address["endpoint"], self._listen(request, address))
+        try:
+            first = True
+            async with aclosing(gained):  # type: ignore[type-var]
+                async for item in gained:
+                    kept.add({**item, "start": start} if first else item)
+                    first = False
+        except BaseException:
+            self._kept.fail(kept)
+            raise
+        self._kept.finish(kept)
+        return {} if request["streamed"] else dict(kept.whole)
+
+    async def _join(
+        self, kept: KeptAnswer, request: Mapping[str, Any], address: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """Answer with what another gateway has asked for, which is gone."""
+        await self._sender.connect(address)
+        endpoint = address["endpoint"]
+        await kept.take_over(endpoint, self._listen(request, address))
+        with self._kept_for(address):
+            try:
+                await kept.ended()
+            except asyncio.CancelledError:
+                if kept.reader == endpoint:  # it was not the gateway that went, but the client
+                    kept.end()
+                raise
+        return {} if request["streamed"] else dict(kept.whole)
+
+    def _listen(self, request: Mapping[str, Any], address: Mapping[str, str]) -> Listen | None:
+        """Sends a gateway what an answer gains; None: it is told at the end."""
+        if not request["streamed"]:
+            return None
+        return partial(self._sender.send, address["endpoint"], request["request_id"])
+
+    def _tell_orphans(self, keys: Sequence[str]) -> None:
+        if self._link is not None:
+            self._link.tell_orphans(keys)
 
     async def _answer(
         self, request: Mapping[str, Any], answer: Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -345,7 +404,8 @@ class Replica:
             del self._calls[task]
 
     def _gateway_lost(self, endpoint: str) -> None:
-        """Nobody waits for what a gateway that is gone has asked for."""
+        """Nobody waits for what a gateway that is gone has asked for, but who may ask again."""
+        self._kept.gateway_lost(endpoint)
         for task, other in list(self._calls.items()):
             if other == endpoint:
                 task.cancel()

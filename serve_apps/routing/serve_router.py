@@ -15,7 +15,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from serve_apps.routing import POLICIES
 from serve_apps.routing.decisions import note
 from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
-from serve_apps.routing.spread import may_take, taken
+from serve_apps.routing.spread import AT, may_take, taken
 
 
 class PolicyRouter(FIFOMixin, RequestRouter):
@@ -65,6 +65,9 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         if pending_request is None:
             return [[replicas[r]] for r in self._policy.order(list(replicas))]
         request = _request_of(pending_request)
+        at = request.get(AT) if isinstance(request, Mapping) else None
+        if at is not None and (home := [r for r in replicas if r.unique_id == at]):
+            return [[replicas[r]] for r in home]
         order = self._policy.order(list(replicas), _prompt_of(pending_request))
         # The others are gone through too: what waits behind this request may be taken there.
         order.sort(key=lambda replica: not may_take(request, replica))
@@ -74,13 +77,20 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         """Give a replica with room to a request that waits, if it may take any."""
         waiting = self._pending_requests_to_fulfill
         for place, pending in enumerate(waiting):
-            if not pending.future.done() and may_take(_request_of(pending), replica.replica_id):
+            if not pending.future.done() and self._may_take(_request_of(pending), replica.replica_id):
                 # Serve gives it to the first.
                 del waiting[place]
                 waiting.appendleft(pending)
                 taken(_request_of(pending), replica.replica_id)
                 super()._fulfill_next_pending_request(replica, request_metadata)
                 return
+
+    def _may_take(self, request: Any, replica: ReplicaID) -> bool:
+        at = request.get(AT) if isinstance(request, Mapping) else None
+        elsewhere = at is not None and replica.unique_id != at
+        if elsewhere and any(each.unique_id == at for each in self.curr_replicas):
+            return False
+        return may_take(request, replica)
 
 
 def _request_of(pending: PendingRequest) -> Any:

@@ -20,6 +20,8 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from typing import Any
 
+AT = "at"
+"""Of a request to a replica: the id of the one that it goes to as long as that is there."""
 FIELD = "spread"
 """Of a request to a replica that is a part of another: the key of its `Spread`, and which part."""
 

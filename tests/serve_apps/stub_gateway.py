@@ -95,6 +95,10 @@ class StubBackend:
         finally:
             self.running -= 1
 
+    async def kept(self, application: str, request: str, wait_s: float) -> Mapping[int, str]:
+        """Nothing was lost."""
+        return {}
+
     async def ask(self, application: str, method: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         """An embedding is the number of the prompt's tokens, and tokens are the lengths of its words."""
         self.requests.append({**request, "method": method})

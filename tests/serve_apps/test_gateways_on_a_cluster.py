@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +16,11 @@ import pytest
 
 from tests.clusters import LiveCluster, started
 from tests.serve_apps import driver
-from tests.serve_apps.drill_load import Seen, drill_load
+from tests.serve_apps.drill_load import COMPLETIONS, Seen, drill_load
 from tests.serve_apps.drills import FAKE, THREE_WORKERS, Stage, staged, until
 from tests.serve_apps.driver import Driver
+from tests.serve_apps.event_lines import DONE, data_of
+from tests.serve_apps.notes import notes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -43,7 +47,7 @@ def set_gateways(stage: Stage) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    section = f"gateway: {{count: {GATEWAYS}, front: haproxy}}"
+    section = f"gateway: {{count: {GATEWAYS}, front: haproxy, metrics_from: [127.0.0.0/8]}}"
     with started(tmp_path_factory.mktemp("front"), *THREE_WORKERS, section) as cluster:
         yield cluster
 
@@ -96,12 +100,89 @@ def test_a_gateway_behind_a_front_is_asked_through_it_alone(stage: Stage) -> Non
     for url in set_gateways(stage):
         refused = httpx.post(f"{url}/v1/completions", json=BODY, timeout=30)
         assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_through_the_front")
-        forged = httpx.get(f"{url}/metrics", headers={"x-shoal-front": "guess"}, timeout=30)
-        assert forged.status_code == 401, "figures are for whom the config names"
+        forged = httpx.get(f"{url}/v1/models", headers={"x-shoal-front": "guess"}, timeout=30)
+        assert forged.status_code == 403
+        assert "shoal_gateway_requests" in httpx.get(f"{url}/metrics", timeout=30).text
         assert httpx.get(f"{url}/health", timeout=30).status_code == 200
     claimed = {"x-forwarded-for": "10.0.0.5", "x-shoal-front": "guess"}
     answer = httpx.post(f"{stage.url}/v1/completions", json=BODY, headers=claimed, timeout=30)
     assert answer.status_code == 200
+
+
+def test_figures_of_apps_are_told_by_one_gateway(stage: Stage) -> None:
+    pages = [httpx.get(f"{url}/metrics", timeout=30).text for url in set_gateways(stage)]
+    assert sum("shoal_app_replicas{" in page for page in pages) == 1
+    assert sum("shoal_engine_steps_total{" in page for page in pages) == 1
+
+
+LONG = {**BODY, "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+"""Takes five seconds."""
+
+
+def test_a_request_whose_gateway_dies_is_answered_by_another_and_generated_once(stage: Stage) -> None:
+    """The front sends it again, with nothing asked of the client."""
+    request_id, answers_ = "once.1", list[httpx.Response]()
+
+    def ask() -> None:
+        headers = {"x-request-id": request_id}
+        answers_.append(httpx.post(f"{stage.url}{COMPLETIONS}", json=LONG, headers=headers, timeout=60))
+
+    began = time.monotonic()
+    thread = threading.Thread(target=ask)
+    thread.start()
+    until(lambda: generations(stage, request_id) == 1, 10.0)
+    time.sleep(2.0)
+    kill_busy(stage)
+    thread.join()
+    print(f"answered {time.monotonic() - began:.1f} s after it was asked")
+    (answer,) = answers_
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] == 500
+    assert answer.json()["choices"][0]["text"] == plain(stage)
+    assert generations(stage, request_id) == 1
+
+
+def test_a_client_that_sends_its_key_again_gets_the_stream_from_its_beginning(stage: Stage) -> None:
+    headers = {"idempotency-key": "mine", "x-request-id": "once.2"}
+    body = {**LONG, "stream": True}
+    with httpx.stream("POST", f"{stage.url}{COMPLETIONS}", json=body, headers=headers, timeout=60) as answer:
+        lines = answer.iter_lines()
+        first = [next(lines) for _ in range(20)]
+        kill_busy(stage)
+        with pytest.raises(httpx.TransportError):
+            list(lines)
+    assert any("text" in line for line in first)
+    reused = httpx.post(f"{stage.url}{COMPLETIONS}", json=BODY, headers=headers, timeout=60)
+    assert (reused.status_code, reused.json()["error"]["code"]) == (422, "idempotency_key_reused")
+    again = httpx.post(f"{stage.url}{COMPLETIONS}", json=body, headers=headers, timeout=60)
+    events = [json.loads(data) for data in map(data_of, again.text.splitlines()) if data not in (None, DONE)]
+    assert "".join(event["choices"][0]["text"] for event in events if event["choices"]) == plain(stage)
+    assert generations(stage, "once.2") == 1
+
+
+def kill_busy(stage: Stage) -> None:
+    """Kill the gateway that has a request, once all are there."""
+    urls = set_gateways(stage)
+    busy = [url for url in urls if httpx.get(f"{url}/load", timeout=30).json()["server_load"]]
+    (url,) = busy
+    (victim,) = [each for each in gateway_processes(stage) if httpx.URL(url).port in ports_of(each)]
+    victim.kill()
+
+
+def ports_of(process: psutil.Process) -> set[int]:
+    return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
+
+
+def generations(stage: Stage, request_id: str) -> int:
+    """How often engines have begun to answer a client's request."""
+    taken = [each for notes in notes_of(stage.model_path) for each in notes.taken]
+    return sum(each.partition("-")[0] == request_id for each in taken)
+
+
+def plain(stage: Stage) -> str:
+    """What a request is answered at which nothing happens."""
+    answer = httpx.post(f"{stage.url}{COMPLETIONS}", json=LONG, timeout=60)
+    return str(answer.json()["choices"][0]["text"])
 
 
 def test_a_front_that_is_killed_comes_back(stage: Stage) -> None:
