@@ -99,7 +99,7 @@ class Front:
             wanted = settings, _changed_at(self._info["gateway_front"]["certificate"])
             if wanted != self._goes_by or not self._haproxy.runs():
                 self._haproxy.go_by(
-                    haproxy_config(settings, self._slots.servers(), str(self._haproxy.socket))
+                    haproxy_config(settings, self._slots.servers(), str(self._haproxy.directory))
                 )
                 self._goes_by = wanted
             elif commands:

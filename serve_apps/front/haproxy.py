@@ -15,16 +15,17 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cluster.errors import ShoalError
+from serve_apps.front.haproxy_config import SOCKET, answer_file, own_answers
 
 _PR_SET_PDEATHSIG = 1
 START_S = 10.0
 END_S = 5.0
 ANSWER_S = 5.0
-_SOCKET = "haproxy.sock"
 _CHANGED = ("IP changed from", "port changed from", "no need to change")
 """How it answers a command that it carries out, where it says anything."""
 MOST_LOG_BYTES = 1_000_000
 _LOG = "haproxy.log"
+_LISTENS = b"Loading success."
 LINES = 20
 """How much of what HAProxy says of a failure is handed on."""
 
@@ -61,7 +62,7 @@ class Haproxy:
 
     @property
     def socket(self) -> Path:
-        return self.directory / _SOCKET
+        return self.directory / SOCKET
 
     @property
     def pid(self) -> int | None:
@@ -76,6 +77,8 @@ class Haproxy:
         Raises:
             ShoalError: HAProxy refuses it, or could not be started; what ran goes on.
         """
+        for status, answer in own_answers().items():
+            (self.directory / answer_file(status)).write_bytes(answer)
         path = self.directory / "haproxy.cfg"
         new = path.with_suffix(".new")
         new.write_text(config)
@@ -120,8 +123,9 @@ class Haproxy:
         self._directory.cleanup()
 
     def _start(self, config: Path) -> None:
-        self.socket.unlink(missing_ok=True)
-        with (self.directory / _LOG).open("ab") as output:
+        log = self.directory / _LOG
+        log.unlink(missing_ok=True)
+        with log.open("ab") as output:
             self._process = subprocess.Popen(
                 [haproxy_binary(), "-W", "-f", str(config)],
                 stdout=output,
@@ -129,7 +133,7 @@ class Haproxy:
                 preexec_fn=_end_with_parent,
             )
         deadline, pause = time.monotonic() + START_S, threading.Event()
-        while not self.socket.exists():
+        while _LISTENS not in log.read_bytes():
             if not self.runs() or time.monotonic() > deadline:
                 raise ShoalError(f"HAProxy did not start: {self.said()}")
             pause.wait(0.02)

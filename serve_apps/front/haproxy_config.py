@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 from serve_apps.front.secret import HEADER, ID_HEADER, SENT_HEADER
@@ -18,6 +19,8 @@ RATE_S = 10
 """Seconds over which the requests of an address are counted."""
 HARD_STOP_S = 660
 """How long a process that was replaced may take for the requests that it has."""
+SOCKET = "haproxy.sock"
+"""Where HAProxy is told of changes, and its next process gets the listeners."""
 ALPN = "h2,http/1.1"
 
 
@@ -37,21 +40,25 @@ class FrontSettings:
     certificate: str | None = None
     address_connections: int | None = None
     address_requests: int | None = None
+    request_s: float = 30.0
+    """How long a request's head may take to arrive, and as much of its body as is kept."""
+    stalled_s: float = 60.0
+    """How long a client may take nothing of what waits for it, or send nothing of a body."""
 
 
-def haproxy_config(settings: FrontSettings, servers: Iterable[str], socket: str) -> str:
+def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: str) -> str:
     """The file.
 
     Args:
         servers: see `Slots.servers`.
-        socket: where HAProxy is told of changes, and its next process gets the listeners.
+        directory: where `own_answers` lie, and SOCKET is to be.
     """
     return "\n".join(
         [
             "global",
             f"    maxconn {settings.connections}",
             f"    tune.bufsize {BUFFER_BYTES}",
-            f"    stats socket unix@{socket} mode 600 level admin expose-fd listeners",
+            f"    stats socket unix@{directory}/{SOCKET} mode 600 level admin expose-fd listeners",
             f"    hard-stop-after {HARD_STOP_S}s",
             "    ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
             "    log stderr format raw local0 warning",
@@ -68,13 +75,13 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], socket: str)
             # Before an answer begins its request is sent to another gateway; what was begun is not repeated.
             "    retry-on conn-failure empty-response",
             "    timeout connect 2s",
-            "    timeout http-request 30s",
+            f"    timeout http-request {_ms(settings.request_s)}",
             "    timeout http-keep-alive 75s",
             "    timeout queue 5s",
-            "    timeout client 60s",
+            f"    timeout client {_ms(settings.stalled_s)}",
             # Gateways bound how long an answer takes; some take long to begin.
             "    timeout server 24h",
-            *(f"    {line}" for line in _own_answers()),
+            *(f"    errorfile {status} {directory}/{answer_file(status)}" for status in own_answers()),
             "",
             "frontend public",
             f"    bind {_bind(settings)}",
@@ -97,6 +104,10 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], socket: str)
             "",
         ]
     )
+
+
+def _ms(seconds: float) -> str:
+    return f"{round(1000 * seconds)}ms"
 
 
 def _bind(settings: FrontSettings) -> str:
@@ -128,20 +139,32 @@ def _bounds(settings: FrontSettings) -> list[str]:
     return lines
 
 
-def _own_answers() -> list[str]:
-    """What HAProxy answers itself, in the shape that clients know."""
+def own_answers() -> dict[int, bytes]:
+    """What HAProxy answers itself, by status: whole answers, in the shape that clients know. They are to lie
+    in the directory, each in `answer_file`."""
     answers = {
-        400: ("This is not HTTP that can be read.", "invalid_request_error", "invalid_http"),
         408: ("The request did not arrive in time.", "invalid_request_error", "request_too_slow"),
         502: ("The gateway ended under the request; try again.", "server_error", "gateway_lost"),
         503: ("No gateway can be reached; try again in a moment.", "server_error", "no_gateway"),
         504: ("The gateway did not answer in time.", "server_error", "timeout"),
     }
-    return [
-        f"http-error status {status} {_content(message, kind, code)}"
-        + (' hdr Retry-After "1"' if status in (502, 503) else "")
-        for status, (message, kind, code) in answers.items()
+    return {status: _whole(status, *told) for status, told in answers.items()}
+
+
+def answer_file(status: int) -> str:
+    return f"{status}.http"
+
+
+def _whole(status: int, message: str, kind: str, code: str) -> bytes:
+    body = json.dumps(_error(message, kind, code)).encode()
+    lines = [
+        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+        "Content-Type: application/json",
+        f"Content-Length: {len(body)}",
+        "Connection: close",
+        *(["Retry-After: 1"] if status in (502, 503) else []),
     ]
+    return "\r\n".join([*lines, "", ""]).encode() + body
 
 
 def _refusal(status: int, message: str, kind: str, code: str, retry_after_s: int = 1) -> str:
@@ -149,5 +172,8 @@ def _refusal(status: int, message: str, kind: str, code: str, retry_after_s: int
 
 
 def _content(message: str, kind: str, code: str) -> str:
-    body: Mapping[str, Any] = {"error": {"message": message, "type": kind, "param": None, "code": code}}
-    return f"content-type application/json string '{json.dumps(body)}'"
+    return f"content-type application/json string '{json.dumps(_error(message, kind, code))}'"
+
+
+def _error(message: str, kind: str, code: str) -> Mapping[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
