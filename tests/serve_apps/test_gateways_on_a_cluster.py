@@ -6,14 +6,15 @@ import asyncio
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from cluster.config.reading.api_keys import digest_of
 from tests.clusters import LiveCluster, started
 from tests.serve_apps import driver
 from tests.serve_apps.drill_load import COMPLETIONS, Seen, drill_load
@@ -196,31 +197,42 @@ def test_a_front_that_is_killed_comes_back(stage: Stage) -> None:
     assert not psutil.pid_exists(front["pid"])
 
 
-def answers(url: str) -> bool:
+def answers(url: str, key: str = "") -> bool:
     try:
-        return httpx.post(f"{url}/v1/completions", json=BODY, timeout=10).status_code == 200
+        return httpx.post(f"{url}{COMPLETIONS}", json=BODY, headers=bearer(key), timeout=9).status_code == 200
     except httpx.TransportError:
         return False
 
 
-def test_gateways_without_a_front_are_each_reached_at_their_node(tmp_path: Path) -> None:
-    """Together they let in as many requests as one would."""
-    (tmp_path / "cluster").mkdir()
-    with (
-        started(tmp_path / "cluster", *THREE_WORKERS, "gateway: {count: all}") as cluster,
-        Driver(cluster.record) as call,
-    ):
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """Of the gateways of four nodes, without a front, where some tenants have limits."""
+    directory = tmp_path_factory.mktemp("apart")
+    limits = {"free": {}, "requests": {"requests_per_minute": 200}, "tokens": {"tokens_per_minute": 1000}}
+    entries = [{"sha256": digest_of(name), "tenant": name, **limit} for name, limit in limits.items()]
+    (directory / "keys.json").write_text(json.dumps(entries))
+    section = "gateway: {count: all, keys: keys.json}"
+    with started(directory, *THREE_WORKERS, section) as cluster, Driver(cluster.record) as call:
         url = call(driver.start)
-        call(driver.deploy, FAKE.spec(tmp_path / "model", 1))
+        call(driver.deploy, FAKE.spec(directory / "model", 1))
         until(lambda: len(call(serving)["gateways"]) == 4, BACK_S)
         urls = [each["url"] for each in call(serving)["gateways"]]
         assert url in urls
         assert len({httpx.URL(each).host for each in urls}) == 4
-        assert all(answers(each) for each in urls)
-        # Two replicas of 8, and 100 that wait.
-        let_in = burst(urls, 160)
-        print(f"{let_in} of 160 requests are let in")
-        assert 110 <= let_in <= 120
+        until(lambda: all(answers(each, "free") for each in urls), BACK_S)
+        yield urls
+
+
+def test_gateways_without_a_front_let_in_together_what_one_would(urls: list[str]) -> None:
+    assert not answers(urls[0])
+    # Two replicas of 8, and 100 that wait.
+    let_in = burst(urls, 160)
+    print(f"{let_in} of 160 requests are let in")
+    assert 110 <= let_in <= 120
 
 
 def burst(urls: list[str], number: int) -> int:
@@ -230,11 +242,11 @@ def burst(urls: list[str], number: int) -> int:
 
     async def ask(http: httpx.AsyncClient, place: int) -> bool:
         url = urls[0] if place % 2 else urls[place % len(urls)]
-        return (await http.post(f"{url}/v1/completions", json=body)).status_code == 429
+        return (await http.post(f"{url}{COMPLETIONS}", json=body)).status_code == 429
 
     async def go() -> int:
         limits = httpx.Limits(max_connections=None)
-        async with httpx.AsyncClient(timeout=60, limits=limits) as http:
+        async with httpx.AsyncClient(timeout=60, limits=limits, headers=bearer("free")) as http:
             tasks = [asyncio.create_task(ask(http, place)) for place in range(number)]
             ended, running = await asyncio.wait(tasks, timeout=BURST_S)
             for task in running:
@@ -242,3 +254,37 @@ def burst(urls: list[str], number: int) -> int:
             return number - sum(task.result() for task in ended)
 
     return asyncio.run(go())
+
+
+def test_limits_of_tenants_hold_over_all_gateways(urls: list[str]) -> None:
+    let_in, _, seconds = offer(urls, "requests", 15.0)
+    print(f"{let_in} of 200 requests a minute in {seconds:.1f} s")
+    assert let_in == pytest.approx(200, rel=0.1)
+    _, tokens, seconds = offer(urls, "tokens", 20.0)
+    due = 1000 * (1 + seconds / 60)
+    print(f"{tokens} tokens in {seconds:.1f} s, {due:.0f} are due")
+    assert tokens == pytest.approx(due, rel=0.1)
+
+
+def offer(urls: list[str], tenant: str, seconds: float) -> tuple[int, int, float]:
+    """Ask for so long, mostly through one gateway: the requests that were let in, and their tokens."""
+    counts: Counter[str] = Counter()
+    began = time.monotonic()
+
+    async def ask(http: httpx.AsyncClient, place: int) -> None:
+        url = urls[0] if place % 2 else urls[place % len(urls)]
+        while time.monotonic() - began < seconds:
+            answer = await http.post(f"{url}{COMPLETIONS}", json=BODY)
+            counts[str(answer.status_code)] += 1
+            if answer.status_code == 200:
+                counts["tokens"] += answer.json()["usage"]["total_tokens"]
+            else:
+                await asyncio.sleep(0.1)
+
+    async def go() -> None:
+        async with httpx.AsyncClient(timeout=60, headers=bearer(tenant)) as http:
+            await asyncio.gather(*(ask(http, place) for place in range(12)))
+
+    asyncio.run(go())
+    assert set(counts) == {"200", "429", "tokens"}
+    return counts["200"], counts["tokens"], time.monotonic() - began
