@@ -48,6 +48,7 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
             "kind": gateway.front,
             "certificate": gateway.certificate,
             "private_key": gateway.private_key,
+            "node_port": gateway.node_port,
             "address_connections": gateway.address_connections,
             "address_requests": gateway.address_requests,
         },

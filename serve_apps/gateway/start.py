@@ -35,7 +35,8 @@ def start_gateway(info: Mapping[str, Any], node_id: str | None = None) -> None:
     if keys is not None:
         load_keys(keys)
     if front:
-        place = GatewayPlace(None, 0)
+        port = front["node_port"]
+        place = GatewayPlace(None, port or 0, or_next=port is not None)
     elif node_id is None:
         place = GatewayPlace(info["gateway_host"], info["gateway_port"])
     else:

@@ -1,10 +1,10 @@
-"""How much more two gateways answer than one, each with the same part of a core of its own; run by hand, as root.
+"""How much more two gateways answer than one, each with a part of a core of its own; run by hand, as root.
 
     python tests/benchmarks/several_gateways.py [--json] [--repeats 5] [--cores 0.15]
 
-A cluster of a head and two nodes with a gateway each, without a front; an app of two replicas of an engine that
-costs nothing. Clients ask for one token at a time, through one gateway and through two in turn; control groups hold
-each gateway to its part of a core, so that the rest is enough for clients and replicas.
+A cluster of a head and two nodes with a gateway each, without a front; an app of two replicas of an engine
+that costs nothing. Clients ask for one token at a time, through one gateway and through two in turn; control
+groups hold each gateway to its part of a core, so that the rest is enough for clients and replicas.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def _check_front(cluster: ClusterConfig, report: MistakeReport) -> None:
     """Several gateways are reached over the network, unless all nodes are processes of one machine."""
     gateway = cluster.gateway
     if gateway.front is None:
-        for key in ("certificate", "private_key", "address_connections", "address_requests"):
+        for key in ("certificate", "private_key", "node_port", "address_connections", "address_requests"):
             if getattr(gateway, key) is not None:
                 message = "needs a front, which carries it out: set `gateway.front: haproxy`"
                 report(f"gateway.{key}", getattr(gateway, key), message, "gateway.front")

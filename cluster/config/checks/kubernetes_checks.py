@@ -33,6 +33,12 @@ def check_kubernetes(cluster: ClusterConfig, report: MistakeReport) -> None:
     _check_storage(cluster, report)
     if asked.store is not None:
         _check_store(asked.store, report)
+    gateway = cluster.gateway
+    if gateway.front is None and gateway.count not in (1, "all"):
+        message = (
+            "should be 1 or all in pods without `gateway.front`: a Service cannot tell which pods have one"
+        )
+        report("gateway.count", gateway.count, message, "gateway.front")
     kinds = {kind.name: kind for kind in cluster.nodes[1:]}
     for name, most in asked.autoscaler.most.items() if asked.autoscaler is not None else ():
         key = f"kubernetes.autoscaler.most.{name}"

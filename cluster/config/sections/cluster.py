@@ -140,6 +140,8 @@ class GatewayConfig(EndpointConfig):
     https then, with HTTP/2."""
     private_key: str | None = Field(default=None, min_length=1)
     """With a front: file on the head with the key of that certificate, in PEM."""
+    node_port: int | None = Field(default=None, ge=1, le=65535)
+    """With a front: port of each gateway at its node, or the next one that is free. Default: any."""
     address_connections: int | None = Field(default=None, ge=1)
     """With a front: connections that one client address may have. Default: any number."""
     address_requests: int | None = Field(default=None, ge=1)

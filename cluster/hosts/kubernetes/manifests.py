@@ -28,6 +28,8 @@ CLIENT_PORT, METRICS_PORT = 10001, 8080
 """Ray's and KubeRay's usual ones."""
 POD_GATEWAY_PORT = 8001
 """Ray Serve's own proxy has the usual one in the head's pod."""
+NODE_GATEWAY_PORT = 8100
+"""Of each gateway behind a front."""
 PROGRAM = ("python", "-m", "infra.kubernetes_pod")
 """What runs in the container of a pod: it starts Ray, and has all leave when the pod has to."""
 _OVERWRITE = "ray.io/overwrite-container-cmd"
@@ -49,11 +51,17 @@ def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]
     if environment:
         found.append(_secret(cluster, "env", environment))
     servers = {"gateway": (GATEWAY_PORT, POD_GATEWAY_PORT), "api": (API_PORT, API_PORT)}
-    found.append(_service(cluster, "shoal", servers, head_only=True))
+    found.append(_service(cluster, "shoal", servers))
     found += [_budget(cluster, "head"), _budget(cluster, "worker")]
+    if cluster.gateway.count == "all" and cluster.gateway.front is None:
+        everywhere = {"gateway": (GATEWAY_PORT, POD_GATEWAY_PORT)}
+        found.append(_service(cluster, "gateways", everywhere, head_only=False))
     if cluster.kubernetes.monitor:
         metrics = {"metrics": (METRICS_PORT, METRICS_PORT)}
-        found.append(_service(cluster, "metrics", metrics, head_only=False))
+        if cluster.gateway.front is not None:
+            port = node_gateway_port(cluster)
+            metrics["gateways"] = port, port
+        found.append(_service(cluster, "metrics", metrics, head_only=False, of_each_pod=True))
         found.append(_service_monitor(cluster))
     return [*found, ray_cluster(cluster, has_environment=bool(environment))]
 
@@ -99,6 +107,11 @@ def ray_cluster(cluster: ClusterConfig, *, has_environment: bool = False) -> Kub
     return made
 
 
+def node_gateway_port(cluster: ClusterConfig) -> int:
+    """Where each gateway listens behind a front."""
+    return cluster.gateway.node_port or NODE_GATEWAY_PORT
+
+
 def as_yaml(objects: Sequence[KubeObject]) -> str:
     """Objects as kubectl takes them: YAML documents, one after the other."""
     from ruamel.yaml import YAML
@@ -122,6 +135,10 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         volumes.append({"name": "shoal-storage", "persistentVolumeClaim": claim})
     ports = {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT} if is_head else {}
     ports |= {"gateway": POD_GATEWAY_PORT, "api": API_PORT} if is_head else {}
+    if cluster.gateway.front is not None:
+        ports["gateways"] = node_gateway_port(cluster)
+    elif cluster.gateway.count == "all":
+        ports["gateway"] = POD_GATEWAY_PORT
     container: KubeObject = {
         "name": "ray-head" if is_head else "ray-worker",
         "image": asked.image,
@@ -230,12 +247,15 @@ def _network_policy(cluster: ClusterConfig) -> KubeObject:
     def open_ports(*ports: int) -> KubeObject:
         return {"ingressRules": [{"ports": [{"protocol": "TCP", "port": port} for port in ports]}]}
 
-    metrics = (METRICS_PORT,) if cluster.kubernetes.monitor else ()
+    gateway, on_all = cluster.gateway, list[int]()
+    if cluster.kubernetes.monitor:
+        on_all += [METRICS_PORT, *([node_gateway_port(cluster)] if gateway.front is not None else [])]
+    on_workers = [*on_all, *([POD_GATEWAY_PORT] if gateway.count == "all" and gateway.front is None else [])]
     policy: KubeObject = {
         "mode": "DenyAllIngress",
-        "head": open_ports(POD_GATEWAY_PORT, API_PORT, *metrics),
+        "head": open_ports(POD_GATEWAY_PORT, API_PORT, *on_all),
     }
-    return {**policy, "worker": open_ports(*metrics)} if metrics else policy
+    return {**policy, "worker": open_ports(*on_workers)} if on_workers else policy
 
 
 # -- what belongs to it -------------------------------------------------------------------------------------
@@ -264,7 +284,12 @@ def _secret(cluster: ClusterConfig, what: str, content: Mapping[str, str]) -> Ku
 
 
 def _service(
-    cluster: ClusterConfig, what: str, ports: Mapping[str, tuple[int, int]], *, head_only: bool
+    cluster: ClusterConfig,
+    what: str,
+    ports: Mapping[str, tuple[int, int]],
+    *,
+    head_only: bool = True,
+    of_each_pod: bool = False,
 ) -> KubeObject:
     """A Service; `ports` are its own and those of the pods."""
     selector = {_CLUSTER: cluster.name, **({_NODE_TYPE: "head"} if head_only else {})}
@@ -272,8 +297,8 @@ def _service(
         "selector": selector,
         "ports": [{"name": name, "port": own, "targetPort": of_pod} for name, (own, of_pod) in ports.items()],
     }
-    if not head_only:
-        spec["clusterIP"] = "None"  # each pod is asked
+    if of_each_pod:
+        spec["clusterIP"] = "None"
     return _object(cluster, "v1", "Service", f"{cluster.name}-{what}", {"spec": spec})
 
 
@@ -286,8 +311,10 @@ def _budget(cluster: ClusterConfig, role: str) -> KubeObject:
 
 
 def _service_monitor(cluster: ClusterConfig) -> KubeObject:
+    # Behind a front each gateway is asked for its own figures.
+    gateways = "gateway" if cluster.gateway.front is None else "gateways"
     spec = {
         "selector": {"matchLabels": {"app.kubernetes.io/part-of": cluster.name}},
-        "endpoints": [{"port": "metrics"}, {"port": "gateway", "path": "/metrics"}],
+        "endpoints": [{"port": "metrics"}, {"port": gateways, "path": "/metrics"}],
     }
     return _object(cluster, "monitoring.coreos.com/v1", "ServiceMonitor", cluster.name, {"spec": spec})

@@ -16,7 +16,13 @@ from typing import Any
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.hosts.endpoints import API_PORT, DASHBOARD_PORT
-from cluster.hosts.kubernetes.manifests import ADDRESS, CONFIG_KEY, CONFIG_PLACE, POD_GATEWAY_PORT
+from cluster.hosts.kubernetes.manifests import (
+    ADDRESS,
+    CONFIG_KEY,
+    CONFIG_PLACE,
+    POD_GATEWAY_PORT,
+    node_gateway_port,
+)
 from cluster.hosts.on_host.host_ports import EVERYWHERE, GCS_PORT
 from cluster.hosts.probe_agent import ProbeAgent
 from cluster.state.health import answers, wait_until
@@ -165,4 +171,6 @@ def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
     # The Service leads to these ports, whichever the config names.
     section["api"] = {"host": EVERYWHERE, **section.get("api", {}), "port": API_PORT}
     section["gateway"] = {**everywhere, **section.get("gateway", {}), "port": POD_GATEWAY_PORT}
+    if cluster.gateway.front is not None:
+        section["gateway"]["node_port"] = node_gateway_port(cluster)
     return {**section, "name": cluster.name, "provider": "existing", "address": f"{address}:{GCS_PORT}"}

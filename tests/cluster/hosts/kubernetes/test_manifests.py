@@ -67,6 +67,16 @@ CONTAINERS = st.sampled_from(
 )
 
 
+GATEWAYS = st.sampled_from(
+    [
+        {},
+        {"count": "all", "keys": "/keys.yaml"},
+        {"count": 3, "front": "haproxy"},
+        {"count": "all", "front": "haproxy", "node_port": 9000, "keys": "/keys.yaml"},
+    ]
+)
+
+
 @st.composite
 def clusters(draw: st.DrawFn) -> dict[str, Any]:
     """The section `cluster` of a config without mistakes."""
@@ -112,6 +122,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
         "provider": "kubernetes",
         "nodes": nodes,
         "storage": "s3://bucket/shoal" if claim is None else "/data/shoal",
+        "gateway": draw(GATEWAYS),
         "env": draw(st.dictionaries(st.sampled_from(["HF_HOME", "A_1"]), st.just("x"), max_size=2)),
         "kubernetes": {key: value for key, value in asked.items() if value is not None},
     }
@@ -190,6 +201,41 @@ CLUSTER: dict[str, Any] = {
     "env": {"TOKEN": "very secret"},
     "kubernetes": {"image": "shoal:1", "storage_claim": "data", "namespace": "ml"},
 }
+
+
+def with_gateway(directory: Path, **gateway: Any) -> dict[str, dict[str, Any]]:
+    """The manifests' specs by name, with a network policy and a monitor."""
+    section = changed(network_policy=True, monitor=True) | {"gateway": gateway}
+    return {each["metadata"]["name"]: each.get("spec", {}) for each in made(section, directory)[1]}
+
+
+def open_on(specs: dict[str, dict[str, Any]], role: str) -> set[int]:
+    rules = specs["lab"]["networkPolicy"][role]["ingressRules"]
+    return {port["port"] for rule in rules for port in rule["ports"]}
+
+
+def test_one_gateway_is_reached_at_the_head(directory: Path) -> None:
+    specs = with_gateway(directory)
+    assert specs["lab-shoal"]["selector"]["ray.io/node-type"] == "head"
+    assert "lab-gateways" not in specs
+    assert open_on(specs, "head") == {8001, 8270, 8080}
+    assert open_on(specs, "worker") == {8080}
+
+
+def test_gateways_of_all_pods_are_one_service(directory: Path) -> None:
+    specs = with_gateway(directory, count="all", keys="/keys.yaml")
+    gateways = specs["lab-gateways"]
+    assert gateways["selector"] == {"ray.io/cluster": "lab"}
+    assert [(port["port"], port["targetPort"]) for port in gateways["ports"]] == [(8000, 8001)]
+    assert "clusterIP" not in gateways
+    assert open_on(specs, "worker") == {8080, 8001}
+
+
+def test_behind_a_front_only_the_operator_of_prometheus_asks_each_gateway(directory: Path) -> None:
+    specs = with_gateway(directory, count=3, front="haproxy")
+    assert "lab-gateways" not in specs
+    assert {port["name"]: port["port"] for port in specs["lab-metrics"]["ports"]}["gateways"] == 8100
+    assert open_on(specs, "worker") == {8080, 8100}
 
 
 def changed(**asked: Any) -> dict[str, Any]:
