@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
 from cluster.config.sections.kubernetes import KubernetesConfig
 from cluster.config.sections.section import Argument, Name, Section, VariableName
@@ -14,6 +14,7 @@ from cluster.config.sections.slurm import SlurmConfig
 from cluster.config.sections.ssh import SshConfig
 
 MAX_NODE_ENTRIES = 1000
+MAX_GATEWAYS = 1000
 LEAST_KEEPALIVE_S = 0.1
 
 
@@ -115,6 +116,14 @@ def _network(value: str) -> str:
     return value
 
 
+def _gateway_count(value: object) -> int | Literal["all"]:
+    if value == "all":
+        return "all"
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_GATEWAYS:
+        return value
+    raise ValueError(f'should be "all", or a number from 1 to {MAX_GATEWAYS}, was {value!r}')
+
+
 def _pause(value: float) -> float:
     if 0 < value < LEAST_KEEPALIVE_S:
         raise ValueError(f"should be 0 (never) or at least {LEAST_KEEPALIVE_S}, was {value:g}")
@@ -123,13 +132,18 @@ def _pause(value: float) -> float:
 
 Ports = Annotated[str, BeforeValidator(_ports), WithJsonSchema({"type": ["string", "integer"]})]
 Origin = Annotated[str, AfterValidator(_origin)]
+GatewayCount = Annotated[
+    int | Literal["all"],
+    PlainValidator(_gateway_count),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MAX_GATEWAYS}, {"const": "all"}]}),
+]
 Network = Annotated[str, AfterValidator(_network)]
 
 
 class GatewayConfig(EndpointConfig):
     """Where the OpenAI-compatible endpoint listens, how many gateways answer there, and who may use it."""
 
-    count: Annotated[int, Field(ge=1, le=MAX_NODE_ENTRIES)] | Literal["all"] = 1
+    count: GatewayCount = 1
     """Gateways, at most one a node: that of the head, and others at the addresses of their nodes. `all`: one
     on every node."""
     front: Literal["haproxy"] | None = None
