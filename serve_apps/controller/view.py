@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+from cluster.ray_private import draining_nodes
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from cluster.state.nodes import node_states
@@ -105,8 +106,8 @@ class ClusterView:
         """
         nodes, broker = replica_nodes(), BrokerClient()
         if self._gateways != 1:
-            states, misfits = node_states(), broker.misfits()
-            self.gateway_nodes = gateway_nodes(self._gateways, states, misfits, self.gateway_nodes)
+            unfit = {*broker.misfits(), *draining_nodes()}
+            self.gateway_nodes = gateway_nodes(self._gateways, node_states(), unfit, self.gateway_nodes)
         self._look_for_lost(broker, apps, nodes)
         self.nodes = {name: tuple(n for n in each if n not in self._gone) for name, each in nodes.items()}
         demands = [demand for app in apps for demand in app.demands(self.nodes)]

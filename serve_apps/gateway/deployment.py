@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -24,11 +25,14 @@ from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.gateway.table_follower import TableFollower
 from serve_apps.http.server import HttpServer
+from serve_apps.openai.errors import ApiError
 from serve_apps.quotas.shared_limits import SharedLimits
 from serve_apps.replica.watchdog import show_life
 
 HANG_TIMEOUT_S = 10.0
 """A gateway whose event loop stands still for so long is killed, and comes back."""
+LEAVE_S = 0.5
+"""How long a gateway that is to end still takes what the front sends, until that knows of it."""
 DRAIN_S = 600.0
 """How long a gateway that is to end may take to finish the requests that it has."""
 
@@ -107,5 +111,9 @@ class Gateway:
     async def __del__(self) -> None:
         server = getattr(self, "_server", None)
         if server is not None:
-            self._table.facts["url"] = None  # whoever sends requests here looks for another
+            # Whoever sends requests here looks for another gateway, before connections are refused.
+            self._table.facts["url"] = None
+            with suppress(ApiError):
+                await self._table.look()
+            await asyncio.sleep(LEAVE_S)
             await server.stop()

@@ -148,12 +148,16 @@ def _kill_raylet(stage: Stage, victim: Notes) -> None:
 
 def _drain_node(stage: Stage, victim: Notes) -> None:
     """As whoever has notice that the victim's node will go."""
-    name = psutil.Process(victim.pid).environ()[NODE_NAME]
-    (node,) = [each.node_id for each in stage.cluster.record.nodes if each.name == name]
+    drain_node(stage.cluster, psutil.Process(victim.pid).environ()[NODE_NAME])
+
+
+def drain_node(cluster: LiveCluster, name: str) -> None:
+    """Say that a node will go, in ten minutes."""
+    (node,) = [each.node_id for each in cluster.record.nodes if each.name == name]
     ray = [sys.executable, "-m", "ray.scripts.scripts", "drain-node", "--node-id", node]
     why = ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "a test"]
     notice = ["--deadline-remaining-seconds", "600"]
-    environment = {**os.environ, **stage.cluster.environment}
+    environment = {**os.environ, **cluster.environment}
     subprocess.run([*ray, *why, *notice], env=environment, check=True, capture_output=True)
 
 

@@ -15,10 +15,11 @@ import psutil
 import pytest
 
 from cluster.config.reading.api_keys import digest_of
+from cluster.hosts.processes import NODE_NAME
 from tests.clusters import LiveCluster, started
 from tests.serve_apps import driver
 from tests.serve_apps.drill_load import COMPLETIONS, Seen, drill_load
-from tests.serve_apps.drills import FAKE, THREE_WORKERS, Stage, staged, until
+from tests.serve_apps.drills import FAKE, THREE_WORKERS, Stage, drain_node, staged, until
 from tests.serve_apps.driver import Driver
 from tests.serve_apps.event_lines import DONE, data_of
 from tests.serve_apps.notes import notes_of
@@ -195,6 +196,25 @@ def test_a_front_that_is_killed_comes_back(stage: Stage) -> None:
     until(lambda: stage.call(serving)["front"]["pid"] not in (None, front["pid"]), BACK_S)
     until(lambda: answers(stage.url), BACK_S)
     assert not psutil.pid_exists(front["pid"])
+
+
+def test_a_node_that_is_drained_costs_nothing_and_another_gets_its_gateway(stage: Stage) -> None:
+    """But streams whose replica was there, which say so."""
+    before = set(set_gateways(stage))
+    nodes = {each.environ()[NODE_NAME]: each for each in gateway_processes(stage)}
+    name = next(name for name in sorted(nodes) if name != "head")
+    with drill_load(stage.url, CLIENTS, max_tokens=FAKE.max_tokens) as load:
+        until(lambda: len(load.seen) >= 2 * CLIENTS, BACK_S)
+        drain_node(stage.cluster, name)
+        until(lambda: not nodes[name].is_running(), BACK_S)
+        until(lambda: len(before - set(set_gateways(stage))) == 1, BACK_S)
+        count = len(load.seen)
+        until(lambda: len(load.seen) >= count + 2 * CLIENTS, BACK_S)
+    assert name not in {each.environ()[NODE_NAME] for each in gateway_processes(stage)}
+    failed = [seen for seen in load.seen if not seen.answered]
+    lost = [seen for seen in failed if seen.ended_by_event]
+    print(f"{len(load.seen)} requests, {len(lost)} streams whose replica was on the node")
+    assert [seen for seen in failed if seen not in lost] == []
 
 
 def answers(url: str, key: str = "") -> bool:
