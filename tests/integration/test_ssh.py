@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,17 @@ def wait_for(condition: Callable[[], Any], otherwise: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, otherwise
         threading.Event().wait(0.2)
+
+
+@contextmanager
+def ends_on(lan: Lan, after: str) -> Iterator[None]:
+    """Tell what goes on there, where a wait for its end is in vain."""
+    try:
+        yield
+    except AssertionError:
+        for host in lan.hosts:
+            print(after, host.name, [" ".join(each.cmdline())[:200] for each in host.processes()])
+        raise
 
 
 def left_on(host: Host) -> set[str]:
@@ -172,7 +184,8 @@ def test_a_start_that_is_interrupted_leaves_nothing(lan: Lan, caller: SshCaller)
         process.send_signal(signal.SIGINT)
         assert process.wait(120) == 130
         process.stderr.close()
-        wait_for(lambda: not any(map(left_on, lan.hosts)), "something goes on")
+        with ends_on(lan, last):
+            wait_for(lambda: not any(map(left_on, lan.hosts)), "something goes on")
         assert not (caller.home / "state/shoal").exists()
 
 
