@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra.cli.cluster import avoided_lines, rollout_line
+from infra.cli.cluster import avoided_lines, gateway_lines, rollout_line
 
 RUNNING: dict[str, Any] = {
     "strategy": "rolling",
@@ -52,3 +52,29 @@ def test_a_node_that_is_avoided_is_told_with_its_reason_and_how_to_end_that() ->
         f"worker-1 is avoided until {here:%d %b %H:%M}: 3 failures of job/lm within 9 minutes;"
         " `shoal forgive worker-1` ends that"
     )
+
+
+def gateway(
+    node: str, url: str | None = "http://10.0.0.1:8000", failure: str | None = None
+) -> dict[str, Any]:
+    return {"node": node, "url": url, "failure": failure}
+
+
+def test_where_several_gateways_are_is_told() -> None:
+    assert gateway_lines({"gateways": [gateway("n1")], "front": None}) == []
+    two = [gateway("n1"), gateway("n2", "http://10.0.0.2:8000"), gateway("n3", None, "no room")]
+    assert gateway_lines({"gateways": two, "front": None}) == [
+        "gateways   http://10.0.0.1:8000 (n1), http://10.0.0.2:8000 (n2)",
+        "n3 has no gateway: no room",
+    ]
+
+
+def test_a_front_that_is_away_says_why() -> None:
+    front = {"runs": False, "failure": "cannot bind socket"}
+    assert gateway_lines({"gateways": [], "front": front}) == [
+        "the front of the gateways is away: cannot bind socket",
+        "gateways   none is reached",
+    ]
+    assert gateway_lines({"gateways": [gateway("n1")], "front": {"runs": True, "failure": None}}) == [
+        "gateways   http://10.0.0.1:8000 (n1)"
+    ]
