@@ -8,6 +8,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from inspect import isawaitable
 from typing import Any
 
 from cluster.errors import RequestError, ShoalError
@@ -17,10 +18,9 @@ from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
+from serve_apps.controller.gateway_desk import GatewayDesk
 from serve_apps.controller.gateways import Gateways
-from serve_apps.controller.key_file import KeyFile
 from serve_apps.controller.model_names import follow_models
-from serve_apps.controller.orphans import Orphans
 from serve_apps.controller.probes import probe
 from serve_apps.controller.record import AppRecord, Revision
 from serve_apps.controller.rollout import decide
@@ -28,8 +28,6 @@ from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView, Lookout
-from serve_apps.quotas.limit_bank import Drawn, LimitBank
-from serve_apps.quotas.place_shares import PlaceShares
 from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
@@ -71,9 +69,7 @@ class AppController:
         self._number = int(time.time() * 1000)
         self._table: dict[str, Any] = {}
         self._view = ClusterView(info.get("gateway_count", 1))
-        self._keys = KeyFile(info.get("gateway_keys"))
-        self._shares, self._bank = PlaceShares(), LimitBank()
-        self._orphans = Orphans()
+        self._desk = GatewayDesk(self._gateways, info.get("gateway_keys"))
         self._started_at = self._ticked_at = time.monotonic()
         self._informed = not self._apps
         """Everybody there is has been heard: before, a controller that comes back changes nothing."""
@@ -145,7 +141,7 @@ class AppController:
         URL of each that is reached."""
         self._ensure_running()
         described = self._keeper.describe(self._view.serve, self._view.silence)
-        described["failure"] = described["failure"] or self._keys.failure or None
+        described["failure"] = described["failure"] or self._desk.keys.failure or None
         places = self._gateways.places(time.monotonic())
         return {**described, "gateways": [{"node": node, "url": url} for node, url in places]}
 
@@ -180,9 +176,8 @@ class AppController:
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
         """A gateway says what it does, and is told the table: `number`, `poll_s`, `serve` (the id of the
-        Serve that it is of), and `apps` if it is new; `keys` if they are; how many `gateways` there are, its
-        `shares` of places, by app, and whether it is the one whose figures `tells_of_apps`; and what the
-        engines say of themselves: `engines`, by app and replica."""
+        Serve that it is of), and `apps` if it is new; what `GatewayDesk.answer` says; and what the engines
+        say of themselves: `engines`, by app and replica."""
         self._ensure_running()
         now = time.monotonic()
         if self._gateways.report(gateway, report, now):
@@ -195,16 +190,8 @@ class AppController:
             "number": report["seen"],
             "poll_s": BUSY_TICK_S,
             "serve": self._keeper.id,
-            "gateways": self._gateways.number_alive(now),
-            "tells_of_apps": self._gateways.is_first(gateway, now),
-            "shares": {
-                app: self._shares.share(app, gateway, in_use=filled, want=want, capacity=capacity)
-                for app, (filled, want, capacity) in report["places"].items()
-                if app in self._apps
-            },
+            **self._desk.answer(gateway, report, self._apps, now),
         }
-        if (keys := self._keys.told(report["keys"])) is not None:
-            answer["keys"] = keys
         if not self._informed:
             return answer
         answer["number"], answer["poll_s"] = self._number, BUSY_TICK_S if self._busy() else TICK_S
@@ -213,34 +200,13 @@ class AppController:
         answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
 
-    async def gateway_urls(self) -> list[str]:
-        """Where the gateways are that can be asked."""
+    async def desk(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
+        """Call a method of the GatewayDesk; None: it is not known yet."""
         self._ensure_running()
-        return [url for _, url in self._gateways.places(time.monotonic())]
-
-    async def orphaned(self, application: str, replica: str, keys: Sequence[str]) -> None:
-        """A replica keeps answers whose gateway is gone."""
-        self._orphans.add(application, replica, keys, time.monotonic())
-
-    async def find_orphan(self, application: str, request: str, wait_s: float) -> dict[int, str]:
-        """Where the parts of a request are kept, see `Orphans.find`."""
-        return await self._orphans.find(application, request, wait_s)
-
-    async def share(self, gateway: str, app: str, filled: int, want: int, capacity: int) -> int | None:
-        """A gateway's share of an app's places, see `PlaceShares.share`; None: it is not known yet."""
-        self._ensure_running()
-        if app not in self._apps or not self._informed:
+        if method == "share" and not self._informed:
             return None
-        return self._shares.share(app, gateway, in_use=filled, want=want, capacity=capacity)
-
-    async def draw(
-        self, gateway: str, method: str, arguments: Sequence[Any], named: Mapping[str, Any]
-    ) -> Drawn:
-        """A gateway draws from the limits of a tenant, see `LimitBank`."""
-        self._ensure_running()
-        if method == "draw_tokens":
-            return self._bank.draw_tokens(gateway, *arguments, **named)
-        return await self._bank.draw_requests(*arguments, **named)
+        answer = getattr(self._desk, method)(*arguments, **named)
+        return await answer if isawaitable(answer) else answer
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
         """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing."""
@@ -298,7 +264,7 @@ class AppController:
         if self._living is None or self._living.done():
             self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._keys.follow())
+            self._reading = asyncio.create_task(self._desk.keys.follow())
         if self._following is None or self._following.done():
             following = follow_models(self._apps, self._changing, self._threads, self._storage, self._take)
             self._following = asyncio.create_task(following)
@@ -329,8 +295,7 @@ class AppController:
             for app in self._apps.values():
                 app.excuse(now)
         self._ticked_at = now
-        self._shares.keep_only(self._apps, self._gateways.ids(now))
-        self._bank.keep_only(self._gateways.ids(now))
+        self._desk.look(self._apps, now)
         if not self._informed and not self._hear(now):
             return
         for name, app in list(self._apps.items()):

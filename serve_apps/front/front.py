@@ -81,7 +81,9 @@ class Front:
 
     async def _look(self) -> None:
         try:
-            urls: Sequence[str] = await self._controller.ask("gateway_urls", timeout_s=ANSWER_TIMEOUT_S)
+            urls: Sequence[str] = await self._controller.ask(
+                "desk", "urls", (), {}, timeout_s=ANSWER_TIMEOUT_S
+            )
         except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
             logger.warning("keeping the gateways as they were: %s", error)
             return

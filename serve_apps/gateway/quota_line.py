@@ -43,6 +43,6 @@ class QuotaLine:
 
     async def _ask(self, method: str, *arguments: Any) -> Any:
         try:
-            return await self._controller.ask(method, *arguments, timeout_s=ANSWER_TIMEOUT_S)
+            return await self._controller.ask("desk", method, arguments, {}, timeout_s=ANSWER_TIMEOUT_S)
         except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
             raise BankSilentError(str(error)) from error

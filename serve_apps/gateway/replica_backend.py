@@ -123,7 +123,11 @@ class ReplicaBackend:
         """See Backend.kept; nothing where nobody answers."""
         try:
             found: Mapping[int, str] = await self._controller.ask(
-                "find_orphan", application, request, wait_s, timeout_s=wait_s + ANSWER_TIMEOUT_S
+                "desk",
+                "find_orphan",
+                (application, request, wait_s),
+                {},
+                timeout_s=wait_s + ANSWER_TIMEOUT_S,
             )
         except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
             logger.warning("what a gateway has left is not known: %s", error)

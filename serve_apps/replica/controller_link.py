@@ -55,7 +55,7 @@ class ControllerLink:
 
     def tell_orphans(self, keys: Sequence[str]) -> None:
         """Say that this replica keeps answers whose gateway is gone."""
-        self._controller.tell("orphaned", self._application, self._replica, list(keys))
+        self._controller.tell("desk", "add_orphans", (self._application, self._replica, list(keys)), {})
 
     async def run(self) -> None:
         """Report until cancelled."""

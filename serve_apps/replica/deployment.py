@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from cluster.errors import ShoalError
@@ -33,16 +32,16 @@ from serve_apps.replica.chat import chat_of, engines_reasoning
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.embeddings import EmbeddingSizes, as_asked
 from serve_apps.replica.fit import cut, fit
+from serve_apps.replica.gateway_calls import GatewayCalls
 from serve_apps.replica.item_maker import ItemMaker
 from serve_apps.replica.items import item_of, items
-from serve_apps.replica.kept_answers import KeptAnswer, KeptAnswers, Listen
 from serve_apps.replica.prompts import Prompts
 from serve_apps.replica.rank_group import RankGroup
 from serve_apps.replica.refusals import REFUSALS, refusal
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 from serve_apps.tokens.inbox import merge
-from serve_apps.tokens.stream import TokenSender, UnreachableError
+from serve_apps.tokens.stream import UnreachableError
 
 logger = logging.getLogger(__name__)
 
@@ -82,11 +81,8 @@ class Replica:
             now = await self._link.spec()
             if now is not None:
                 self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
-        self._calls: dict[asyncio.Task[Any], str] = {}
-        """The calls that serve a gateway's requests, and its endpoint."""
+        self._gateways = GatewayCalls(self._tell_orphans)
         self._node = ray.util.get_node_ip_address()
-        self._kept = KeptAnswers(self._tell_orphans)
-        self._sender = TokenSender(self._gateway_lost)
         self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
         self._ready_at = _now()
@@ -228,12 +224,12 @@ class Replica:
         once = request.get("once") if address is not None else None
 
         async def answer(start: dict[str, Any]) -> dict[str, Any]:
-            kept = self._kept.find(once)
+            kept = self._gateways.find(once)
             if kept is not None:
                 assert address is not None
-                return await self._join(kept, request, address)
+                return await self._gateways.join(kept, request, address)
             if address is not None:
-                await self._sender.connect(address)  # before anything is generated that cannot be told
+                await self._gateways.connect(address)  # before anything is generated that cannot be told
             whole = await self._chat.encode(request)
             prompt_ids = cut(whole, request, self._engine.context_length, request["max_tokens"])
             start["prompt_tokens"] = len(prompt_ids)
@@ -250,11 +246,13 @@ class Replica:
             if address is None:
                 return dict(merge([item async for item in items(deltas, maker, reader)]))
             if once is not None:
-                return await self._generate_once(once, request, address, start, items(deltas, maker, reader))
-            with self._kept_for(address):
+                return await self._gateways.generate_once(
+                    once, request, address, start, items(deltas, maker, reader)
+                )
+            with self._gateways.kept_for(address):
                 if not request["streamed"]:
                     return dict(merge([item async for item in items(deltas, maker, reader)]))
-                send = partial(self._sender.send, address["endpoint"], request["request_id"])
+                send = self._gateways.sends_to(request, address)
                 # Read here and not by `items`: one more generator would be paid for at every token.
                 async with aclosing(deltas):  # type: ignore[type-var]
                     first = True
@@ -268,50 +266,6 @@ class Replica:
                 return {}
 
         return await self._answer(request, answer)
-
-    async def _generate_once(
-        self,
-        once: dict[str, Any],
-        request: Mapping[str, Any],
-        address: Mapping[str, str],
-        start: dict[str, Any],
-        gained: AsyncIterator[dict[str, Any]],
-    ) -> dict[str, Any]:
-        """The same as `generate` for an answer that goes on when its gateway is gone."""
-        kept = self._kept.begin(once, address["endpoint"], self._listen(request, address))
-        try:
-            first = True
-            async with aclosing(gained):  # type: ignore[type-var]
-                async for item in gained:
-                    kept.add({**item, "start": start} if first else item)
-                    first = False
-        except BaseException:
-            self._kept.fail(kept)
-            raise
-        self._kept.finish(kept)
-        return {} if request["streamed"] else dict(kept.whole)
-
-    async def _join(
-        self, kept: KeptAnswer, request: Mapping[str, Any], address: Mapping[str, str]
-    ) -> dict[str, Any]:
-        """Answer with what another gateway has asked for, which is gone."""
-        await self._sender.connect(address)
-        endpoint = address["endpoint"]
-        await kept.take_over(endpoint, self._listen(request, address))
-        with self._kept_for(address):
-            try:
-                await kept.ended()
-            except asyncio.CancelledError:
-                if kept.reader == endpoint:  # it was not the gateway that went, but the client
-                    kept.end()
-                raise
-        return {} if request["streamed"] else dict(kept.whole)
-
-    def _listen(self, request: Mapping[str, Any], address: Mapping[str, str]) -> Listen | None:
-        """Sends a gateway what an answer gains; None: it is told at the end."""
-        if not request["streamed"]:
-            return None
-        return partial(self._sender.send, address["endpoint"], request["request_id"])
 
     def _tell_orphans(self, keys: Sequence[str]) -> None:
         if self._link is not None:
@@ -392,24 +346,6 @@ class Replica:
 
         return await self._answer(request, prompt)
 
-    @contextlib.contextmanager
-    def _kept_for(self, address: Mapping[str, str]) -> Iterator[None]:
-        """Go on with the call of this task while the gateway of this address is there."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._calls[task] = address["endpoint"]
-        try:
-            yield
-        finally:
-            del self._calls[task]
-
-    def _gateway_lost(self, endpoint: str) -> None:
-        """Nobody waits for what a gateway that is gone has asked for, but who may ask again."""
-        self._kept.gateway_lost(endpoint)
-        for task, other in list(self._calls.items()):
-            if other == endpoint:
-                task.cancel()
-
     def _sampling(self, request: Mapping[str, Any], prompt_tokens: int) -> SamplingParams:
         """Sampling parameters with max_tokens fixed; raises ApiError when prompt and answer do not fit."""
         return fit(
@@ -431,7 +367,7 @@ class Replica:
                 await engine.stop()
             self._group.stop()
             self._place.close()
-            self._sender.stop()
+            self._gateways.stop()
 
 
 def _now() -> str:

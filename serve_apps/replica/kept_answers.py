@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from serve_apps.openai.errors import ApiError, replica_lost
@@ -130,7 +130,7 @@ class KeptAnswers:
         self._kept: dict[str, KeptAnswer] = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
 
-    def find(self, once: dict[str, Any] | None) -> KeptAnswer | None:
+    def find(self, once: Mapping[str, Any] | None) -> KeptAnswer | None:
         """The answer to a request that was sent before, by what it says of itself (`key` and `body`).
 
         Raises:
@@ -145,7 +145,7 @@ class KeptAnswers:
             )
         return kept
 
-    def begin(self, once: dict[str, Any], reader: str, listen: Listen | None) -> KeptAnswer:
+    def begin(self, once: Mapping[str, Any], reader: str, listen: Listen | None) -> KeptAnswer:
         """Keep what the current task generates."""
         task = asyncio.current_task()
         assert task is not None

@@ -252,7 +252,7 @@ def test_gateways_without_a_front_let_in_together_what_one_would(urls: list[str]
     # Two replicas of 8, and 100 that wait.
     let_in = burst(urls, 160)
     print(f"{let_in} of 160 requests are let in")
-    assert 110 <= let_in <= 120
+    assert 100 <= let_in <= 116
 
 
 def burst(urls: list[str], number: int) -> int:

@@ -11,8 +11,9 @@ import pytest
 
 from serve_apps.openai.errors import ApiError
 from serve_apps.replica.deployment import Replica
+from serve_apps.replica.gateway_calls import GatewayCalls
 from serve_apps.tokens import stream
-from serve_apps.tokens.stream import StreamAddress, TokenReceiver, TokenSender
+from serve_apps.tokens.stream import StreamAddress, TokenReceiver
 
 HOST = "127.0.0.1"
 
@@ -21,12 +22,12 @@ async def refused(address: StreamAddress) -> ApiError:
     replica = Replica.__new__(Replica)  # neither Serve nor an engine: it must not come so far
     replica.id, replica.revision, replica._node = "chat#1", 1, "10.0.0.7"
     replica.spec = SimpleNamespace(name="chat", model_version="tiny@1")  # type: ignore[assignment]
-    replica._sender = TokenSender(lambda endpoint: None)
+    replica._gateways = GatewayCalls(lambda keys: None)
     try:
         request = {"request_id": "r-0a1b2c3d-0", "prompt": "a", "streamed": True}
         answer = await replica.generate(request, address.as_json())
     finally:
-        replica._sender.stop()
+        replica._gateways.stop()
     assert answer["start"]["replica"] == "chat#1"
     return ApiError.from_item(answer)
 
