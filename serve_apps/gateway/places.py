@@ -16,6 +16,10 @@ second."""
 ASK_EVERY_S = 0.02
 SPARE = 0.25
 """What a gateway wants beside what it has filled, as a part of that."""
+MOST_IDLE = 4
+IDLE_PARTS = 16
+"""All gateways together keep one place in so many while they have nothing to do, and none more than
+MOST_IDLE."""
 
 AskShare = Callable[[str, int, int, int], Awaitable[int | None]]
 """A gateway's share of an app's places, by the app, how many it has filled, how many it would fill, and how
@@ -113,7 +117,9 @@ class Places:
 
     def _want(self, app: str) -> int:
         filled = self._filled[app]
-        return filled + self._waiting[app] + math.ceil(SPARE * filled)
+        # One that has nothing to do keeps few, for which its next requests need not ask.
+        idle = min(MOST_IDLE, self._capacity(app) // (IDLE_PARTS * max(1, self.gateways)))
+        return filled + self._waiting[app] + max(idle, math.ceil(SPARE * filled))
 
     def _fill(self, app: str, change: int) -> None:
         self._filled[app] += change

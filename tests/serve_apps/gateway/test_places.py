@@ -106,6 +106,24 @@ def test_who_is_busy_gives_up_places_that_others_want() -> None:
     asyncio.run(go())
 
 
+def test_a_gateway_with_little_to_do_asks_nobody() -> None:
+    async def go() -> int:
+        site = Site(2)
+        for each in site.gateways:
+            each._capacity = lambda app: 100
+        async with AsyncExitStack() as stack:
+            await let_in(site.gateways[0], 1, stack)
+        site.report()
+        before = site.asked
+        for _ in range(20):
+            async with AsyncExitStack() as stack:
+                assert await let_in(site.gateways[0], 1, stack) == 1
+            site.report()
+        return site.asked - before
+
+    assert asyncio.run(go()) == 0
+
+
 def test_while_nobody_shares_them_out_each_has_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WAIT_S", 0.05)
 
