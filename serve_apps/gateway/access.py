@@ -9,7 +9,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from cluster.config.reading.api_keys import Key, KeyRing
 from serve_apps.gateway.options import AddressRange
-from serve_apps.openai.errors import ApiError
+from serve_apps.openai.errors import ApiError, unavailable
 from serve_apps.quotas.tenant_limits import LimitedError, Limits, OwnLimits, PerMinute
 from serve_apps.quotas.token_budget import Admission
 
@@ -61,6 +61,8 @@ class Access:
     ) -> None:
         self.keys = keys
         """None: the gateway needs no keys."""
+        self.waits_for_keys = False
+        """Which there are is not known yet: nobody can be told that a key is wrong."""
         self._admin_token = admin_token
         self._metrics_from = metrics_from
         self._limits = limits or OwnLimits()
@@ -69,11 +71,13 @@ class Access:
         """Who an `Authorization` header belongs to.
 
         Raises:
-            ApiError: 401.
+            ApiError: 401; 503 while no key is known yet.
         """
         if self.keys is None:
             return Caller()
         key = self.keys.find(authorization)
+        if key is None and self.waits_for_keys:
+            raise unavailable("The API keys are not known yet; try again in a moment.")
         if key is None:
             what = "The API key is not valid" if authorization else "An API key is needed"
             raise _no_key(f"{what}; send it as 'Authorization: Bearer KEY'.")

@@ -84,6 +84,7 @@ class Gateway:
         # Nobody is let in before it is known whose keys there are.
         ring = KeyRing(()) if needs_keys else None
         access = Access(ring, cluster_token(), chosen.metrics_from, limits)
+        access.waits_for_keys = needs_keys
         ask_share = None if chosen.alone else line.share
         service = GatewayService(self._backend, self._look, access, chosen, ask_share)
         facts = {"node": ray.get_runtime_context().get_node_id()}

@@ -116,6 +116,7 @@ class TableFollower:
         if (keys := answer.get("keys")) is not None:
             # To read many takes seconds, in which nothing else of this process would get far.
             self._service.access.keys = await asyncio.to_thread(KeyRing.from_json, keys["entries"])
+            self._service.access.waits_for_keys = False
             self._keys = keys["digest"]
 
     async def run(self) -> None:
@@ -135,7 +136,5 @@ class TableFollower:
         """Wait until the apps and the keys are known, though not for ever."""
         with suppress(TimeoutError):
             async with asyncio.timeout(FIRST_TABLE_S):
-                while self._service.table is None or (
-                    self._service.access.keys is not None and not self._keys
-                ):
+                while self._service.table is None or self._service.access.waits_for_keys:
                     await asyncio.sleep(FIRST_LOOK_EVERY_S)

@@ -259,6 +259,17 @@ def test_room_that_was_kept_is_given_back_however_a_request_ends() -> None:
     assert not budgets.find("ours", 10**6)._running
 
 
+def test_nobody_is_told_that_a_key_is_wrong_before_the_keys_are_known() -> None:
+    gateway = StubGateway(KeyRing(()))
+    request = ("/v1/completions", BODY, f"Bearer {KEY}")
+    gateway.service.access.waits_for_keys = True
+    (early,) = ask(gateway, request)
+    assert early.status_code == 503
+    assert "retry-after" in early.headers
+    gateway.service.access.keys, gateway.service.access.waits_for_keys = ring(), False
+    assert ask(gateway, request)[0].status_code == 200
+
+
 def test_wrong_requests_use_up_nothing() -> None:
     gateway = StubGateway(ring(requests_per_minute=1))
     wrong = ("/v1/completions", {**BODY, "max_tokens": -1}, f"Bearer {KEY}")
