@@ -215,12 +215,12 @@ class Allocation:
             self._tell(f"{job.words} goes back into the queue")
         job.enter("waiting" if comes_back else "ended")
         if comes_back:
-            slurm.requeue(job.number)
+            slurm.insist(lambda: slurm.requeue(job.number))
         return 0
 
     def _still_runs(self) -> bool:
         """Whether Slurm takes this job for one that runs: not so where it ends or requeues it already."""
-        entry = slurm.in_queue(self._job.number)
+        entry = slurm.insist(lambda: slurm.in_queue(self._job.number))
         return entry is not None and entry.state == "RUNNING"
 
     def _end_steps(self) -> None:

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from cluster.errors import RequestError, ShoalError
 
+Answer = TypeVar("Answer")
+
 ANSWER_S = 60.0
+SILENT_S = 120.0
+AGAIN_S = 2.0
 _FORMAT = "%T|%r|%S|%N"
 """Of squeue: state, reason, expected start, nodes."""
 WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SUSPENDED", "RESIZING")
@@ -81,6 +88,23 @@ def tell_to_leave(job: str) -> None:
 def requeue(job: str) -> None:
     """Put a job that runs back into the queue."""
     _run(["scontrol", "requeue", job])
+
+
+def insist(ask: Callable[[], Answer], for_s: float = SILENT_S) -> Answer:
+    """What one of these functions answers, called again while Slurm's controller is away: it may be restarted
+    at the very moment at which a job has to ask.
+
+    Raises:
+        ShoalError: it has been away for so long.
+    """
+    deadline, pause = time.monotonic() + for_s, threading.Event()
+    while True:
+        try:
+            return ask()
+        except ShoalError:
+            if time.monotonic() >= deadline:
+                raise
+        pause.wait(AGAIN_S)
 
 
 def hosts_of(nodes: str) -> list[str]:
