@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import secrets
 import sys
 import uuid
 from collections.abc import Sequence
@@ -17,8 +16,7 @@ from cluster.config.loader import load_config
 from cluster.errors import ConfigError, ShoalError
 from cluster.hosts.slurm.allocation import Allocation, number_of
 from cluster.hosts.slurm.batch_job import BatchJob, read_batch_job
-from cluster.state.record import TOKEN_FILE
-from cluster.state.state_directory import write_private
+from cluster.state.record import token_of
 from cluster.version import version
 from infra.lifecycle import COMMAND, UP
 
@@ -49,9 +47,7 @@ def job_of(config_path: Path, number: str) -> BatchJob:
         section = cluster.model_dump(mode="json", exclude_unset=True)
         job = BatchJob(cluster.name, str(uuid.uuid4()), str(config_path), section, number)
     job.write()
-    token = job.directory / TOKEN_FILE
-    if not token.exists():
-        write_private(token, secrets.token_hex(32))
+    token_of(job.name)
     return job
 
 

@@ -6,6 +6,7 @@ It is written when everything is up, and is what a connection needs.
 from __future__ import annotations
 
 import json
+import secrets
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -115,6 +116,19 @@ def read_record(name: str) -> ClusterRecord | None:
         return None
     nodes = tuple(made_of(NodeRecord, node, path) for node in found.get("nodes", ()))
     return made_of(ClusterRecord, {**found, "nodes": nodes}, path)
+
+
+def new_token() -> str:
+    """A token for Ray."""
+    return secrets.token_hex(32)
+
+
+def token_of(name: str) -> str:
+    """Ray's token of a cluster, which is made here when it is asked for first."""
+    path = state_directory(name) / TOKEN_FILE
+    if not path.exists():
+        write_private(path, new_token())
+    return path.read_text(encoding="utf-8")
 
 
 def write_record(record: ClusterRecord) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -58,9 +57,10 @@ def _kubernetes(cluster: ClusterConfig, config_path: Path) -> str:
     """Secrets and all: who prints it should know where to."""
     from cluster.environment import passed_on
     from cluster.hosts.kubernetes.manifests import as_yaml, manifests
+    from cluster.state.record import new_token
 
     environment = passed_on(cluster.env, os.environ, "cluster.env")
-    return as_yaml(manifests(cluster, secrets.token_hex(32), environment))
+    return as_yaml(manifests(cluster, new_token(), environment))
 
 
 _RENDERED: dict[str, Callable[[ClusterConfig, Path], str]] = {"slurm": _slurm, "kubernetes": _kubernetes}

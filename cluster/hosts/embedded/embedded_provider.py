@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
 import socket
 import subprocess
@@ -56,6 +55,7 @@ from cluster.state.record import (
     ClusterRecord,
     NodeRecord,
     http_url,
+    new_token,
     read_record,
     write_record,
 )
@@ -241,7 +241,7 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
             cluster=cluster.model_dump(mode="json"),
         )
         write_identity(identity)
-    write_private(state / TOKEN_FILE, secrets.token_hex(32))
+    write_private(state / TOKEN_FILE, new_token())
     (state / LOGS).mkdir()
     (session / TEMPORARY).mkdir()
     return identity

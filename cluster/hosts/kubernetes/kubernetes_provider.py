@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import threading
 import time
 from collections.abc import Sequence
@@ -21,13 +20,20 @@ from cluster.hosts.kubernetes.pod import HEAD_FILE
 from cluster.hosts.kubernetes.pod_states import problems_of, state_of
 from cluster.hosts.kubernetes.port_forward import KubernetesCluster, read_cluster
 from cluster.hosts.provider import RemoteStarted, Tell, require_own_file, require_same_file, waiting_for
-from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
+from cluster.state.record import (
+    RECORD_FILE,
+    TOKEN_FILE,
+    ClusterRecord,
+    made_of,
+    read_record,
+    token_of,
+    write_record,
+)
 from cluster.state.state_directory import (
     locked,
     remove_state,
     require_private,
     state_directory,
-    write_private,
 )
 
 UP_S = 1200.0
@@ -122,10 +128,7 @@ class KubernetesProvider:
             # Whoever may not ask that may make one all the same.
             tell(f"it cannot be seen whether KubeRay is there: {error}")
         require_private(state_directory(cluster.name))
-        token = state_directory(cluster.name) / TOKEN_FILE
-        if not token.exists():
-            write_private(token, secrets.token_hex(32))
-        objects = manifests(cluster, token.read_text(encoding="utf-8"), environment)
+        objects = manifests(cluster, token_of(cluster.name), environment)
         tell(f"applying {len(objects)} objects in the namespace {kubectl.namespace}")
         kubectl.run("apply", "--filename=-", given=as_yaml(objects))
 

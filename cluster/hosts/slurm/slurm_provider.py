@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import subprocess
 import threading
 import uuid
@@ -21,8 +20,8 @@ from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import BatchJob, Phase, read_batch_job
 from cluster.hosts.slurm.batch_script import batch_script, python_of
 from cluster.hosts.slurm.following import Following
-from cluster.state.record import TOKEN_FILE, read_record
-from cluster.state.state_directory import locked, remove_state, write_private
+from cluster.state.record import read_record, token_of
+from cluster.state.state_directory import locked, remove_state
 
 LEAVE_S = 400.0
 """Longest that jobs and apps may take to leave."""
@@ -100,7 +99,7 @@ class SlurmProvider:
         remove_state(cluster.name)
         job = BatchJob(cluster.name, str(uuid.uuid4()), str(config_path), section)
         job.write()
-        write_private(job.directory / TOKEN_FILE, secrets.token_hex(32))
+        token_of(job.name)
         try:
             number = slurm.submit(batch_script(cluster, config_path), os.path.dirname(config_path))
         except BaseException:

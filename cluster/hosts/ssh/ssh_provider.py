@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,13 +22,20 @@ from cluster.hosts.ssh.fleet import Fleet, FleetHost, hosts_of, read_fleet, writ
 from cluster.hosts.ssh.install import install
 from cluster.hosts.ssh.ssh_connection import Connection
 from cluster.loopback import is_own, own_address
-from cluster.state.record import RECORD_FILE, TOKEN_FILE, ClusterRecord, made_of, read_record, write_record
+from cluster.state.record import (
+    RECORD_FILE,
+    TOKEN_FILE,
+    ClusterRecord,
+    made_of,
+    read_record,
+    token_of,
+    write_record,
+)
 from cluster.state.state_directory import (
     locked,
     remove_state,
     require_private,
     state_directory,
-    write_private,
 )
 
 STOP_S = 400.0
@@ -116,7 +122,7 @@ class SshProvider:
             hosts: those on which Ray can be started, by node.
             known: the cluster was started before: what cannot be started now is told, and done without.
         """
-        token = self._token(cluster.name)
+        token = token_of(cluster.name)
         env = passed_on(cluster.env, os.environ, "cluster.env")
 
         def start(host: FleetHost, head: str | None) -> dict[str, Any]:
@@ -216,14 +222,6 @@ class SshProvider:
             Connection(host.destination).close()
         fleet.api_socket().unlink(missing_ok=True)
         remove_state(fleet.name)
-
-    @staticmethod
-    def _token(name: str) -> str:
-        """Ray's token, which is made here."""
-        path = state_directory(name) / TOKEN_FILE
-        if not path.exists():
-            write_private(path, secrets.token_hex(32))
-        return path.read_text(encoding="utf-8")
 
     # -- what runs on the head --------------------------------------------------------------------------
 
