@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from cluster.errors import ShoalError
@@ -246,9 +247,8 @@ class Replica:
             if address is None:
                 return dict(merge([item async for item in items(deltas, maker, reader)]))
             if once is not None:
-                return await self._gateways.generate_once(
-                    once, request, address, start, items(deltas, maker, reader)
-                )
+                told = partial(item_of, maker=maker, reader=reader)
+                return await self._gateways.generate_once(once, request, address, start, deltas, told)
             with self._gateways.kept_for(address):
                 if not request["streamed"]:
                     return dict(merge([item async for item in items(deltas, maker, reader)]))

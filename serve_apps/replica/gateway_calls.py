@@ -10,6 +10,7 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+from serve_apps.engine.protocol import Delta
 from serve_apps.replica.kept_answers import KeptAnswer, KeptAnswers, Listen
 from serve_apps.tokens.stream import TokenSender
 
@@ -61,20 +62,26 @@ class GatewayCalls:
         request: Mapping[str, Any],
         address: Address,
         start: Mapping[str, Any],
-        gained: AsyncIterator[dict[str, Any]],
+        deltas: AsyncIterator[Delta],
+        item_of: Callable[[Delta], dict[str, Any]],
     ) -> dict[str, Any]:
         """What `Replica.generate` returns for an answer that goes on when its gateway is gone.
 
         Args:
-            gained: its items; the first is sent with `start`.
+            deltas: what the engine generates.
+            item_of: what a gateway learns of a delta; the first time it is sent with `start`.
         """
         kept = self._kept.begin(once, address["endpoint"], self._listens(request, address))
         try:
             first = True
-            async with aclosing(gained):  # type: ignore[type-var]
-                async for item in gained:
-                    kept.add({**item, "start": start} if first else item)
-                    first = False
+            async with aclosing(deltas):  # type: ignore[type-var]
+                async for delta in deltas:
+                    item = item_of(delta)
+                    if first:
+                        item["start"], first = start, False
+                    kept.add(item)
+                    if "finish_reason" in item:
+                        break
         except BaseException:
             self._kept.fail(kept)
             raise

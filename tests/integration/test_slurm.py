@@ -124,6 +124,7 @@ def _repository() -> Path:
     return REPOSITORY
 
 
+@pytest.mark.slow
 def test_a_cluster_from_the_queue_to_its_end(user: SlurmUser, site: SlurmSite) -> None:
     """One story, since a start costs seconds: up, a job, up again, its nodes asked, down."""
     config = user.write(train_jobs={"hello": JOB})

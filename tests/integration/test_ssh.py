@@ -225,6 +225,7 @@ def nodes(caller: SshCaller) -> dict[str, bool]:
     return {node["name"]: node["alive"] for node in caller.document("status")["nodes"]}
 
 
+@pytest.mark.slow
 def test_a_job_goes_there_with_its_folder_and_is_seen_from_here(up: SshCaller) -> None:
     began = time.monotonic()
     assert all(nodes(up).values())
@@ -365,6 +366,7 @@ def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(u
     wait_for(lambda: left_on(away) == set(), "what runs on a host without its head does not end")
 
 
+@pytest.mark.slow
 def test_down_ends_all_of_it(lan: Lan, up: SshCaller) -> None:
     up.document("up")  # it may be down by now
     done = up.shoal("down")

@@ -110,8 +110,10 @@ def test_a_tenants_prompts_go_where_its_own_cache_is(prompt: Any) -> None:
         chosen = policy.order(["one", "two"], looked_at)[0]
         policy.sent(chosen)
         policy.routed(chosen, "id", 0.0, looked_at)
+        policy.completed(chosen, "id", 1.0)
         return chosen
 
-    assert [route(salt) for salt in ("a" * 32, "b" * 32, None, "b" * 32, "a" * 32, None)] == [
-        *("one", "two", "one", "two", "one", "one"),
-    ]
+    salts = [None, *(f"{tenant:032x}" for tenant in range(20))]
+    homes = {salt: route(salt) for salt in salts}
+    assert set(homes.values()) == {"one", "two"}, "tenants who ask alike are told apart"
+    assert {salt: route(salt) for salt in reversed(salts)} == homes

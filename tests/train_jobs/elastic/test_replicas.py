@@ -86,6 +86,7 @@ def test_three_groups_share_eight_micro_batches_and_step_as_one_process_does(
     assert (evaluated["loss"], evaluated["tokens"]) == (pytest.approx(loss, abs=1e-5), tokens)
 
 
+@pytest.mark.slow
 def test_a_group_joins_one_leaves_and_one_is_killed_while_the_others_go_on(
     corpus: Path, tmp_path: Path
 ) -> None:
