@@ -243,6 +243,7 @@ def test_a_job_goes_there_with_its_folder_and_is_seen_from_here(up: SshCaller) -
     assert json.loads(again.stdout)["jobs"][0]["job"] == job["job"], "up again finds it up"
 
 
+@pytest.mark.slow
 def test_tools_of_others_work_from_here(up: SshCaller) -> None:
     exports = dict(line.removeprefix("export ").split("=", 1) for line in up.shoal("env").stdout.splitlines())
     assert "RAY_ADDRESS" not in exports, "this machine cannot join"
@@ -259,6 +260,7 @@ def test_tools_of_others_work_from_here(up: SshCaller) -> None:
     assert any((job.submission_id or "").startswith("hello-") for job in jobs)
 
 
+@pytest.mark.slow
 def test_a_node_is_looked_into_from_here(up: SshCaller) -> None:
     assert up.shoal("ssh", "gpu-2", "hostname").stdout.splitlines()[-1] == "gpu-2"
     failed = up.shoal("ssh", "gpu-1", "sh", "-c", "echo 'two  words'; exit 7")
