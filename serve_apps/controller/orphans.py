@@ -5,10 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-KEPT_S = 60.0
-"""How long the replicas keep them."""
-SEPARATOR = "/"
-"""In a key: between the request's and the number of its part."""
+from serve_apps.replica.kept_answers import ORPHAN_S, parts_of
 
 
 class Orphans:
@@ -24,9 +21,9 @@ class Orphans:
         for place in [place for place, until in self._until.items() if until <= now]:
             del self._homes[place], self._until[place]
         for key in keys:
-            request, _, part = key.rpartition(SEPARATOR)
-            self._homes.setdefault((application, request), {})[int(part)] = replica
-            self._until[application, request] = now + KEPT_S
+            request, part = parts_of(key)
+            self._homes.setdefault((application, request), {})[part] = replica
+            self._until[application, request] = now + ORPHAN_S
         self._changed.set()
         self._changed = asyncio.Event()
 

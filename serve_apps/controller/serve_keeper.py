@@ -71,8 +71,9 @@ class ServeKeeper:
     """Sees to it that Serve and the gateways are there, and knows why they are not.
 
     Args:
-        info: the broker's facts about the cluster. start_serve, start_gateway, end_gateway, start_front:
-        carry it out, in threads of their own; those of a test.
+        info: the broker's facts about the cluster.
+        start_serve, start_gateway, end_gateway, start_front: carry it out, in threads of their own; those of
+            a test.
     """
 
     def __init__(

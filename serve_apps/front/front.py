@@ -27,6 +27,8 @@ from serve_apps.spec import CONTROLLER, FRONT
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.2
+RETRY_S = 2.0
+"""Between two tries after one that has failed."""
 ANSWER_TIMEOUT_S = 5.0
 FIRST_GATEWAYS_S = 10.0
 """How long a front that starts waits for gateways before it listens: until then connections are refused,
@@ -48,8 +50,9 @@ class Front:
         self._haproxy = Haproxy()
         self._gateways: tuple[str, ...] = ()
         self._slots = Slots(slots_for(info["gateway_count"]))
-        self._goes_by: tuple[FrontSettings, str] | None = None
-        """What HAProxy runs by, and when its certificate changed."""
+        self._settings: FrontSettings | None = None
+        self._goes_by: str | None = None
+        """When the certificate changed that HAProxy has; None: it is to have the whole configuration anew."""
         self._failure: str | None = None
         self._following: asyncio.Task[None] | None = None
 
@@ -77,7 +80,8 @@ class Front:
             await self._look()
             if self._gateways or loop.time() - began > FIRST_GATEWAYS_S:
                 await asyncio.to_thread(self._go_on)
-            await asyncio.sleep(LOOK_EVERY_S)
+            # What cannot be started costs a few processes each time.
+            await asyncio.sleep(LOOK_EVERY_S if self._failure is None else RETRY_S)
 
     async def _look(self) -> None:
         try:
@@ -94,14 +98,17 @@ class Front:
         """Have HAProxy run by what is known now."""
         self._haproxy.trim_log()
         try:
-            if set(self._gateways) != set(self._slots.urls):
-                logger.warning("in front of %s", ", ".join(self._gateways))
+            if self._settings is None:
+                self._settings = self._find_settings()
+            wanted = _changed_at(self._info["gateway_front"]["certificate"])
+            # Nothing may fail between this and what HAProxy is told: it is said once.
             commands = self._slots.change(self._gateways)
-            settings = self._settings()
-            wanted = settings, _changed_at(self._info["gateway_front"]["certificate"])
+            if commands:
+                logger.warning("in front of %s", ", ".join(self._gateways))
             if wanted != self._goes_by or not self._haproxy.runs():
+                self._goes_by = None
                 self._haproxy.go_by(
-                    haproxy_config(settings, self._slots.servers(), str(self._haproxy.directory))
+                    haproxy_config(self._settings, self._slots.servers(), str(self._haproxy.directory))
                 )
                 self._goes_by = wanted
             elif commands:
@@ -114,7 +121,12 @@ class Front:
                 logger.error("the front could not be started: %s", error)
             self._failure = str(error)
 
-    def _settings(self) -> FrontSettings:
+    def _find_settings(self) -> FrontSettings:
+        """Those that hold for as long as this process does.
+
+        Raises:
+            ShoalError: the certificate or its key is not there.
+        """
         given = self._info["gateway_front"]
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         connections = MOST_CONNECTIONS

@@ -17,6 +17,7 @@ from serve_apps.gateway.traffic import Traffic
 from serve_apps.http.request_record import client_id
 from serve_apps.openai.errors import ApiError, engines_broke, replica_lost, timed_out
 from serve_apps.openai.format import ChoiceEvent
+from serve_apps.replica.kept_answers import key_of_part
 from serve_apps.routing.spread import AT
 from serve_apps.tokens.inbox import Item, merge
 
@@ -143,7 +144,7 @@ class Choices:
         """What says of a part of a request that it is to be generated once, and where it is already."""
         if self._once is None:
             return {}
-        named: dict[str, Any] = {"once": {"key": f"{self._once.key}/{index}", "body": self._once.body}}
+        named: dict[str, Any] = {"once": {"key": key_of_part(self._once.key, index), "body": self._once.body}}
         return {**named, AT: kept[index]} if index in kept else named
 
     async def _tokenize(self, version: AppVersion, request: Mapping[str, Any]) -> Mapping[str, Any]:

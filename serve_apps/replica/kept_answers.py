@@ -18,8 +18,25 @@ MOST_KEPT = 256
 BUSY_WAIT_S = 2.0
 """How long who asks again waits until the loss of the gateway that asked first is noticed."""
 
+_SEPARATOR = "/"
+
 Listen = Callable[[Item], None]
 """Is given each item of an answer as it comes."""
+
+
+def key_of_part(request: str, part: int) -> str:
+    """The key of a part of a request.
+
+    >>> parts_of(key_of_part("a", 2))
+    ('a', 2)
+    """
+    return f"{request}{_SEPARATOR}{part}"
+
+
+def parts_of(key: str) -> tuple[str, int]:
+    """The request's key, and which part of it."""
+    request, _, part = key.rpartition(_SEPARATOR)
+    return request, int(part)
 
 
 class KeptAnswer:

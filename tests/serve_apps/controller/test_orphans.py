@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from serve_apps.controller.orphans import KEPT_S, Orphans
+from serve_apps.controller.orphans import Orphans
+from serve_apps.replica.kept_answers import ORPHAN_S
 
 
 def test_what_replicas_say_is_found_by_request() -> None:
@@ -37,7 +38,7 @@ def test_it_is_forgotten_when_the_replicas_have_forgotten_it() -> None:
     async def go() -> None:
         orphans = Orphans()
         orphans.add("chat:1", "r1", ["a/0"], 0.0)
-        orphans.add("chat:1", "r1", ["b/0"], KEPT_S + 1)
+        orphans.add("chat:1", "r1", ["b/0"], ORPHAN_S + 1)
         assert await orphans.find("chat:1", "a", 0.0) == {}
 
     asyncio.run(go())

@@ -189,6 +189,28 @@ def test_tls_with_http_2(gateway: RunningGateway, tmp_path: Path) -> None:
             context.wrap_socket(plain, server_hostname=HOST)
 
 
+def test_a_certificate_that_changed_is_shown_while_it_runs(gateway: RunningGateway, tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "front", f"IP:{HOST}")
+    Path(f"{certificate}.key").write_bytes(Path(key).read_bytes())
+    port, haproxy, slots = free_port(HOST), Haproxy(), Slots(2)
+    slots.change([gateway.url])
+    chosen = FrontSettings(HOST, port, SECRET, connections=100, certificate=certificate)
+    config = haproxy_config(chosen, slots.servers(), str(haproxy.directory))
+    try:
+        haproxy.go_by(config)
+        first = ssl.get_server_certificate((HOST, port))
+        other, other_key = make_certificate(tmp_path, "other", f"IP:{HOST}")
+        Path(certificate).write_bytes(Path(other).read_bytes())
+        Path(f"{certificate}.key").write_bytes(Path(other_key).read_bytes())
+        haproxy.go_by(config)
+        deadline = time.monotonic() + 10
+        while (shown := ssl.get_server_certificate((HOST, port))) == first:
+            assert time.monotonic() < deadline
+        assert shown == ssl.DER_cert_to_PEM_cert(ssl.PEM_cert_to_DER_cert(Path(other).read_text()))
+    finally:
+        haproxy.end()
+
+
 def test_it_ends_with_the_process_that_started_it() -> None:
     program = (
         "import time\n"
