@@ -27,6 +27,12 @@ class Replica:
         self.sent: list[Item] = []
         self.began = self.ended = 0
 
+    async def begin(self, listen: Any = None) -> asyncio.Task[Item]:
+        """Have it generate for the gateway `one`, until it has a first item."""
+        task = asyncio.create_task(self.generate("one", listen))
+        await asyncio.sleep(0)
+        return task
+
     async def generate(self, reader: str = "one", listen: Any = None) -> Item:
         kept = self.kept.begin(ONCE, reader, listen)
         self.began += 1
@@ -58,8 +64,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 def test_who_asks_again_is_told_all_of_it_from_the_beginning() -> None:
     async def go() -> None:
         replica, first, second = Replica(), list[Item](), list[Item]()
-        task = asyncio.create_task(replica.generate("one", first.append))
-        await asyncio.sleep(0)
+        task = await replica.begin(first.append)
         replica.kept.gateway_lost("one")
         assert replica.orphans == ["k/0"]
         kept = replica.find()
@@ -95,8 +100,7 @@ def test_two_who_ask_at_once_do_not_share_it(monkeypatch: pytest.MonkeyPatch) ->
 
     async def go() -> None:
         replica = Replica()
-        task = asyncio.create_task(replica.generate())
-        await asyncio.sleep(0)
+        task = await replica.begin()
         with pytest.raises(ApiError) as caught:
             await replica.find().take_over("two", None)
         assert (caught.value.status, caught.value.code) == (409, "idempotency_key_in_use")
@@ -109,8 +113,7 @@ def test_two_who_ask_at_once_do_not_share_it(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_comes_before_the_loss_is_noticed_waits_for_it() -> None:
     async def go() -> None:
         replica = Replica()
-        task = asyncio.create_task(replica.generate())
-        await asyncio.sleep(0)
+        task = await replica.begin()
         joining = asyncio.create_task(replica.find().take_over("two", None))
         await asyncio.sleep(0.05)
         assert not joining.done()
@@ -142,8 +145,7 @@ def test_what_nobody_asks_for_again_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
     async def go() -> None:
         replica = Replica()
-        task = asyncio.create_task(replica.generate())
-        await asyncio.sleep(0)
+        task = await replica.begin()
         replica.kept.gateway_lost("one")
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -157,8 +159,7 @@ def test_what_was_asked_for_again_goes_on_however_long_it_takes(monkeypatch: pyt
 
     async def go() -> None:
         replica = Replica()
-        task = asyncio.create_task(replica.generate())
-        await asyncio.sleep(0)
+        task = await replica.begin()
         replica.kept.gateway_lost("one")
         await replica.find().take_over("two", None)
         await asyncio.sleep(0.2)
@@ -171,8 +172,7 @@ def test_what_was_asked_for_again_goes_on_however_long_it_takes(monkeypatch: pyt
 def test_one_that_fails_is_no_answer_for_who_asks_again() -> None:
     async def go() -> None:
         replica = Replica()
-        task = asyncio.create_task(replica.generate())
-        await asyncio.sleep(0)
+        task = await replica.begin()
         replica.kept.gateway_lost("one")
         kept = replica.find()
         await kept.take_over("two", None)
