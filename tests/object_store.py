@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "shoal",
     "AWS_SECRET_ACCESS_KEY": "of fish",
@@ -40,6 +42,15 @@ def object_store() -> Iterator[int]:
     finally:
         server.terminate()
         server.wait(timeout=30)
+
+
+@contextmanager
+def reached() -> Iterator[int]:
+    """The port of such a server; this process, and those it starts, have what its clients need."""
+    with pytest.MonkeyPatch.context() as patch, object_store() as port:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield port
 
 
 def uri(port: int, path: str) -> str:

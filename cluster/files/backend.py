@@ -40,6 +40,10 @@ class Backend(Protocol):
     def appendable(self) -> bool:
         """Whether `append` and `claim_dir` work."""
 
+    @property
+    def takes_at_once(self) -> int:
+        """How many files it is best given at the same time."""
+
     def location(self, path: str) -> str:
         """The absolute local path, or the URI."""
 
@@ -70,6 +74,9 @@ class Backend(Protocol):
     def entries(self, path: str) -> list[Entry]:
         """What is directly in a directory, in any order; nothing where it is not there."""
 
+    def files(self, path: str) -> list[str]:
+        """The paths, from a directory, of all files below it, in any order; nothing where it is not there."""
+
     def exists(self, path: str) -> bool: ...
 
     def make_dir(self, path: str) -> None: ...
@@ -80,8 +87,8 @@ class Backend(Protocol):
     def delete_dir(self, path: str) -> None:
         """Delete a directory and all in it, if it is there."""
 
-    def upload(self, file: Path, path: str) -> None:
-        """Copy a file of this machine; it is there whole or not at all."""
+    def take(self, source: BinaryIO, path: str) -> None:
+        """Copy what a reader has to its end; the file is there whole or not at all."""
 
     def download_dir(self, path: str, local: str | os.PathLike[str]) -> None: ...
 

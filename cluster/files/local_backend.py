@@ -28,6 +28,7 @@ class LocalBackend:
     """
 
     appendable = True
+    takes_at_once = 1
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -83,6 +84,10 @@ class LocalBackend:
     def entries(self, path: str) -> list[Entry]:
         return patiently(lambda: _entries(self.local_path(path)), local=True)
 
+    def files(self, path: str) -> list[str]:
+        directory = self.local_path(path)
+        return [each.relative_to(directory).as_posix() for each in directory.rglob("*") if each.is_file()]
+
     def exists(self, path: str) -> bool:
         return patiently(self.local_path(path).exists, local=True)
 
@@ -100,8 +105,8 @@ class LocalBackend:
             os.rename(local, leaving)
             shutil.rmtree(leaving)
 
-    def upload(self, file: Path, path: str) -> None:
-        copy_whole(file, self._make_parent(path))
+    def take(self, source: BinaryIO, path: str) -> None:
+        copy_whole(source, self._make_parent(path))
 
     def download_dir(self, path: str, local: str | os.PathLike[str]) -> None:
         source, target = self.location(path), str(local)

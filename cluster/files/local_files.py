@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from pathlib import Path
+from typing import BinaryIO
 
 HIDDEN = "."
 """Names that start with it (half-written files, leftovers, `.gitignore`) are no content of the storage."""
@@ -40,12 +41,12 @@ def write_whole(target: Path, data: bytes) -> None:
     flush_dir(target.parent)
 
 
-def copy_whole(source: Path, target: Path) -> None:
-    """Copy a file in the same way; what is not data (times, rights) is not copied."""
+def copy_whole(source: BinaryIO, target: Path) -> None:
+    """Copy what a reader has to its end, in the same way."""
     beside = target.with_name(temporary_name(target.name))
     try:
-        with open(source, "rb") as reader, open(beside, "xb") as writer:
-            shutil.copyfileobj(reader, writer, 1 << 20)
+        with open(beside, "xb") as writer:
+            shutil.copyfileobj(source, writer, 1 << 20)
             writer.flush()
             os.fsync(writer.fileno())
         os.replace(beside, target)

@@ -6,8 +6,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 import pyarrow as pa
 from pyarrow import fs
@@ -21,6 +20,10 @@ from cluster.files.retries import PatientFile, patiently
 OBJECT_STORES = ("s3", "gcs", "abfs")
 """The type names of pyarrow's object stores: a put is atomic there, and directories need not be made."""
 _BUFFER = 1 << 20
+_PIECE = 16 << 20
+_AHEAD_BYTES = 32 << 20
+"""So much of a file is on its way at most: pyarrow sends in the background, and keeps all that is written
+faster than it leaves."""
 
 
 class RemoteBackend:
@@ -33,6 +36,7 @@ class RemoteBackend:
     """
 
     appendable = False
+    takes_at_once = 4
 
     def __init__(self, uri: str, query: str = "", filesystem: fs.FileSystem | None = None) -> None:
         self._uri = uri
@@ -82,7 +86,7 @@ class RemoteBackend:
         filesystem, target = self.pyarrow(path)
         self._make_parent(path)
         with filesystem.open_output_stream(target) as stream:
-            yield stream
+            yield cast(BinaryIO, _Unhurried(stream))
 
     @contextmanager
     def reader(self, path: str) -> Iterator[BinaryIO]:
@@ -109,6 +113,12 @@ class RemoteBackend:
             for info in filesystem.get_file_info(selector)
         ]
 
+    def files(self, path: str) -> list[str]:
+        filesystem, directory = self.pyarrow(path)
+        selector = fs.FileSelector(directory, allow_not_found=True, recursive=True)
+        found = filesystem.get_file_info(selector)
+        return [info.path.removeprefix(directory).lstrip("/") for info in found if info.is_file]
+
     def exists(self, path: str) -> bool:
         return bool(self._info(path).type != fs.FileType.NotFound)
 
@@ -127,10 +137,14 @@ class RemoteBackend:
             filesystem, directory = self.pyarrow(path)
             filesystem.delete_dir(directory)
 
-    def upload(self, file: Path, path: str) -> None:
-        filesystem, target = self.pyarrow(path)
-        self._make_parent(path)
-        fs.copy_files(str(file), target, fs.LocalFileSystem(), filesystem)
+    def take(self, source: BinaryIO, path: str) -> None:
+        try:
+            with self.writer(path) as stream:
+                while piece := source.read(_PIECE):
+                    stream.write(piece)
+        except BaseException:
+            self.delete(path)  # closing it has made a file of what there was
+            raise
 
     def download_dir(self, path: str, local: str | os.PathLike[str]) -> None:
         filesystem, source = self.pyarrow(path)
@@ -160,3 +174,27 @@ class RemoteBackend:
             except OSError as error:
                 raise StorageError(f"storage {self._uri} cannot be reached: {reason(error)}") from error
         return self._filesystem
+
+
+class _Unhurried(io.RawIOBase):
+    """A file that is written no faster than it leaves."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self._ahead = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._stream.write(data)
+        length = memoryview(data).nbytes
+        self._ahead += length
+        if self._ahead >= _AHEAD_BYTES:
+            self.flush()
+        return length
+
+    def flush(self) -> None:
+        if not self._stream.closed:
+            self._stream.flush()
+            self._ahead = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Collection, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
@@ -138,6 +139,11 @@ class Storage:
             found = self._backend.entries(inside)
         return sorted((entry for entry in found if not entry.name.startswith(HIDDEN)), key=lambda e: e.name)
 
+    def files(self, path: str = "") -> list[str]:
+        """The paths of all files below a directory, from it, sorted; empty when it is not there."""
+        with self._explained("list", path) as inside:
+            return sorted(self._backend.files(inside))
+
     def list(self, path: str = "") -> list[str]:
         """The names directly in a directory, sorted; empty when it is not there."""
         return [entry.name for entry in self.entries(path)]
@@ -173,19 +179,37 @@ class Storage:
     ) -> None:
         """Copy the files of a local directory (links followed) into one of the storage; each file is atomic.
 
-        What is there already stays, or is replaced by a file of the same name. The files come in the order
-        of their paths; whoever needs all or nothing writes a marker afterwards. `skip` names paths in the
-        local directory that are left out.
+        What is there already stays, or is replaced by a file of the same name. Whoever needs all or nothing
+        writes a marker afterwards. `skip` names paths in the local directory that are left out.
         """
-        source = Path(local)
-        if not source.is_dir():
-            raise MissingError(f"{source} is not a directory, so it cannot be copied to {self.location}")
-        for file in sorted(file for file in source.rglob("*") if file.is_file()):
-            name = file.relative_to(source).as_posix()
-            if name in skip:
-                continue
-            with self._explained("write", f"{path}/{name}" if path else name) as inside:
-                self._backend.upload(file, inside)
+        if not Path(local).is_dir():
+            raise MissingError(f"{local} is not a directory, so it cannot be copied to {self.location}")
+        self.copy_dir(Storage(local), path, skip=skip)
+
+    def copy_dir(self, source: Storage, path: str = "", *, skip: Collection[str] = ()) -> None:
+        """Copy the files of another storage into a directory of this one, as `upload_dir` does.
+
+        What is in neither of them on this machine comes by this process's memory, some of it at a time. No
+        store is asked to copy by itself: pyarrow does so in one request a file, which S3 refuses above 5 GiB,
+        and which its client gives up and makes again, on and on, after three seconds without an answer.
+        """
+        names = sorted(name for name in source.files() if name not in skip)
+
+        def copy(name: str) -> None:
+            with (
+                source.reader(name) as reader,
+                self._explained("write", f"{path}/{name}" if path else name) as inside,
+            ):
+                self._backend.take(reader, inside)
+
+        with ThreadPoolExecutor(self._backend.takes_at_once) as threads:
+            copies = [threads.submit(copy, name) for name in names]
+            try:
+                for each in copies:
+                    each.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
 
     def download_dir(self, path: str, local: str | os.PathLike[str]) -> None:
         """Copy a directory of the storage into a local one, which is made.

@@ -91,27 +91,29 @@ class Registry:
         self._aliases = ModelAliases(self._storage)
         self._cache = NodeCache(cache or Path.home() / ".cache" / "shoal" / "models")
 
-    def publish(self, name: str, directory: str | os.PathLike[str], facts: Mapping[str, Any]) -> Version:
+    def publish(
+        self, name: str, directory: Storage | str | os.PathLike[str], facts: Mapping[str, Any]
+    ) -> Version:
         """Copy a model directory into the registry as the next version of `name`.
 
         Args:
             name: lower-case letters, digits, `-`, `_` and `.`.
-            directory: the model in the Hugging Face format; it is left as it is.
+            directory: the model in the Hugging Face format, here or in a storage; it is left as it is.
             facts: where it comes from, as JSON: job, step, evaluation, config_digest.
 
         Raises:
             RequestError: the name is not allowed, or the directory is missing or empty.
             StorageError: the storage cannot be written.
         """
-        source = Path(directory)
+        source = directory if isinstance(directory, Storage) else Storage(directory)
         if not re.fullmatch(NAME_PATTERN, name):
             raise RequestError(
                 f"{name!r} is no name for a model: lower-case letters, digits, '-', '_' and '.', at most 63,"
                 " with a letter or digit at both ends"
             )
-        if not source.is_dir() or not any(source.iterdir()):
+        if not source.files():
             raise RequestError(
-                f"there is no model to publish as {name}: {source} is not a directory with files"
+                f"there is no model to publish as {name}: {source.location} is not a directory with files"
             )
         created_at = datetime.now(UTC).isoformat(timespec="seconds")
         record = {"job": None, "step": None, "evaluation": None, "config_digest": None, **facts}
@@ -209,19 +211,19 @@ class Registry:
         place = hashlib.sha256(self._storage.location.encode()).hexdigest()[:16]
         return self._cache.get(f"{place}/{inner}", lambda staged: self._storage.download_dir(inner, staged))
 
-    def _publish_local(self, name: str, source: Path, record: dict[str, Any]) -> int:
+    def _publish_local(self, name: str, source: Storage, record: dict[str, Any]) -> int:
         self._storage.make_dir(_STAGING)
         self._storage.make_dir(name)
         self._clean()
         with self._staged() as staged:
-            self._storage.upload_dir(source, staged)
+            self._storage.copy_dir(source, staged)
             while True:
                 number = max(self._taken(name), default=0) + 1
                 self._mark(staged, record | {"version": number})
                 if self._storage.claim_dir(staged, f"{name}/{number}"):
                     return number
 
-    def _publish_remote(self, name: str, source: Path, record: dict[str, Any]) -> int:
+    def _publish_remote(self, name: str, source: Storage, record: dict[str, Any]) -> int:
         ticket = uuid.uuid4().hex
         number = 0
         while True:
@@ -234,7 +236,7 @@ class Registry:
             # Those who met here go on in the order of their tickets, so that they do not meet again.
             number += tickets.index(ticket)
         # A marker that the source holds (a version published again) must not come before the files.
-        self._storage.upload_dir(source, f"{name}/{number}", skip=(MARKER,))
+        self._storage.copy_dir(source, f"{name}/{number}", skip=(MARKER,))
         self._mark(f"{name}/{number}", record | {"version": number})
         return number
 

@@ -52,11 +52,10 @@ class Publication:
         for version in earlier:
             if version.facts.get("export") == facts["export"]:
                 return version, False
-        self.workspace.fetch(EXPORT)
         step, last = facts["step"], summary.evaluation or {}
         version = self.registry.publish(
             self.name,
-            self.workspace.directory / EXPORT,
+            self.workspace.storage.child(EXPORT),
             {
                 "job": self.job,
                 "step": step,
@@ -71,16 +70,13 @@ class Publication:
     def _facts(self, summary: RunSummary) -> dict[str, Any] | None:
         """What is known of the model that lies there; None where there is none."""
         run = self.workspace.storage
+        if not self.workspace.has(EXPORT):
+            return None
         try:
             facts: dict[str, Any] = json.loads(run.read_bytes(EXPORT_FACTS))
         except MissingError:
-            if self.config.task != "script" or not _holds_files(self.workspace):
+            if self.config.task != "script" or not run.files(EXPORT):
                 return None
             facts = {"export": uuid.uuid4().hex, "step": summary.step, "evaluation": None}
             run.write_bytes(EXPORT_FACTS, json.dumps(facts).encode())
         return facts
-
-
-def _holds_files(workspace: Workspace) -> bool:
-    directory = workspace.directory / EXPORT
-    return directory.is_dir() and any(directory.iterdir())

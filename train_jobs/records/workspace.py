@@ -50,9 +50,14 @@ class Workspace:
             return
         self.forget(name)
         self.storage.upload_dir(self.directory / name, name)
+        self._word(name).write_bytes(self.declare(name))
+
+    def declare(self, name: str) -> bytes:
+        """Let every node find a directory of the storage, all of which is there now; the word of it."""
         word = uuid.uuid4().hex.encode()
-        self.storage.write_bytes(name + _COMPLETE, word)
-        self._word(name).write_bytes(word)
+        if not self.mounted:
+            self.storage.write_bytes(name + _COMPLETE, word)
+        return word
 
     def has(self, name: str) -> bool:
         """Whether every node finds a directory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -16,8 +19,11 @@ from pyarrow import fs
 
 from cluster.errors import RequestError, ShoalError
 from cluster.files.backend import Entry, MissingError, StorageError
+from cluster.files.remote_backend import RemoteBackend
+from cluster.files.retries import PatientLocalFile
 from cluster.files.storage import Storage
-from tests.object_store import CREDENTIALS, faltering, object_store, uri
+from tests.object_store import faltering, reached, uri
+from tests.small_disk import only_small_files
 
 
 @pytest.fixture(params=["local", "remote", "s3"])
@@ -29,9 +35,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Storage:
 
 @pytest.fixture(scope="module")
 def s3_port() -> Iterator[int]:
-    with pytest.MonkeyPatch.context() as patch, object_store() as port:
-        for name, value in CREDENTIALS.items():
-            patch.setenv(name, value)
+    with reached() as port:
         yield port
 
 
@@ -85,6 +89,80 @@ def test_directories_go_up_and_come_down_whole(storage: Storage, tmp_path: Path)
     assert back["a.bin"].read_bytes() == (source / "a.bin").read_bytes()
     assert back["link.txt"].read_text() == "b"
     assert not back["link.txt"].is_symlink()
+
+
+@pytest.mark.parametrize("other", ["local", "remote", "s3"])
+def test_what_one_storage_has_another_takes_and_nothing_of_it_touches_a_disk_of_ours(
+    storage: Storage, other: str, tmp_path: Path, request: pytest.FixtureRequest
+):
+    if other == "s3":
+        source = Storage(uri(request.getfixturevalue("s3_port"), uuid.uuid4().hex))
+    else:
+        source = Storage(tmp_path / "other") if other == "local" else remote_storage()
+    content = {"a.bin": os.urandom(3_000_000), "sub/.b": b"b", "sub/c": b"", "left/out": b"no"}
+    for name, data in content.items():
+        source.child("model").write_bytes(name, data)
+    with only_small_files(10_000_000 if storage.appendable else 1_000_000):
+        storage.copy_dir(source.child("model"), "copy", skip=["left/out"])
+    assert storage.files("copy") == ["a.bin", "sub/.b", "sub/c"]
+    assert all(storage.read_bytes(f"copy/{name}") == content[name] for name in storage.files("copy"))
+
+
+@pytest.mark.parametrize("kind", ["remote", "s3"])
+def test_a_file_whose_source_breaks_off_is_not_there(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+):
+    at_s3 = kind == "s3"
+    storage = Storage(uri(request.getfixturevalue("s3_port"), "torn")) if at_s3 else remote_storage()
+    source = Storage(tmp_path).child("source")
+    source.write_bytes("a.bin", bytes(3_000_000))
+    real = PatientLocalFile.readinto
+
+    def broken(file: PatientLocalFile, buffer: Any) -> int:
+        if file.tell() >= 1_000_000:
+            raise OSError(errno.ENOMEDIUM, "gone")
+        return real(file, buffer)
+
+    monkeypatch.setattr(PatientLocalFile, "readinto", broken)
+    with pytest.raises(StorageError, match=r"a\.bin.*: gone"):
+        storage.copy_dir(source)
+    assert storage.files() == []
+
+
+def test_what_is_written_to_a_store_is_not_kept_in_memory_until_it_has_left(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Slow(io.RawIOBase):
+        """Keeps what it is given until it is asked to have sent it, as pyarrow does before a slow store."""
+
+        kept = most = 0
+
+        def write(self, data: Any) -> int:
+            self.kept += len(data)
+            self.most = max(self.most, self.kept)
+            return len(data)
+
+        def flush(self) -> None:
+            self.kept = 0
+
+    slow = Slow()
+    memory = fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory")))
+    backend = RemoteBackend("/bucket/slow", filesystem=memory)
+    monkeypatch.setattr(backend, "pyarrow", lambda _: (SlowFileSystem(slow), "bucket/slow/file"))
+    backend.take(io.BytesIO(bytes(100 << 20)), "file")
+    assert 0 < slow.most <= 48 << 20
+
+
+class SlowFileSystem:
+    """Opens the same file again and again."""
+
+    type_name = "s3"
+
+    def __init__(self, stream: io.RawIOBase) -> None:
+        self.stream = stream
+
+    def open_output_stream(self, _: str) -> io.RawIOBase:
+        return self.stream
 
 
 def test_missing_things_are_named(storage: Storage, tmp_path: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
+from tests.object_store import reached, uri
+from tests.small_disk import only_small_files
 from train_jobs.driver.publication import Publication
 from train_jobs.records.run_log import RunSummary
 from train_jobs.records.workspace import Workspace
@@ -94,3 +97,30 @@ def test_where_nothing_was_left_that_is_said(tmp_path: Path, config: dict[str, A
     (empty.run / EXPORT).mkdir(parents=True)
     with pytest.raises(RequestError, match="no model to publish as tiny: the job has left none"):
         empty.publish()
+
+
+def test_in_an_object_store_a_model_does_not_come_by_the_disk_of_the_driver(tmp_path: Path) -> None:
+    config = TrainJobConfig.model_validate({"publish": "tiny"})
+    weights = os.urandom(3_000_000)
+    files = {"config.json": b"{}", "model-1.safetensors": weights, "model-2.safetensors": weights[::-1]}
+    with reached() as port:
+        storage = Storage(uri(port, "cluster"))
+        workspace = Workspace(storage.child("jobs", JOB))
+        facts = {"export": "first", "step": 300, "evaluation": None}
+        publication = Publication(JOB, config, storage, workspace)
+        with pytest.raises(RequestError, match="the job has left none"):
+            publication.publish(RunSummary(JOB))
+        for name, data in files.items():
+            workspace.storage.write_bytes(f"{EXPORT}/{name}", data)
+        workspace.storage.write_bytes(EXPORT_FACTS, json.dumps(facts).encode())
+        with pytest.raises(RequestError, match="the job has left none"):
+            publication.publish(RunSummary(JOB))  # not all of it is there
+        workspace.declare(EXPORT)
+        with only_small_files(1_000_000):
+            version, is_new = publication.publish(RunSummary(JOB))
+        assert (version.reference, is_new) == ("tiny@1", True)
+        published = storage.child("models", "tiny", "1")
+        assert published.files() == [*files, "shoal.json"]
+        assert all(published.read_bytes(name) == data for name, data in files.items())
+        assert [path.name for path in workspace.directory.iterdir() if not path.name.startswith(".")] == []
+        workspace.clear()
