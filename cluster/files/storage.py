@@ -251,6 +251,11 @@ class Storage:
             raise StorageError(f"cannot {verb} {place}: {reason(error)}") from error
 
 
+def as_storage(directory: Storage | str | os.PathLike[str]) -> Storage:
+    """A directory as a storage, however it is named."""
+    return directory if isinstance(directory, Storage) else Storage(directory)
+
+
 def _backend(location: str, filesystem: fs.FileSystem | None) -> Backend:
     if filesystem is not None:
         return RemoteBackend(location, filesystem=filesystem)

@@ -14,7 +14,7 @@ How a version is published:
   own; otherwise it leaves the number and claims a later one. Tickets are never deleted, and listings see
   every earlier put, so no two publishers can both find themselves alone. The files follow, `shoal.json`
   last: it is the marker without which a version does not exist. Where publishers meet or are killed,
-  a number may stay unused.
+  a number may stay unused. A model that lies in a storage comes by the publisher's memory, and by no disk.
 
 What moves is the aliases (`model_aliases.py`): `latest` by itself, the others by `promote`.
 """
@@ -40,7 +40,7 @@ from typing import Any
 from cluster.config.sections.section import NAME_PATTERN
 from cluster.errors import RequestError
 from cluster.files.backend import MissingError, StorageError
-from cluster.files.storage import Storage
+from cluster.files.storage import Storage, as_storage
 from cluster.models.aliases import LATEST, ModelAliases, check_alias, is_alias
 from cluster.node.cache import NodeCache
 
@@ -105,7 +105,7 @@ class Registry:
             RequestError: the name is not allowed, or the directory is missing or empty.
             StorageError: the storage cannot be written.
         """
-        source = directory if isinstance(directory, Storage) else Storage(directory)
+        source = as_storage(directory)
         if not re.fullmatch(NAME_PATTERN, name):
             raise RequestError(
                 f"{name!r} is no name for a model: lower-case letters, digits, '-', '_' and '.', at most 63,"

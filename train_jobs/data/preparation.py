@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
+from cluster.files.storage import Storage, as_storage
 from train_jobs.data.tokenizing import Encode, Tell, encode_here
 from train_jobs.data.tokens import prepare_tokens, tokens_are_there
 
-Prepare = Callable[[TrainJobConfig, Path, Tell, Encode, bool], bool]
+Prepare = Callable[[TrainJobConfig, Storage, Tell, Encode, bool], bool]
 """Does what `prepare_data` says, for one task."""
 
 
-def _images(config: TrainJobConfig, directory: Path, tell: Tell, encode: Encode, hand_over: bool) -> bool:
+def _images(config: TrainJobConfig, place: Storage, tell: Tell, encode: Encode, hand_over: bool) -> bool:
     from train_jobs.data.images import prepare_images
 
-    return prepare_images(config, directory)
+    local = place.local_path()
+    if local is not None:
+        return prepare_images(config, local)
+    # What is known of images is small; they stay where they are.
+    with tempfile.TemporaryDirectory() as here:
+        copy = Storage(here).child("images")
+        copy.copy_dir(place)
+        changed = prepare_images(config, Path(here, "images"))
+        if changed:
+            place.copy_dir(copy)
+    return changed
 
 
 PREPARATIONS: dict[str, Prepare] = {"causal_lm": prepare_tokens, "image_classification": _images}
@@ -27,7 +39,7 @@ FIRST_WORD_S, WORD_S = 5.0, 10.0
 """How soon, and how often, a person is told how far it is."""
 
 
-def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
+def is_prepared(config: TrainJobConfig, directory: Storage | Path) -> bool:
     """Whether `prepare_data` has nothing to do but to look at what is there."""
     return config.task not in PREPARATIONS or (
         config.task == "causal_lm" and tokens_are_there(config, directory)
@@ -36,7 +48,7 @@ def is_prepared(config: TrainJobConfig, directory: Path) -> bool:
 
 def prepare_data(
     config: TrainJobConfig,
-    directory: Path,
+    directory: Storage | Path,
     tell: Tell = lambda _: None,
     encode: Encode = encode_here,
     hand_over: bool = False,
@@ -56,4 +68,4 @@ def prepare_data(
         RequestError: the data cannot be read, or is too small.
     """
     prepare = PREPARATIONS.get(config.task)
-    return prepare is not None and prepare(config, directory, tell, encode, hand_over)
+    return prepare is not None and prepare(config, as_storage(directory), tell, encode, hand_over)

@@ -1,26 +1,30 @@
-"""A corpus as two token streams on disk: how they are read, and how they are written as they come."""
+"""A corpus as two token streams: how they are read, and how they are written as they come."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cluster.files.backend import MissingError
+from cluster.files.storage import Storage
+from cluster.wording import counted
+from train_jobs.data.growing_array import ARRAY, GrowingArray, length_of
+
 FACTS = "streams.json"
 TOKENIZER = "tokenizer"
 """Names in the directory of the prepared data."""
+STAGED = ".new"
+"""In the directory: what is not whole yet."""
 _SO_FAR = "so_far.json"
 _KEEP_S = 5.0
 """Seconds between two notes of how far it is: so much at most is done again after a kill."""
-_BLOCK = 1 << 22
 
 
 class TokenStream(NamedTuple):
@@ -34,7 +38,8 @@ class TokenStreams:
     """A job's corpus as two token streams (training, held out) in one directory, memory-mapped.
 
     Files: `train.npy`, `held_out.npy` (tokens), `train_starts.npy`, `held_out_starts.npy` (documents),
-    `tokenizer/` (Hugging Face format) and `streams.json`, written last: with what they were made of.
+    `tokenizer/` (Hugging Face format) and `streams.json`, written last: with what they were made of. The
+    arrays are opened when they are asked for.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -43,13 +48,19 @@ class TokenStreams:
         self.vocab_size: int = facts["vocab_size"]
         self.content: str = facts.get("content", "")
         """A digest of the training tokens."""
-        self.train = self._open("train")
-        self.held_out = self._open("held_out")
+
+    @cached_property
+    def train(self) -> TokenStream:
+        return self._open("train")
+
+    @cached_property
+    def held_out(self) -> TokenStream:
+        return self._open("held_out")
 
     def _open(self, part: str) -> TokenStream:
         return TokenStream(
-            np.load(self.directory / f"{part}.npy", mmap_mode="r"),
-            np.load(self.directory / f"{part}_starts.npy", mmap_mode="r"),
+            np.load(self.directory / f"{part}{ARRAY}", mmap_mode="r"),
+            np.load(self.directory / f"{part}_starts{ARRAY}", mmap_mode="r"),
         )
 
     @property
@@ -74,29 +85,35 @@ class Encoded(NamedTuple):
 
 
 class StreamWriter:
-    """Writes both streams as they come: a corpus need not fit into memory.
+    """Writes both streams as they come: a corpus need not fit into memory, nor on a disk of ours.
 
     Every few seconds it notes how far it is; who opens the same directory for the same work goes on there.
 
-    Files, until `complete`: `train.raw`, `held_out.raw` (tokens), `train_starts.raw`, `held_out_starts.raw`
-    (int64) and `so_far.json`.
+    Files, until `put_together`: in `.new/` pieces of each array, named after their first element, and
+    `so_far.json`.
 
     Attributes:
         parts: how many parts are whole.
         of_part: documents there are of the next one.
 
     Args:
+        place: where the streams are to be.
         kind: of a token.
         origin: what the streams follow from.
     """
 
-    def __init__(self, directory: Path, kind: type[np.generic], origin: Mapping[str, Any]) -> None:
-        self._directory = directory
+    def __init__(self, place: Storage, kind: type[np.generic], origin: Mapping[str, Any]) -> None:
+        self._staged = place.child(STAGED)
         self._origin = dict(origin)
-        self._streams = [_Stream(directory, part, kind) for part in ("train", "held_out")]
+        self._streams = [_Stream(self._staged, part, kind) for part in ("train", "held_out")]
         self.parts = self.of_part = 0
         self._whole: dict[str, Any] = {}
         self._kept_at = -math.inf
+        known = _noted(self._staged)
+        if known.get("origin") != self._origin or not self._go_on(known):
+            self._go_on({"parts": 0, "streams": [(0, 0), (0, 0)]})
+        self._end_part()
+        self.keep()
 
     @property
     def documents(self) -> int:
@@ -112,24 +129,11 @@ class StreamWriter:
         train, held_out = self._streams
         return train.tokens, held_out.tokens
 
-    def __enter__(self) -> StreamWriter:
-        known = _noted(self._directory, self._origin) or {}
-        sizes = known.get("streams", [(0, 0), (0, 0)])
-        if all(stream.has(*size) for stream, size in zip(self._streams, sizes, strict=True)):
-            self.parts = known.get("parts", 0)
-        else:
-            sizes = [(0, 0), (0, 0)]
-        for stream, size in zip(self._streams, sizes, strict=True):
-            stream.open(*size)
-        self._end_part()
-        self.keep()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for stream in self._streams:
-            stream.close()
+    def _go_on(self, known: Mapping[str, Any]) -> bool:
+        """Go on behind what is noted; whether all of that is there."""
+        self.parts = known["parts"]
+        sizes = zip(self._streams, known["streams"], strict=True)
+        return all(stream.open(*size) for stream, size in sizes)
 
     def add(self, encoded: Encoded, held_out: np.ndarray) -> None:
         """Append documents to their streams.
@@ -153,42 +157,85 @@ class StreamWriter:
 
     def keep(self) -> None:
         """Note how far it is: no part that is whole is done again."""
+        self._note({})
+
+    def seal(self, facts: Mapping[str, Any]) -> None:
+        """Note that all is written: what is left is to put it together.
+
+        Args:
+            facts: what `streams.json` is to say.
+        """
+        self._note({"facts": facts, "kinds": [stream.kind for stream in self._streams]})
+
+    def _note(self, more: Mapping[str, Any]) -> None:
         for stream in self._streams:
             stream.flush()
-        note = self._directory / _SO_FAR
-        new = note.with_suffix(".new")
-        new.write_text(json.dumps({"origin": self._origin, **self._whole}))
-        new.rename(note)
+        note = {"origin": self._origin, **self._whole, **more}
+        self._staged.write_bytes(_SO_FAR, json.dumps(note).encode())
         self._kept_at = time.monotonic()
-
-    def complete(self) -> str:
-        """Write the streams as arrays; returns a digest of the training tokens."""
-        self.keep()  # this may take its time
-        digest, _ = (stream.complete() for stream in self._streams)
-        return digest
 
     def forget(self) -> None:
         """Let nobody go on from here."""
-        (self._directory / _SO_FAR).unlink()
+        self._staged.delete(_SO_FAR)
 
 
-def clear(directory: Path) -> None:
-    """Delete what only served to go on; all else is there."""
-    for path in (directory / _SO_FAR, *directory.glob("*.raw")):
-        path.unlink(missing_ok=True)
+def put_together(place: Storage, tell: Callable[[str], None]) -> bool:
+    """Make the streams of pieces that are sealed; whether there were any.
+
+    Whoever is cut off in it leaves pieces that are sealed: nothing that only they hold is lost.
+
+    Args:
+        tell: told what is done.
+    """
+    staged = place.child(STAGED)
+    note = _noted(staged)
+    if "facts" not in note:
+        return False
+    streams = [_Stream(staged, *each) for each in zip(("train", "held_out"), note["kinds"], strict=True)]
+    if not all(stream.has(*size) for stream, size in zip(streams, note["streams"], strict=True)):
+        staged.delete(_SO_FAR)
+        return False
+    known = read_facts(place)
+    if known is None or known.get("made_of") != note["facts"]["made_of"]:
+        tell(f"putting {counted(sum(tokens for _, tokens in note['streams']), 'token')} together")
+        place.delete(FACTS)
+        content, _ = (
+            stream.put_together(place, *size) for stream, size in zip(streams, note["streams"], strict=True)
+        )
+        place.delete_dir(TOKENIZER)
+        place.copy_dir(staged.child(TOKENIZER), TOKENIZER)
+        place.write_bytes(FACTS, json.dumps({**note["facts"], "content": content}).encode())
+    staged.delete(_SO_FAR)
+    place.delete_dir(STAGED)
+    return True
 
 
-def has_begun(directory: Path, origin: Mapping[str, Any]) -> bool:
-    """Whether somebody has begun streams there that follow from the same."""
-    return _noted(directory, origin) is not None
-
-
-def _noted(directory: Path, origin: Mapping[str, Any]) -> dict[str, Any] | None:
+def read_facts(place: Storage) -> dict[str, Any] | None:
+    """What is known of the streams; None where they are not there."""
     try:
-        note: dict[str, Any] = json.loads((directory / _SO_FAR).read_text())
-    except (FileNotFoundError, ValueError):
+        facts: dict[str, Any] = json.loads(place.read_bytes(FACTS))
+    except MissingError:
         return None
-    return note if note.get("origin") == origin else None
+    return facts
+
+
+def sizes_of(place: Storage) -> tuple[int, int]:
+    """How many tokens there are to train on, and held out, of streams that are there."""
+    train, held_out = (length_of(place, part) for part in ("train", "held_out"))
+    return train, held_out
+
+
+def has_begun(place: Storage, origin: Mapping[str, Any]) -> bool:
+    """Whether somebody has begun streams there that follow from the same."""
+    return _noted(place.child(STAGED)).get("origin") == origin
+
+
+def _noted(staged: Storage) -> dict[str, Any]:
+    try:
+        note: dict[str, Any] = json.loads(staged.read_bytes(_SO_FAR))
+    except (MissingError, ValueError):
+        return {}
+    return note
 
 
 def token_type(vocab_size: int) -> type[np.generic]:
@@ -197,58 +244,42 @@ def token_type(vocab_size: int) -> type[np.generic]:
 
 
 class _Stream:
-    """One stream: its tokens, and where its documents begin."""
+    """One stream: its tokens, and where its documents begin.
 
-    def __init__(self, directory: Path, name: str, kind: type[np.generic]) -> None:
-        self._arrays = directory / f"{name}.npy", directory / f"{name}_starts.npy"
-        self._raws = directory / f"{name}.raw", directory / f"{name}_starts.raw"
-        self._kinds = np.dtype(kind), np.dtype(np.int64)
-        self.documents = self.tokens = 0
+    Args:
+        kind: of a token.
+    """
 
-    def has(self, documents: int, tokens: int) -> bool:
-        """Whether so much of it is there."""
-        return all(
-            count == 0 or (raw.exists() and raw.stat().st_size >= count * kind.itemsize)
-            for raw, kind, count in zip(self._raws, self._kinds, (tokens, documents), strict=True)
-        )
+    def __init__(self, staged: Storage, name: str, kind: Any) -> None:
+        self.kind: str = np.dtype(kind).str
+        self._tokens = GrowingArray(staged, name, np.dtype(kind))
+        self._starts = GrowingArray(staged, f"{name}_starts", np.dtype(np.int64))
 
-    def open(self, documents: int, tokens: int) -> None:
-        """Go on behind so much."""
-        self.documents, self.tokens = documents, tokens
-        self._files = []
-        for raw, kind, count in zip(self._raws, self._kinds, (tokens, documents), strict=True):
-            file = raw.open("ab")
-            file.truncate(count * kind.itemsize)
-            self._files.append(file)
+    @property
+    def documents(self) -> int:
+        return self._starts.length
+
+    @property
+    def tokens(self) -> int:
+        return self._tokens.length
+
+    def open(self, documents: int, tokens: int) -> bool:
+        """Go on behind so much; whether it is there."""
+        return self._starts.open(documents) and self._tokens.open(tokens)
 
     def add(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
-        starts = self.tokens + np.cumsum(lengths) - lengths
-        for file, kind, array in zip(self._files, self._kinds, (tokens, starts), strict=True):
-            file.write(array.astype(kind, copy=False).tobytes())
-        self.documents += len(lengths)
-        self.tokens += len(tokens)
+        self._starts.add(self.tokens + np.cumsum(lengths) - lengths)
+        self._tokens.add(tokens)
 
     def flush(self) -> None:
-        for file in self._files:
-            file.flush()
-            os.fsync(file.fileno())  # the note that follows must not outlive what it vouches for
+        self._tokens.flush()
+        self._starts.flush()
 
-    def close(self) -> None:
-        for file in self._files:
-            file.close()
+    def has(self, documents: int, tokens: int) -> bool:
+        """Whether it has just so much."""
+        return self._starts.has(documents) and self._tokens.has(tokens)
 
-    def complete(self) -> str:
+    def put_together(self, place: Storage, documents: int, tokens: int) -> str:
         """Write the arrays; returns a digest of the tokens."""
-        self.close()
-        digest = hashlib.blake2b(digest_size=16)
-        lengths = self.tokens, self.documents
-        for raw, kind, length, array in zip(self._raws, self._kinds, lengths, self._arrays, strict=True):
-            target = np.lib.format.open_memmap(array, mode="w+", dtype=kind, shape=(length,))
-            with raw.open("rb") as file:
-                for first in range(0, length, _BLOCK):
-                    read = file.read(_BLOCK * kind.itemsize)
-                    target[first : first + _BLOCK] = np.frombuffer(read, dtype=kind)
-                    if array is self._arrays[0]:
-                        digest.update(read)
-            target.flush()
-        return digest.hexdigest()
+        self._starts.put_together(place, documents)
+        return self._tokens.put_together(place, tokens)

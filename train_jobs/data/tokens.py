@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.files.storage import Storage, as_storage
 from cluster.models.directory_here import directory_here
 from train_jobs.data.documents import corpus_parts
 from train_jobs.data.own_tokenizer import texts_to_train_on, train_tokenizer
 from train_jobs.data.token_streams import (
-    FACTS,
+    STAGED,
     TOKENIZER,
     StreamWriter,
-    TokenStreams,
-    clear,
     has_begun,
+    put_together,
+    read_facts,
+    sizes_of,
     token_type,
 )
 from train_jobs.data.tokenizing import (
@@ -76,12 +79,15 @@ def tokenizer_for(
 
 def prepare_tokens(
     config: TrainJobConfig,
-    directory: Path,
+    directory: Storage | Path,
     tell: Tell = _nobody,
     encode: Encode = encode_here,
     hand_over: bool = False,
 ) -> bool:
     """Tokenize a job's corpus into `directory`; what was made of the same is not made again.
+
+    Nothing of the corpus or of its tokens is written to a disk of this machine, but to a directory that is
+    here.
 
     Args:
         tell: told again and again how far that is.
@@ -95,50 +101,53 @@ def prepare_tokens(
         LongWorkError: it is handed over.
         RequestError: the corpus cannot be read, is too small for one global batch, or holds nothing to
             evaluate on; what was there stays.
+        StorageError: the directory cannot be read or written.
     """
-    staged = directory.with_name(f".{directory.name}.new")
-    if not directory.exists() and (staged / FACTS).exists():
-        staged.rename(directory)  # whoever made it ended before the last word
-    if tokens_are_there(config, directory):
-        clear(directory)
-        streams = TokenStreams(directory)
-        _check_sizes(config, len(streams.train.tokens), len(streams.held_out.tokens))
-        return False
-    made_of, known = _made_of(config), _facts(directory)
+    place = as_storage(directory)
+    was_sealed = put_together(place, tell)  # whoever made it ended before the last word
+    if tokens_are_there(config, place):
+        _check_sizes(config, *sizes_of(place))
+        return was_sealed
+    made_of, staged = _made_of(config), place.child(STAGED)
     tell("reading the documents, and the tokenizer")
     parts = corpus_parts(config.data)
     origin = {"made_of": made_of, "tokenizer": _origin(config), "parts": digest_of_parts(parts)}
-    if not has_begun(staged, origin):
-        shutil.rmtree(staged, ignore_errors=True)
-        staged.mkdir(parents=True)
-        trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
-        own = directory / TOKENIZER if trained else None
-        tokenizer_for(config, own, tell).save_pretrained(staged / TOKENIZER)
-    tokenizer = load_tokenizer(str(staged / TOKENIZER), "the job's own tokenizer")
-    with StreamWriter(staged, token_type(len(tokenizer)), origin) as writer:
-        try:
-            write_streams(config.data, parts, tokenizer, writer, encode, tell, hand_over=hand_over)
-        except RequestError:
-            writer.forget()  # whatever is mended now, the tokenizer's files too, counts the next time
-            raise
-        # Before they count as made: what is too small now may have grown by the next time.
-        _check_sizes(config, *writer.sizes)
-        content = writer.complete()
-    facts = {"vocab_size": len(tokenizer), "made_of": made_of, "content": content}
-    (staged / FACTS).write_text(json.dumps(facts))
-    _put_in_place(staged, directory)
-    return True
+    if not has_begun(place, origin):
+        place.delete_dir(STAGED)
+        _stage_tokenizer(config, place, tell)
+    with _here(staged.child(TOKENIZER)) as here:
+        tokenizer = load_tokenizer(str(here), "the job's own tokenizer")
+    writer = StreamWriter(place, token_type(len(tokenizer)), origin)
+    try:
+        write_streams(config.data, parts, tokenizer, writer, encode, tell, hand_over=hand_over)
+    except RequestError:
+        writer.forget()  # whatever is mended now, the tokenizer's files too, counts the next time
+        raise
+    # Before they count as made: what is too small now may have grown by the next time.
+    _check_sizes(config, *writer.sizes)
+    writer.seal({"vocab_size": len(tokenizer), "made_of": made_of})
+    return put_together(place, tell)
 
 
-def _put_in_place(staged: Path, directory: Path) -> None:
-    """At no moment is neither of the two whole: a tokenizer that the job has trained must not be lost."""
-    before = directory.with_name(f".{directory.name}.old")
-    shutil.rmtree(before, ignore_errors=True)
-    if directory.exists():
-        directory.rename(before)
-    staged.rename(directory)
-    clear(directory)
-    shutil.rmtree(before, ignore_errors=True)
+def _stage_tokenizer(config: TrainJobConfig, place: Storage, tell: Tell) -> None:
+    """Put the tokenizer beside the streams that are made with it."""
+    known = read_facts(place)
+    trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
+    with _here(place.child(TOKENIZER)) as own, tempfile.TemporaryDirectory() as saved:
+        tokenizer_for(config, own if trained else None, tell).save_pretrained(saved)
+        place.child(STAGED).upload_dir(saved, TOKENIZER)
+
+
+@contextmanager
+def _here(storage: Storage) -> Iterator[Path]:
+    """The few small files of a directory, on this machine."""
+    local = storage.local_path()
+    if local is not None:
+        yield local
+        return
+    with tempfile.TemporaryDirectory() as copy:
+        Storage(copy).child("files").copy_dir(storage)
+        yield Path(copy, "files")
 
 
 def _origin(config: TrainJobConfig) -> str | int:
@@ -155,9 +164,9 @@ def _origin(config: TrainJobConfig) -> str | int:
     return digest.hexdigest()
 
 
-def tokens_are_there(config: TrainJobConfig, directory: Path) -> bool:
+def tokens_are_there(config: TrainJobConfig, directory: Storage | Path) -> bool:
     """Whether a directory holds the streams of this config."""
-    made_of, known = _made_of(config), _facts(directory)
+    made_of, known = _made_of(config), read_facts(as_storage(directory))
     return known is not None and known.get("made_of", made_of) == made_of
 
 
@@ -171,14 +180,6 @@ def _made_of(config: TrainJobConfig) -> dict[str, Any]:
         "held_out_every": data.held_out_every if data.held_out_source is None else None,
         "tokenizer": data.tokenizer or config.model.directory,
     }
-
-
-def _facts(directory: Path) -> dict[str, Any] | None:
-    try:
-        facts: dict[str, Any] = json.loads((directory / FACTS).read_text())
-    except FileNotFoundError:
-        return None
-    return facts
 
 
 def _check_sizes(config: TrainJobConfig, train: int, held_out: int) -> None:

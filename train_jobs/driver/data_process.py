@@ -1,6 +1,6 @@
 """A job's data is prepared in a process of its own: it can be ended, and the driver hears meanwhile.
 
-`python -m train_jobs.driver.data_process ANSWER DIRECTORY SYS_PATH NODES HAND_OVER` is that process; it reads
+`python -m train_jobs.driver.data_process ANSWER PLACE SYS_PATH NODES HAND_OVER` is that process; it reads
 the job's config. Lines of JSON go to the file descriptor ANSWER: how far it is, and what has come of it.
 """
 
@@ -23,10 +23,12 @@ from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
+from cluster.files.storage import Storage, as_storage
 from train_jobs.data.preparation import is_prepared, prepare_data
 from train_jobs.data.tokenizing import Encode, LongWorkError, Tell, encode_here
 from train_jobs.driver.data_errors import ERRORS, StoppedError
 from train_jobs.driver.data_words import DataWords
+from train_jobs.driver.left_behind import unless_stopped
 from train_jobs.spec import env_of
 
 _LOOK_S = 0.1
@@ -35,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 
 def prepare_apart(
     config: TrainJobConfig,
-    directory: Path,
+    directory: Storage | Path,
     stop: Callable[[], bool],
     tell: Tell = lambda _: None,
     nodes: Sequence[str] | None = None,
@@ -56,10 +58,16 @@ def prepare_apart(
         StoppedError: it was stopped; the next time goes on from where it was.
         ShoalError: the data cannot be had; a RequestError where asking again gives the same.
     """
-    if is_prepared(config, directory):
-        return prepare_data(config, directory)  # a look at what is there
+    place = as_storage(directory)
+
+    def look() -> bool | None:
+        return prepare_data(config, place) if is_prepared(config, place) else None
+
+    changed = unless_stopped(look, stop, "it is looked at what there is of the job's data")
+    if changed is not None:
+        return changed
     ours, theirs = os.pipe()
-    program = [sys.executable, "-m", "train_jobs.driver.data_process", str(theirs), str(directory)]
+    program = [sys.executable, "-m", "train_jobs.driver.data_process", str(theirs), place.location]
     program += [json.dumps(sys.path), json.dumps(nodes), json.dumps(hand_over)]
     with (
         open(ours, "rb", buffering=0) as answers,
@@ -107,7 +115,7 @@ def prepare_apart(
 def main() -> None:
     # Whoever asked may be killed; nobody would know of this process then.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    answers, directory = int(sys.argv[1]), Path(sys.argv[2])
+    answers, place = int(sys.argv[1]), Storage(sys.argv[2])
     sys.path[:] = json.loads(sys.argv[3])
     nodes: list[str] | None = json.loads(sys.argv[4])
     config = TrainJobConfig.model_validate_json(sys.stdin.read())
@@ -115,7 +123,7 @@ def main() -> None:
     try:
         encode = encode_here if nodes is None else _encoder(config, nodes)
         with _telling(answers) as tell:
-            answer = {"changed": prepare_data(config, directory, tell, encode, json.loads(sys.argv[5]))}
+            answer = {"changed": prepare_data(config, place, tell, encode, json.loads(sys.argv[5]))}
     except LongWorkError as error:
         answer = {"rest_s": error.rest_s}
     except ShoalError as error:

@@ -137,14 +137,13 @@ class Driver:
         if self.config.task == "script":
             work = self.workspace.directory / WORK
             self._unless_stopped(lambda: update_work(Path.cwd(), work), "the job's files are copied")
-        self._unless_stopped(lambda: self.workspace.fetch(DATA), "the job's data is fetched")
+        changed = JobData(self, self.lease, self.run_storage.child(DATA)).prepare()
 
-        data = JobData(self, self.lease, self.workspace.directory / DATA)
-        if data.prepare() or not self.workspace.has(DATA):
-            with self.lease.kept(data.units):  # an upload may take longer than a lease lives
-                self._unless_stopped(
-                    lambda: self.workspace.put(DATA), "the job's data is put into the storage"
-                )
+        def declare() -> None:
+            if changed or not self.workspace.has(DATA):
+                self.workspace.declare(DATA)
+
+        self._unless_stopped(declare, "the job's data is declared to be there")
 
     def _unless_stopped(self, work: Callable[[], Result], words: str) -> Result:
         return unless_stopped(work, self.is_stopping, words)

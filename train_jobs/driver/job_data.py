@@ -6,11 +6,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
+from cluster.files.storage import Storage
 from cluster.sharing.demand import Grant
 from train_jobs.data.tokenizing import LongWorkError
 from train_jobs.driver.data_errors import NotThereError, StoppedError
@@ -37,15 +37,15 @@ class JobData:
     What takes more than a minute is done on the job's workers, as soon as it has some; until then it goes on
     here, and so it does where they do not see the documents, or have fewer CPUs than are here.
 
-    Attributes:
-        units: those of a lease that it has in the end, the node of each; the caller has to release it.
+    Args:
+        lease: what it holds in the end the caller has to release.
+        place: where every rank finds the data.
     """
 
-    def __init__(self, job: DataJob, lease: JobLease, directory: Path) -> None:
+    def __init__(self, job: DataJob, lease: JobLease, place: Storage) -> None:
         self.job = job
         self.lease = lease
-        self.directory = directory
-        self.units: tuple[str, ...] = ()
+        self.place = place
 
     def prepare(self) -> bool:
         """Fill the data directory; whether anything in it is another than before.
@@ -83,7 +83,7 @@ class JobData:
 
     def _on_nodes(self) -> bool:
         """Go on there for as long as the lease stays what it is; whether all is done."""
-        self.units = units = self.job.wait_for_lease().nodes
+        units = self.job.wait_for_lease().nodes
         nodes = [node for node in units for _ in range(self.lease.unit_size)]
         look = self._looker(units)
 
@@ -103,7 +103,6 @@ class JobData:
         except NotThereError as error:
             self._say(f"{error}; it goes on in one process")
             self.lease.release()
-            self.units = ()
             self.job.tell("preparing", **facts)
             self._apart(self.job.is_stopping)
         except RequestError:
@@ -118,7 +117,7 @@ class JobData:
     def _apart(
         self, stop: Callable[[], bool], nodes: Sequence[str] | None = None, *, hand_over: bool = False
     ) -> bool:
-        return prepare_apart(self.job.config, self.directory, stop, self._say, nodes, hand_over=hand_over)
+        return prepare_apart(self.job.config, self.place, stop, self._say, nodes, hand_over=hand_over)
 
     def _say(self, words: str) -> None:
         self.job.tell("prepares", said=words)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
@@ -60,25 +58,6 @@ class JobLease:
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
             return None
-
-    @contextmanager
-    def kept(self, units: Sequence[str]) -> Iterator[None]:
-        """Renew the lease on units again and again, whatever happens meanwhile; of none nothing is to do."""
-        over = threading.Event()
-
-        def renew() -> None:
-            while not over.wait(RENEW_S):
-                self.renew(units, units)
-
-        thread = threading.Thread(target=renew, name="lease", daemon=True)
-        if units:
-            thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            if units:
-                thread.join()
 
     def release(self) -> None:
         """End the lease; one that cannot be ended now runs out by itself."""

@@ -28,8 +28,8 @@ class Workspace:
     """The directory of a run on this node.
 
     Data and exported models are files that libraries open by their path. On storage that every node mounts
-    they lie in the run's directory there. An object store has no paths: there the node that makes them puts
-    them into the storage, and each node that needs them fetches them once.
+    they lie in the run's directory there. An object store has no paths: there whoever makes them puts them
+    into the storage, or writes them there and declares them, and each node that needs them fetches them once.
 
     Attributes:
         storage: the run's directory in the storage.
@@ -53,9 +53,9 @@ class Workspace:
         self._word(name).write_bytes(self.declare(name))
 
     def declare(self, name: str) -> bytes:
-        """Let every node find a directory of the storage, all of which is there now; the word of it."""
+        """Let every node find what there is of a directory in the storage, which is all now; its word."""
         word = uuid.uuid4().hex.encode()
-        if not self.mounted:
+        if not self.mounted and self.storage.exists(name):
             self.storage.write_bytes(name + _COMPLETE, word)
         return word
 

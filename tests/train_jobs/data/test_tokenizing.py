@@ -18,6 +18,7 @@ from transformers import AutoTokenizer
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.files.storage import Storage
 from tests.train_jobs.ranks import WORDS, tiny_job
 from train_jobs.data import tokenizing
 from train_jobs.data.documents import CorpusPart, corpus_parts
@@ -104,19 +105,26 @@ def half_done(config: TrainJobConfig, directory: Path) -> Path:
     """Work that was cut off after six parts, and noted."""
     with pytest.raises(CutOffError):
         prepare_tokens(config, directory, encode=cut_off_after(6, []))
-    return directory.with_name(f".{directory.name}.new")
+    return directory / ".new"
+
+
+def pieces(staged: Path, name: str) -> list[Path]:
+    return sorted((staged / name).iterdir())
 
 
 @pytest.mark.parametrize(
     "harm",
     [
-        lambda staged: (staged / "train.raw").write_bytes(b""),
-        lambda staged: (staged / "held_out_starts.raw").unlink(),
+        lambda staged: pieces(staged, "train")[0].write_bytes(b""),
+        lambda staged: pieces(staged, "train")[1].unlink(),
+        lambda staged: pieces(staged, "train")[-1].unlink(),
+        lambda staged: shutil.rmtree(staged / "held_out_starts"),
         lambda staged: (staged / "so_far.json").write_text('{"origin": '),
         lambda staged: (staged / "so_far.json").unlink(),
         lambda staged: shutil.rmtree(staged),
-        lambda staged: (staged / "train.raw").open("ab").write(b"half a token that nobody noted"),
-        lambda staged: (staged / "train.npy").write_bytes(b"half"),
+        lambda staged: pieces(staged, "train")[-1].open("ab").write(b"half a token that nobody noted"),
+        lambda staged: (staged / "train" / f"{10**6:015d}").write_bytes(b"a piece that nobody noted"),
+        lambda staged: (staged.parent / "train.npy").write_bytes(b"half"),
     ],
 )
 @pytest.mark.usefixtures("noted_at_once")
@@ -147,7 +155,9 @@ def test_what_was_done_of_other_documents_does_not_count(config: TrainJobConfig,
     assert firsts == [0, 0]
 
 
-@pytest.mark.parametrize("where", ["_check_sizes", "StreamWriter.complete", "_put_in_place", "clear"])
+@pytest.mark.parametrize(
+    "where", ["tokens._check_sizes", "tokens.StreamWriter.seal", "token_streams._Stream.put_together"]
+)
 @pytest.mark.usefixtures("noted_at_once")
 def test_a_kill_at_the_very_end_loses_nothing(
     where: str, config: TrainJobConfig, whole: TokenStreams, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -156,7 +166,7 @@ def test_a_kill_at_the_very_end_loses_nothing(
         raise CutOffError
 
     with monkeypatch.context() as patched:
-        patched.setattr(f"train_jobs.data.tokens.{where}", cut_off)
+        patched.setattr(f"train_jobs.data.{where}", cut_off)
         with pytest.raises(CutOffError):
             prepare_tokens(config, tmp_path / "data")
     firsts: list[int] = []
@@ -165,7 +175,7 @@ def test_a_kill_at_the_very_end_loses_nothing(
     prepare_tokens(config, tmp_path / "data")
     assert firsts in ([], [GROUPS])
     assert_same(TokenStreams(tmp_path / "data"), whole)
-    assert not list((tmp_path / "data").glob("*.raw"))
+    assert not (tmp_path / "data" / ".new").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
@@ -218,26 +228,17 @@ def write(
     said: list[str] = []
     tokenizer: Any = AutoTokenizer.from_pretrained(streams.tokenizer_directory)
     parts, clock = corpus_parts(config.data), seconds_a_part(a_part_s)
-    directory.mkdir(exist_ok=True)
-    with StreamWriter(directory, np.uint16, {}) as writer:
-        write_streams(
-            config.data,
-            parts,
-            tokenizer,
-            writer,
-            encode_here,
-            said.append,
-            hand_over=hand_over,
-            clock=clock,
-        )
-        writer.keep()
+    writer = StreamWriter(Storage(directory), np.uint16, {})
+    write_streams(
+        config.data, parts, tokenizer, writer, encode_here, said.append, hand_over=hand_over, clock=clock
+    )
+    writer.keep()
     return said
 
 
 def parts_in(directory: Path) -> int:
     """How many parts whoever goes on there finds."""
-    with StreamWriter(directory, np.uint16, {}) as writer:
-        return writer.parts
+    return StreamWriter(Storage(directory), np.uint16, {}).parts
 
 
 def test_what_takes_more_than_a_minute_is_handed_over_with_what_was_done(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import pytest
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.files.storage import Storage
 from tests.train_jobs.ranks import tiny_job, write_corpus
-from train_jobs.data import tokens
 from train_jobs.data.documents import read_documents
 from train_jobs.data.own_tokenizer import train_tokenizer
 from train_jobs.data.token_streams import TokenStreams
@@ -132,36 +131,55 @@ def test_data_that_cannot_be_had_leaves_what_was_there(tmp_path: Path, change: d
     assert TokenStreams(directory).content == first.content
 
 
-@pytest.mark.parametrize("step", ["rename", "rmtree"])
-def test_a_kill_between_the_old_streams_and_the_new_ones_loses_no_tokenizer(
-    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stopped before each of the last steps, one after the other."""
-    corpus, other = write_corpus(tmp_path / "corpus.parquet"), other_corpus(tmp_path / "other.parquet")
-    directory = tmp_path / "data"
-    first = vocabulary(prepared(tiny_job(corpus), directory))
-    changed = tiny_job(corpus, data={"source": str(other), "text_column": "body"})
+class Killed(BaseException):
+    """What ends a process wherever it is."""
 
-    class Killed(BaseException):
-        pass
 
-    real: Any = getattr(Path, "rename") if step == "rename" else tokens.shutil.rmtree  # noqa: B009
-    for count in range(4):
-        calls = itertools.count()
+def kill_at(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End before one of the changes of a storage, by its number."""
+    calls = itertools.count()
 
-        def sometimes(*arguments: Any, count: int = count, calls: Any = calls, **named: Any) -> Any:
+    def deadly(real: Any) -> Any:
+        def change(*arguments: Any, **named: Any) -> Any:
             if next(calls) == count:
                 raise Killed
             return real(*arguments, **named)
 
+        return change
+
+    for name in ("write_bytes", "writer", "delete", "delete_dir", "copy_dir"):
+        monkeypatch.setattr(Storage, name, deadly(getattr(Storage, name)))
+
+
+def test_a_kill_between_the_old_streams_and_the_new_ones_loses_no_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped before each change of the directory, one after the other."""
+    corpus, other = write_corpus(tmp_path / "corpus.parquet"), other_corpus(tmp_path / "other.parquet")
+    directory = tmp_path / "data"
+    streams = prepared(tiny_job(corpus), directory)
+    first, content = vocabulary(streams), {False: streams.content}
+    is_changed = False
+    for count in itertools.count():
+        is_changed = not is_changed
+        change = {"source": str(other), "text_column": "body"} if is_changed else {}
+        config = tiny_job(corpus, data=change)
         with monkeypatch.context() as patch:
-            patch.setattr(*((Path, "rename") if step == "rename" else (tokens.shutil, "rmtree")), sometimes)
-            with suppress(Killed):
-                prepare_tokens(changed, directory)
-        prepare_tokens(changed, directory)
-        assert vocabulary(TokenStreams(directory)) == first
-        prepare_tokens(tiny_job(corpus), directory)
-        assert vocabulary(TokenStreams(directory)) == first
+            kill_at(count, patch)
+            try:
+                prepare_tokens(config, directory)
+            except Killed:
+                pass
+            else:
+                break
+        if count % 3:  # what is asked for meanwhile is another thing
+            prepare_tokens(tiny_job(corpus, data={"held_out_every": 3}), directory)
+            assert vocabulary(TokenStreams(directory)) == first
+        prepare_tokens(config, directory)
+        streams = TokenStreams(directory)
+        assert vocabulary(streams) == first
+        assert streams.content == content.setdefault(is_changed, streams.content)
+    assert count > 15, "the kills did not reach the end"
 
 
 def test_text_that_looks_like_a_special_token_stays_text(tmp_path: Path) -> None:

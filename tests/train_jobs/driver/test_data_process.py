@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from cluster.errors import RequestError, ShoalError
+from cluster.files.storage import Storage
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.token_streams import TokenStreams
 from train_jobs.driver.data_errors import StoppedError
@@ -66,6 +67,18 @@ def test_a_job_that_is_stopped_waits_for_no_tokenizer(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_a_job_that_is_stopped_waits_for_no_storage_that_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, over = tiny_job(tmp_path / "nowhere.parquet"), threading.Event()
+    monkeypatch.setattr(Storage, "read_bytes", lambda *_: over.wait(60))
+    try:
+        with pytest.raises(StoppedError, match="it is looked at what there is of the job's data"):
+            prepare_apart(config, tmp_path / "data", lambda: True)
+    finally:
+        over.set()
+
+
 def test_a_process_that_is_killed_is_no_data(tmp_path: Path) -> None:
     config = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000})
     thread = later(lambda: processes()[0].kill())
@@ -118,7 +131,10 @@ def test_it_is_told_how_far_it_is_and_who_tells_and_dies_has_told_nothing(
     streams = TokenStreams(tmp_path / "data")
     tokens = len(streams.train.tokens) + len(streams.held_out.tokens)
     assert said[0] == "reading the documents, and the tokenizer"
-    assert said[-1] == f"tokenized 24 documents, {tokens:,} tokens so far"
+    assert said[-2:] == [
+        f"tokenized 24 documents, {tokens:,} tokens so far",
+        f"putting {tokens:,} tokens together",
+    ]
     monkeypatch.setenv("DIES", "1")
     with pytest.raises(ShoalError, match=r"ended without a word \(exit code 7\)"):
         prepare_apart(config, tmp_path / "other", lambda: False, said.append)

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
+from cluster.files.storage import Storage
 from cluster.sharing.demand import Grant
 from tests.train_jobs.ranks import tiny_job
 from train_jobs.data.tokenizing import LongWorkError
@@ -78,7 +79,7 @@ class Story:
     def apart(
         self,
         config: TrainJobConfig,
-        directory: Path,
+        place: Storage,
         stop: Callable[[], bool],
         tell: Callable[[str], None],
         nodes: Sequence[str] | None,
@@ -99,19 +100,17 @@ class Story:
         return True
 
 
-def prepare(story: Story, monkeypatch: pytest.MonkeyPatch) -> JobData:
+def prepare(story: Story, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_data, "prepare_apart", story.apart)
     monkeypatch.setattr(job_data, "RENEW_S", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
-    data = JobData(story, cast("JobLease", story), Path("data"))
-    assert data.prepare()
+    assert JobData(story, cast("JobLease", story), Storage("data")).prepare()
     assert story.ends == []
-    return data
 
 
 def test_short_work_is_done_here_and_no_worker_is_leased(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story([()], [DONE])
-    assert prepare(story, monkeypatch).units == ()
+    prepare(story, monkeypatch)
     assert (story.ran, story.held, story.released) == (["handing over"], [], 0)
 
 
@@ -123,7 +122,7 @@ def test_workers_that_have_fewer_cpus_than_are_here_are_no_help(monkeypatch: pyt
 
 def test_long_work_goes_to_workers_that_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story([("a", "b")], [LongWorkError(600), DONE])
-    assert prepare(story, monkeypatch).units == ("a", "b")
+    prepare(story, monkeypatch)
     assert story.ran == ["handing over", ("a", "b")]
     assert story.released == 0, "it trains there next"
     assert [facts.get("workers") for kind, facts in story.told if kind == "preparing"] == [2]
@@ -137,14 +136,14 @@ def test_long_work_goes_on_here_until_there_are_workers(monkeypatch: pytest.Monk
 
 def test_what_is_done_before_there_are_workers_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story([(), ()], [LongWorkError(600), DONE])
-    assert prepare(story, monkeypatch).units == ()
+    prepare(story, monkeypatch)
     assert story.ran == ["handing over", "here"]
 
 
 def test_another_grant_moves_it(monkeypatch: pytest.MonkeyPatch) -> None:
     both, other = ("a", "b"), ("b", "c")
     story = Story([both, both, both, other], [LongWorkError(600), STOPPED, DONE])
-    assert prepare(story, monkeypatch).units == other
+    prepare(story, monkeypatch)
     assert story.ran == ["handing over", both, other]
 
 
@@ -171,7 +170,7 @@ def test_a_lost_node_is_no_mistake_and_anything_else_is(monkeypatch: pytest.Monk
 
 def test_documents_that_a_node_does_not_see_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
     story = Story([("a", "b")], [LongWorkError(600), NotThereError("node b does not see them"), DONE])
-    assert prepare(story, monkeypatch).units == ()
+    prepare(story, monkeypatch)
     assert story.ran == ["handing over", ("a", "b"), "here"]
     assert story.released == 1, "nobody holds devices for nothing"
     said = [facts["said"] for kind, facts in story.told if kind == "prepares"]

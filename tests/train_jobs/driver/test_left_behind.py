@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +26,7 @@ from train_jobs.driver import driver
 from train_jobs.driver.left_behind import unless_stopped
 from train_jobs.records.workspace import Workspace
 
-PLACES = ("_is_to_train", "_publish", "update_work", "fetch", "put")
+PLACES = ("_is_to_train", "_publish", "update_work", "declare")
 """Where a driver works on files."""
 
 
@@ -54,7 +53,6 @@ def test_a_job_is_stopped_while_its_files_are_on_their_way(
         config = TrainJobConfig.model_validate({"task": "script", "script": "train.py"})
     monkeypatch.setattr(driver, "JobData", lambda *_: SimpleNamespace(prepare=lambda: True, units=()))
     job = TrainsAtOnce(config, Storage(tmp_path / "storage"))
-    job.lease.kept = lambda units: nullcontext()
 
     def hang(*_: Any) -> None:
         job.stop_asked.set()
