@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import CheckpointException
 
+from cluster.config.models.model_memory import show_gib
 from cluster.config.sections.train import TrainJobConfig
-from cluster.errors import RequestError
+from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from train_jobs.checkpoint.files import CheckpointReader, damage
 from train_jobs.checkpoint.saver import cause
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
+from train_jobs.data.growing_array import ARRAY
 from train_jobs.errors import CheckpointError
-from train_jobs.records.workspace import Workspace
 from train_jobs.spec import CHECKPOINTS, DATA
-from train_jobs.tasks import make_task
+from train_jobs.tasks import Task, make_task
+from train_jobs.tasks.weights import export_dtype
 
 
 def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, directory: Path) -> int:
@@ -36,13 +42,43 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
     Raises:
         RequestError: there is no such checkpoint, or the directory is there.
         CheckpointError: the checkpoint is damaged, or not of this config.
+        ShoalError: there is no room for the model.
     """
     store = CheckpointStore(run.child(CHECKPOINTS))
     step = _choose(store, step)
     if directory.exists():
         raise RequestError(f"{directory} is there already; a model is written into a new directory")
-    workspace = Workspace(run)
-    workspace.fetch(DATA)
+    with _data_here(run) as data:
+        task, weights = _load(store, step, config, data)
+        if not config.is_custom:
+            _check_room(weights, export_dtype(config), directory)
+        beside = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
+        try:
+            task.export(weights, beside)
+            beside.rename(directory)
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+    return step
+
+
+@contextmanager
+def _data_here(run: Storage) -> Iterator[Path]:
+    """The run's data; where that is elsewhere, without the arrays of its samples, which no model needs."""
+    local = run.local_path(DATA)
+    if local is not None:
+        yield local
+        return
+    data = run.child(DATA)
+    with tempfile.TemporaryDirectory() as here:
+        arrays = [name for name in data.files() if name.endswith(ARRAY)]
+        Storage(here).copy_dir(data, DATA, skip=arrays)
+        yield Path(here, DATA)
+
+
+def _load(
+    store: CheckpointStore, step: int, config: TrainJobConfig, data: Path
+) -> tuple[Task, dict[str, Tensor]]:
+    """The task, and the weights that its model had then."""
     with store.reading(step):
         manifest = store.look(step).manifest
         assert manifest is not None
@@ -50,7 +86,7 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
         if problem is not None:
             store.reject(step, problem)
             raise CheckpointError(f"the checkpoint of step {step} is damaged: {problem}")
-        task = make_task(config, workspace.directory / DATA)
+        task = make_task(config, data)
         model = task.build()
         state = {"model": model.state_dict()}
         try:
@@ -61,14 +97,20 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
             raise CheckpointError(
                 f"the checkpoint of step {step} is not one of this model: {cause(error)}"
             ) from error
-    beside = directory.with_name(f".{directory.name}.{uuid.uuid4().hex}")
-    try:
-        weights = {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
-        task.export(weights, beside)
-        beside.rename(directory)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
-    return step
+    return task, {name: value for name, value in state["model"].items() if isinstance(value, Tensor)}
+
+
+def _check_room(weights: Mapping[str, Tensor], dtype: torch.dtype, directory: Path) -> None:
+    """See that the model does not fill the disk, which may be the memory of the machine."""
+    whole = {tensor.data_ptr(): tensor for tensor in weights.values()}  # ties are written once
+    needed = sum(
+        tensor.numel() * (dtype if tensor.is_floating_point() else tensor.dtype).itemsize
+        for tensor in whole.values()
+    )
+    above = next(each for each in directory.absolute().parents if each.exists())
+    free = shutil.disk_usage(above).free
+    if needed > free:
+        raise ShoalError(f"the model takes {show_gib(needed)}; in {above} there is room for {show_gib(free)}")
 
 
 def _choose(store: CheckpointStore, step: int | None) -> int:

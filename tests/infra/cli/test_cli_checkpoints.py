@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import io
 import json
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -18,7 +19,9 @@ from cluster.files.storage import Storage
 from infra.api.exports import tar_of
 from infra.cli.checkpoints import unpack
 from infra.cli.main import call
+from tests.object_store import reached, uri
 from tests.served_api import RayJobs, control, served
+from tests.small_disk import only_small_files
 from tests.train_jobs.ranks import run_ranks, tiny_job, write_corpus
 from train_jobs.records.run_config import changes, write_run_config
 from train_jobs.records.run_log import RunLog
@@ -90,6 +93,39 @@ def test_a_checkpoint_becomes_a_model_that_transformers_loads(
     ]
     assert all(equal) if step == 8 else not any(equal)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_of_a_run_in_an_object_store_only_what_a_model_needs_comes_here(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reached() as port:
+        storage = Storage(uri(port, "cluster"))
+        run = storage.child("jobs", JOB)
+        run.copy_dir(Storage(project / "kept").child("jobs", JOB))
+        with run.writer("data/train.npy") as much:
+            much.write(bytes(3_000_000))
+        (tmp_path / "shoal.yaml").write_text(f'cluster: {{storage: "{storage.location}"}}\n')
+        monkeypatch.chdir(tmp_path)
+        with only_small_files(2_000_000):
+            assert call(["export", "lm@8", "model"]) == 0
+    first, second = (path / "model.safetensors" for path in (tmp_path / "model", run_export(project)))
+    assert first.read_bytes() == second.read_bytes()
+
+
+def run_export(project: Path) -> Path:
+    """The model that the run has left."""
+    return project / "kept" / "jobs" / JOB / "export"
+
+
+def test_a_model_for_which_there_is_no_room_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = shutil.disk_usage
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: real(place)._replace(free=20_000))
+    assert call(["export", "lm@8", str(tmp_path / "new" / "model")]) == 1
+    said = capsys.readouterr().err
+    assert re.search(rf"the model takes 0\.\d+ GiB; in {tmp_path} there is room for 0\.\d+ GiB", said), said
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_cannot_be_exported_is_said(
