@@ -12,8 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.errors import RequestError
+from cluster.files.storage import Storage
 from tests.clusters import LiveCluster
 from tests.integration.jobs import JOB, JobFile, events, finished, job_file, losses
+from tests.object_store import reached, uri
 from tests.train_jobs.ranks import merged, tiny_job, write_corpus
 from train_jobs.data.token_streams import TokenStreams
 from train_jobs.data.tokens import prepare_tokens
@@ -60,6 +62,20 @@ def test_the_streams_are_those_that_one_process_writes(
         for own, other in zip(getattr(found, part), getattr(expected, part), strict=True):
             assert np.array_equal(own, other)
     assert found.content == expected.content
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_the_cluster")
+def test_where_no_directory_is_shared_they_go_into_the_storage(
+    corpus: Path, nodes: list[str], tmp_path: Path
+) -> None:
+    config = tiny_job(corpus)
+    with reached() as port:
+        place = Storage(uri(port, "data"))
+        assert prepare_apart(config, place, lambda: False, nodes=nodes)
+        Storage(tmp_path).copy_dir(place, "copy")
+    prepare_tokens(config, tmp_path / "alone")
+    assert TokenStreams(tmp_path / "copy").content == TokenStreams(tmp_path / "alone").content
 
 
 @pytest.mark.slow
