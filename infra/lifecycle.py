@@ -11,7 +11,7 @@ from typing import Any
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts.provider import Provider, RemoteProvider, Started
+from cluster.hosts.provider import RemoteProvider, Started
 from cluster.hosts.providers import PROVIDERS, REMOTE_PROVIDERS
 from cluster.hosts.ssh.fleet import read_fleet
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
@@ -32,13 +32,11 @@ def bring_up(
     cluster: ClusterConfig,
     config_path: Path,
     say: Callable[[str], None],
-    provider: Provider | None = None,
 ) -> tuple[Started, dict[str, Any]]:
     """Bring a cluster up, or find it up; and what `shoal status` shows of it.
 
     Args:
         cluster: its section of the config, paths resolved.
-        provider: of the nodes, instead of the config's.
 
     Raises:
         ShoalError, RequestError: see `Provider.up` and `RemoteProvider.up`.
@@ -54,7 +52,7 @@ def bring_up(
     from infra.api.cluster_sight import ClusterSight
     from infra.api.server import begin_api
 
-    provider = provider or PROVIDERS[cluster.provider]()
+    provider = PROVIDERS[cluster.provider]()
     started = provider.up(cluster, config_path, say, lambda record: begin_api(record, cluster))
     record = started.record
     connect(record)

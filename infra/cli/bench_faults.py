@@ -31,7 +31,12 @@ def faults(
     scenarios = chosen(names or ())
     if listing:
         listed = [
-            {"name": each.name, "what": each.what, "skipped": each.missing(), "own_cluster": each.own_cluster}
+            {
+                "name": each.name,
+                "what": each.what,
+                "skipped": each.missing(),
+                "cluster": each.use.name.lower(),
+            }
             for each in scenarios
         ]
         if as_json:

@@ -8,8 +8,8 @@ import secrets
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import psutil
 from cluster.config.loader import LoadedConfig, load_config
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
-from cluster.hosts.processes import CLUSTER_ID, marked
-from cluster.hosts.provider import Provider
+from cluster.hosts.processes import CLUSTER_ID, marked, of_node
 from cluster.hosts.providers import PROVIDERS
+from cluster.ray_private import RAYLET
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent
 from infra.lifecycle import bring_up
 from train_jobs.driver.submission import Submissions, new_job_id
@@ -39,7 +39,7 @@ class OwnCluster:
         config: the sections of a `shoal.yaml`; the cluster's name and storage are chosen here.
         say: takes each sentence about what happens.
         directory: where config and storage go; a temporary one by default, which is removed.
-        provider: what starts it; by default the one that the config names.
+        mark: SHOAL_CLUSTER_ID of its processes, where whoever started its nodes has chosen it.
     """
 
     record: ClusterRecord
@@ -50,12 +50,12 @@ class OwnCluster:
         config: Mapping[str, Any],
         say: Callable[[str], None],
         directory: Path | None = None,
-        provider: Provider | None = None,
+        mark: str | None = None,
     ) -> None:
         self.config = dict(config)
         self.say = say
         self.directory = directory
-        self._provider = provider
+        self._mark = mark
         self._ends = ExitStack()
 
     def __enter__(self) -> OwnCluster:
@@ -68,27 +68,20 @@ class OwnCluster:
             path.write_text(json.dumps({**self.config, "cluster": cluster}, indent=2))  # which is YAML too
             self.loaded = load_config(path)
             resolved = self.loaded.resolved.cluster
-            if self._provider is None:
-                self._provider = PROVIDERS[resolved.provider]()
-            ends.callback(self._provider.down, name, self.say, path)
-            self.record = bring_up(resolved, path, self.say, self._provider)[0].record
+            ends.callback(PROVIDERS[resolved.provider]().down, name, self.say, path)
+            self.record = bring_up(resolved, path, self.say)[0].record
             connect(self.record)
             ends.callback(disconnect)
             self._ends = ends.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave half of it
-        try:
+        with uninterrupted():
             self._ends.close()
-        finally:
-            signal.signal(signal.SIGINT, before)
 
     def up_again(self) -> None:
         """Start it anew after its head has died, as `shoal up` does; this process joins it."""
-        assert self._provider is not None, "it was up"
-        cluster = self.loaded.resolved.cluster
-        self.record = bring_up(cluster, self.loaded.path, self.say, self._provider)[0].record
+        self.record = bring_up(self.loaded.resolved.cluster, self.loaded.path, self.say)[0].record
         connect(self.record)
 
     # -- jobs -------------------------------------------------------------------------------------------
@@ -111,10 +104,11 @@ class OwnCluster:
 
     # -- processes --------------------------------------------------------------------------------------
 
-    def processes(self, words: str) -> list[psutil.Process]:
-        """Those of the cluster that run and have these words in their command line."""
+    def processes(self, words: str, node: str | None = None) -> list[psutil.Process]:
+        """Those of the cluster, or of one node, that run and have these words in their command line."""
+        mark = self._mark or self.record.cluster_id
         found = []
-        for process in marked(CLUSTER_ID, self.record.cluster_id):
+        for process in marked(CLUSTER_ID, mark) if node is None else of_node(mark, node):
             with suppress(psutil.Error):  # it has ended
                 if words in " ".join(process.cmdline()):
                     found.append(process)
@@ -122,9 +116,32 @@ class OwnCluster:
 
     def raylet(self, node: str) -> psutil.Process:
         """The raylet of the node of this name."""
-        (ip,) = [each.ip for each in self.record.nodes if each.name == node]
-        (raylet,) = [each for each in self.processes(f"--node_ip_address={ip}") if each.name() == "raylet"]
+        (raylet,) = [each for each in self.processes(RAYLET, node) if each.name() == RAYLET]
         return raylet
+
+    def process(self, node: str, number: int) -> psutil.Process | None:
+        """The process that has this number on its node, which is a host that counts its own, or this machine;
+        None where there is none."""
+        return next((each for each in self.processes("", node) if _own_number(each) == number), None)
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Take no notice of Ctrl-C: a second one must not leave half of what the first one has begun to end."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _own_number(process: psutil.Process) -> int | None:
+    """What a process calls itself; None where it has ended."""
+    with suppress(OSError):
+        for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+            if line.startswith("NSpid:"):
+                return int(line.split()[-1])
+    return None
 
 
 class OwnJob:
@@ -166,11 +183,13 @@ class OwnJob:
         first = len(self.metrics())
         self.until(lambda: len(self.metrics()) >= first + count, f"{count} steps were not done", timeout_s)
 
-    def rank_pids(self) -> list[int]:
-        """Processes of the ranks of its newest attempt, also of those that have ended since."""
+    def rank_processes(self) -> list[psutil.Process]:
+        """Those of the ranks of its newest attempt that run."""
         started = self.events("started")
         newest = [each for each in started if each["attempt"] == started[-1]["attempt"]]
-        return [rank["pid"] for each in newest for rank in each["ranks"] if psutil.pid_exists(rank["pid"])]
+        ranks = [rank for each in newest for rank in each["ranks"]]
+        found = [self.cluster.process(rank["node"], rank["pid"]) for rank in ranks]
+        return [each for each in found if each is not None]
 
     def status(self) -> str:
         """What `shoal jobs` says of it."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cluster.errors import ShoalError
+from infra.lab.environment import in_environment
 
 _SOURCE = Path(__file__).with_name("wall_clock.c")
 _PRELOAD = "LD_PRELOAD"
@@ -50,13 +51,6 @@ def movable_clock(directory: Path) -> Iterator[WallClock]:
     if done.returncode != 0:
         raise ShoalError(f"{_SOURCE} cannot be compiled: {done.stderr}")
     clock = WallClock(path)
-    before = {name: os.environ.get(name) for name in (_PRELOAD, _OFFSET)}
-    preloaded = " ".join(each for each in (before[_PRELOAD], str(library)) if each)
-    os.environ |= {_PRELOAD: preloaded, _OFFSET: str(path)}
-    try:
+    preloaded = " ".join(each for each in (os.environ.get(_PRELOAD), str(library)) if each)
+    with in_environment({_PRELOAD: preloaded, _OFFSET: str(path)}):
         yield clock
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value

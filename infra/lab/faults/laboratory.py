@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.sections.train import RecoveryConfig
-from cluster.errors import ShoalError
-from cluster.hosts.provider import Provider
-from infra.lab.bench.own_cluster import OwnCluster, OwnJob
+from infra.lab.bench.own_cluster import OwnCluster, OwnJob, uninterrupted
+from infra.lab.faults.cluster_on_hosts import WORKERS, ClusterOnHosts
 from infra.lab.faults.fault_course import Resumption, resumption, seconds, wrong_losses, wrong_steps
 from infra.lab.faults.processes import OF_RAY_TRAIN, node_of
 from infra.lab.faults.scenario import Trial
@@ -42,11 +41,10 @@ hundred times the tolerance in the next steps (tests/infra/lab/faults/test_toler
 LONG_PAUSE_S = 0.3
 """What a step takes at least in scenarios of minutes, where others would do ten thousand steps."""
 _REFERENCE_STEPS = 250
-_LOOK_S = 0.05
 PAUSE_S = 0.04
 """What a step takes at least."""
 
-NODES = [{"name": "head", "cpus": 0}, {"name": "worker", "count": 3, "cpus": 1}]
+NODES = [{"name": "head", "cpus": 0}, *({"name": name, "cpus": 1} for name in WORKERS)]
 """Three nodes of one worker: one is spare beside a job of two workers."""
 
 
@@ -67,7 +65,7 @@ def job_config(orders: Path) -> dict[str, Any]:
     }
 
 
-def config_of(orders: Path, nodes: list[dict[str, Any]] | None = None, **cluster: Any) -> dict[str, Any]:
+def config_of(orders: Path, **cluster: Any) -> dict[str, Any]:
     """The sections of a `shoal.yaml`: a job of one group and one of several.
 
     Args:
@@ -82,13 +80,14 @@ def config_of(orders: Path, nodes: list[dict[str, Any]] | None = None, **cluster
     }
     sharing = {"avoid_after": 0, "reclaim_grace_s": 5.0}  # nodes whose ranks are killed stay in use
     return {
-        "cluster": {"nodes": nodes or NODES, "sharing": sharing, **cluster},
+        "cluster": {"nodes": NODES, "sharing": sharing, **cluster},
         "train_jobs": {"whole": whole, "groups": groups},
     }
 
 
 class Laboratory:
-    """One cluster for all scenarios that leave it whole, up when it is first needed.
+    """One cluster on this machine and one on hosts for all scenarios that leave them whole; each is up when
+    it is needed, and only one at a time.
 
     Args:
         say: takes each sentence about what happens.
@@ -98,13 +97,14 @@ class Laboratory:
         self.say = say
         self.directory = Path()
         self._cluster: OwnCluster | None = None
+        self._on_hosts: ClusterOnHosts | None = None
         self._up = ExitStack()
         self._ends = ExitStack()
         self._undisturbed: dict[int, float] = {}
 
     def __enter__(self) -> Laboratory:
         self.directory = Path(self._ends.enter_context(tempfile.TemporaryDirectory(prefix="shoal-faults-")))
-        self.orders.mkdir()
+        self.orders.mkdir(parents=True)
         self._ends.callback(self.down)
         return self
 
@@ -112,9 +112,14 @@ class Laboratory:
         self._ends.close()
 
     @property
+    def shared(self) -> Path:
+        """A directory that hosts see in the same place."""
+        return self.directory / "shared"
+
+    @property
     def orders(self) -> Path:
         """Where orders to ranks lie."""
-        return self.directory / "orders"
+        return self.shared / "orders"
 
     @property
     def long_steps(self) -> dict[str, Any]:
@@ -123,21 +128,33 @@ class Laboratory:
 
     @property
     def cluster(self) -> OwnCluster:
-        """The shared cluster."""
+        """The shared cluster on this machine."""
         if self._cluster is None:
+            self.down()
             self._cluster = self._up.enter_context(OwnCluster(config_of(self.orders), self.say))
         return self._cluster
 
+    @property
+    def on_hosts(self) -> ClusterOnHosts:
+        """The shared cluster on hosts."""
+        if self._on_hosts is None:
+            self.down()
+            self._on_hosts = self._up.enter_context(
+                ClusterOnHosts(config_of(self.orders), self.shared, self.directory, self.say)
+            )
+        return self._on_hosts
+
     def down(self) -> None:
-        """End the shared cluster; the next one to need it has another."""
-        self._cluster = None
-        self._up.close()
+        """End the shared cluster that is up; the next one to need it has another."""
+        self._cluster = self._on_hosts = None
+        with uninterrupted():
+            self._up.close()
 
     @contextmanager
-    def own_cluster(self, provider: Provider | None = None, **section: Any) -> Iterator[OwnCluster]:
+    def own_cluster(self, **section: Any) -> Iterator[OwnCluster]:
         """Another cluster, instead of the shared one; `section` are keys of its `cluster`."""
         self.down()
-        with OwnCluster(config_of(self.orders, **section), self.say, provider=provider) as cluster:
+        with OwnCluster(config_of(self.orders, **section), self.say) as cluster:
             yield cluster
 
     # -- jobs -------------------------------------------------------------------------------------------
@@ -220,20 +237,6 @@ class Laboratory:
 def _same_line(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two lines tell of one and the same step, at whatever time they were written."""
     return {**one, "time": None} == {**other, "time": None}
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str, timeout_s: float = 150.0) -> Any:
-    """Wait until a condition holds; returns what it returned.
-
-    Raises:
-        ShoalError: it did not in time; `otherwise` says what is missing.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        if time.monotonic() > deadline:
-            raise ShoalError(f"{otherwise} within {timeout_s:.0f} s")
-        time.sleep(_LOOK_S)
-    return value
 
 
 def wait_between_checkpoints(job: OwnJob) -> None:

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 
 import psutil
@@ -40,11 +39,8 @@ def kill_node(record: ClusterRecord, name: str) -> None:
         psutil.wait_procs(processes, timeout=_GONE_S)
 
 
-def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> None:
+def start_node(record: ClusterRecord, name: str) -> None:
     """Start a node that has died again, at its address, as an operator would; waits for `ray start`.
-
-    Args:
-        prefix: what comes before its command, where it runs on a host of its own.
 
     Raises:
         ShoalError: it did not start.
@@ -68,7 +64,7 @@ def start_node(record: ClusterRecord, name: str, prefix: Sequence[str] = ()) -> 
             ports = HeadPorts(gcs, client=probe.getsockname()[1], raylet=raylet)
     store = store_bytes(psutil.virtual_memory().total, len(shapes))
     done = subprocess.run(
-        [*prefix, *node_command(sys.executable, node, identity, record.gcs_address, store, ports)],
+        node_command(sys.executable, node, identity, record.gcs_address, store, ports),
         env=node_environment(
             os.environ, sys.executable, node, identity, record.gcs_address, state_directory(record.name)
         ),

@@ -5,10 +5,11 @@ Ray's titles of its processes are private; the faults find nobody to hit when th
 
 from __future__ import annotations
 
+from typing import Any
+
 import psutil
 
 from cluster.errors import ShoalError
-from cluster.hosts.processes import of_node
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 
 TITLES = {
@@ -30,16 +31,22 @@ REPLICA = "ray::ServeReplica:"
 """Of the replicas of Serve's applications; the application's name follows."""
 
 
-def newest_ranks(job: OwnJob) -> list[dict[str, object]]:
+def newest_ranks(job: OwnJob) -> list[dict[str, Any]]:
     """The ranks of the group that has started last: rank, node and pid each."""
     return list(job.events("started")[-1]["ranks"])
 
 
 def rank_process(job: OwnJob, rank: int) -> psutil.Process:
-    """The process of a rank of the group that has started last."""
-    (pid,) = [each["pid"] for each in newest_ranks(job) if each["rank"] == rank]
-    assert isinstance(pid, int)
-    return psutil.Process(pid)
+    """The process of a rank of the group that has started last.
+
+    Raises:
+        ShoalError: it has ended.
+    """
+    (found,) = [each for each in newest_ranks(job) if each["rank"] == rank]
+    process = job.cluster.process(found["node"], found["pid"])
+    if process is None:
+        raise ShoalError(f"rank {rank} of {job.job} has ended: {found}")
+    return process
 
 
 def node_of(job: OwnJob, rank: int) -> str:
@@ -54,10 +61,7 @@ def process_of(cluster: OwnCluster, role: str, node: str | None = None) -> psuti
     Raises:
         ShoalError: there is none.
     """
-    found = cluster.processes(TITLES[role])
-    if node is not None:
-        there = {process.pid for process in of_node(cluster.record.cluster_id, node)}
-        found = [process for process in found if process.pid in there]
+    found = cluster.processes(TITLES[role], node)
     if not found:
         raise ShoalError(f"there is no process {TITLES[role]}{f' on {node}' if node else ''}")
     return found[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -49,6 +50,17 @@ class FaultOutcome:
     bar_s: float | None = None
 
 
+class ClusterUse(IntEnum):
+    """The cluster that a scenario is played on. Those on one and the same are run one after another."""
+
+    SHARED = 0
+    """One whose nodes are all processes of this machine; the scenario leaves it whole."""
+    HOSTS = 1
+    """One whose nodes are hosts of their own; the scenario leaves it whole."""
+    OWN = 2
+    """Its own: it takes it away, or needs another storage."""
+
+
 @dataclass(frozen=True)
 class Scenario:
     """A fault that is done for real, again and again.
@@ -58,11 +70,11 @@ class Scenario:
         what: what happens, a sentence.
         run: does it so many times in the laboratory.
         missing: why it cannot be done on this machine; None where it can.
-        own_cluster: it needs one of its own, since it takes the shared one's away.
+        use: the cluster that it takes.
     """
 
     name: str
     what: str
     run: Callable[[Laboratory, int], FaultOutcome]
     missing: Callable[[], str | None] = lambda: None
-    own_cluster: bool = False
+    use: ClusterUse = ClusterUse.SHARED

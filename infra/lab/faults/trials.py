@@ -29,7 +29,7 @@ class FaultRow:
 
 
 def chosen(names: Sequence[str]) -> list[Scenario]:
-    """The scenarios of these names, all by default; those that share a cluster come first.
+    """The scenarios of these names, all by default; those that share a cluster follow one another.
 
     Raises:
         RequestError: there is none of a name.
@@ -38,7 +38,7 @@ def chosen(names: Sequence[str]) -> list[Scenario]:
     if unknown:
         raise RequestError(f"there is no scenario {unknown[0]!r}; there are {', '.join(SCENARIOS)}")
     wanted = [SCENARIOS[name] for name in names] or list(SCENARIOS.values())
-    return sorted(wanted, key=lambda scenario: scenario.own_cluster)
+    return sorted(wanted, key=lambda scenario: scenario.use)
 
 
 def run(scenarios: Sequence[Scenario], repeats: int, say: Callable[[str], None]) -> Iterator[FaultRow]:

@@ -266,7 +266,8 @@ class Soak:
             found = {process.pid: process for process in self.cluster.processes(titles[fault.kind])}
             pids = [str(pid) for pid in sorted(found)]
         else:
-            pids = [str(pid) for job in list(self._running.values()) for pid in job.rank_pids()]
+            jobs = list(self._running.values())
+            pids = [str(rank.pid) for job in jobs for rank in job.rank_processes()]
         hit = fault.of(pids)
         if hit is None:
             return None

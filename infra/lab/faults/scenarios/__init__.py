@@ -10,13 +10,26 @@ from infra.lab.faults.scenarios import (
     head,
     network,
     nodes,
+    power,
     slow_work,
     steering,
     storage,
     workers,
 )
 
-_SUBJECTS = (workers, nodes, network, steering, bad_steps, checkpoints, head, storage, slow_work, clock)
+_SUBJECTS = (
+    workers,
+    nodes,
+    power,
+    network,
+    steering,
+    bad_steps,
+    checkpoints,
+    head,
+    storage,
+    slow_work,
+    clock,
+)
 
 SCENARIOS: dict[str, Scenario] = {
     scenario.name: scenario for subject in _SUBJECTS for scenario in subject.SCENARIOS

@@ -19,7 +19,7 @@ from infra.lab.faults.laboratory import (
     wait_between_checkpoints,
 )
 from infra.lab.faults.processes import rank_process
-from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
+from infra.lab.faults.scenario import ClusterUse, FaultOutcome, Scenario, Trial
 from train_jobs.checkpoint.store import CheckpointStore, checkpoint_name
 from train_jobs.spec import CHECKPOINTS
 
@@ -139,7 +139,7 @@ SCENARIOS = (
         " checkpoint: it is taken all the same",
         keep_from_being_read,
         troubled_disk.missing,
-        own_cluster=True,
+        use=ClusterUse.OWN,
     ),
     Scenario(
         "all-checkpoints-bad",

@@ -13,11 +13,11 @@ from infra.lab.faults.laboratory import (
     LONG_PAUSE_S,
     OTHER_ORDER,
     Laboratory,
-    wait_for,
 )
 from infra.lab.faults.processes import rank_process
-from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
+from infra.lab.faults.scenario import ClusterUse, FaultOutcome, Scenario, Trial
 from infra.lab.faults.scenarios.workers import GROUPS, wait_for_groups
+from infra.lab.faults.waiting import wait_for
 from train_jobs.records.listing import list_jobs
 
 _HOUR_S = 3600
@@ -71,6 +71,6 @@ SCENARIOS = (
         "the wall clock of all nodes jumps by an hour, ahead and back: nothing is taken for late",
         jump,
         missing,
-        own_cluster=True,
+        use=ClusterUse.OWN,
     ),
 )

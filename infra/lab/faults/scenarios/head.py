@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 import subprocess
@@ -14,10 +13,12 @@ from pathlib import Path
 from cluster.errors import ShoalError
 from cluster.state.connection import connect, disconnect
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
+from infra.lab.environment import in_environment
 from infra.lab.faults import nodes
 from infra.lab.faults.fault_course import resumption, seconds
-from infra.lab.faults.laboratory import Laboratory, state_of, wait_between_checkpoints, wait_for
-from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
+from infra.lab.faults.laboratory import Laboratory, state_of, wait_between_checkpoints
+from infra.lab.faults.scenario import ClusterUse, FaultOutcome, Scenario, Trial
+from infra.lab.faults.waiting import wait_for
 
 
 def lose_head(lab: Laboratory, repeats: int) -> FaultOutcome:
@@ -55,7 +56,7 @@ def lose_head_with_redis(lab: Laboratory, repeats: int) -> FaultOutcome:
     """With the control store on Redis: workers and broker survive, the job's driver does not."""
     with (
         _redis(lab.directory) as address,
-        _in_environment("RAY_REDIS_ADDRESS", address),
+        in_environment({"RAY_REDIS_ADDRESS": address}),
         lab.own_cluster() as cluster,
     ):
         job = cluster.submit("whole")
@@ -117,19 +118,6 @@ def _can_connect(port: int) -> bool:
     return False
 
 
-@contextmanager
-def _in_environment(name: str, value: str) -> Iterator[None]:
-    """What is started meanwhile has this variable."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        os.environ.pop(name)
-        if before is not None:
-            os.environ[name] = before
-
-
 def _no_redis() -> str | None:
     return None if shutil.which("redis-server") else "there is no redis-server on this machine"
 
@@ -139,13 +127,13 @@ SCENARIOS = (
         "head-lost",
         "SIGKILL of all of the head, without Redis: the job has failed; `shoal up` and `shoal resume`",
         lose_head,
-        own_cluster=True,
+        use=ClusterUse.OWN,
     ),
     Scenario(
         "head-lost-redis",
         "SIGKILL of all of the head, its control store on Redis; the head is started again, `shoal resume`",
         lose_head_with_redis,
         missing=_no_redis,
-        own_cluster=True,
+        use=ClusterUse.OWN,
     ),
 )

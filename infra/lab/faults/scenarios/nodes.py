@@ -1,22 +1,14 @@
-"""What happens to whole nodes."""
+"""What happens when a node's raylet dies, and its machine lives on."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
-
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.faults import nodes
-from infra.lab.faults.fault_course import resumption_beyond
-from infra.lab.faults.laboratory import (
-    OTHER_ORDER,
-    VICTIM,
-    Laboratory,
-    wait_for,
-)
-from infra.lab.faults.processes import node_of
-from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
-from infra.lab.faults.scenarios.workers import GROUPS, lose_group, wait_for_groups
+from infra.lab.faults.laboratory import OTHER_ORDER, VICTIM, Laboratory
+from infra.lab.faults.processes import newest_ranks, node_of
+from infra.lab.faults.scenario import FaultOutcome, Scenario
+from infra.lab.faults.scenarios.workers import lose_group, wait_for_groups
+from infra.lab.faults.waiting import wait_for
 
 
 def lose_node(lab: Laboratory, repeats: int) -> FaultOutcome:
@@ -25,55 +17,38 @@ def lose_node(lab: Laboratory, repeats: int) -> FaultOutcome:
     trials, wrong = [], []
     for _ in range(repeats):
         trial = lab.trial(job, lambda: lab.cluster.raylet(node_of(job, VICTIM)).kill())
+        assert trial.node is not None, "a node was struck"
         trials.append(trial)
-        lost = trial.node
-        assert lost is not None, "a rank was struck"
-        if lost in {each["node"] for each in job.events("started")[-1]["ranks"]}:
-            wrong.append(f"the group started on {lost} again, which was gone")
-        bring_back(lab.cluster, lost)
+        wrong += started_on(job, trial.node)
+        _bring_back(lab.cluster, trial.node)
     return FaultOutcome(trials, wrong + lab.wrong(job))
 
 
 def lose_node_of_groups(lab: Laboratory, repeats: int) -> FaultOutcome:
     """The raylet of a replica group is killed; the others go on."""
-    return FaultOutcome(*_come_and_go(lab, repeats, lost=True))
-
-
-def node_comes_back(lab: Laboratory, repeats: int) -> FaultOutcome:
-    """From `ray start` of a node that had been lost to the first step of a group on it."""
-    return FaultOutcome(*_come_and_go(lab, repeats, lost=False))
-
-
-def _come_and_go(lab: Laboratory, repeats: int, *, lost: bool) -> tuple[list[Trial], list[str]]:
     job = lab.cluster.submit("groups")
-    losses, returns = [], []
+    trials = []
     for _ in range(repeats):
         wait_for_groups(job)
-        node = node_of(job, 0)
-        losses.append(lose_group(job, lab.cluster.raylet(node).kill))
-        wait_for_groups(job, GROUPS - 1)
-        returns.append(_return(lab.cluster, job, node))
-    return losses if lost else returns, lab.wrong(job, OTHER_ORDER)
+        trial = lose_group(job, lambda: lab.cluster.raylet(node_of(job, 0)).kill())
+        assert trial.node is not None, "a node was struck"
+        trials.append(trial)
+        _bring_back(lab.cluster, trial.node)
+    return FaultOutcome(trials, lab.wrong(job, OTHER_ORDER))
 
 
-def _return(cluster: OwnCluster, job: OwnJob, node: str) -> Trial:
-    before = len(job.events("resized"))
-    began = time.time()
-    nodes.start_node(cluster.record, node)
-    joined = job.until(
-        lambda: [each for each in job.events("resized")[before:] if each["joined"]],
-        f"no group joined on {node}",
-    )[0]
-    went_on = job.until(lambda: resumption_beyond(job.metrics(), joined["step"]), "no step was done with it")
-    return Trial(went_on.time - began, "its peers, at the same step", repeated=went_on.repeated)
+def started_on(job: OwnJob, lost: str) -> list[str]:
+    """What is wrong when the newest group stands on a node that was lost."""
+    there = lost in {each["node"] for each in newest_ranks(job)}
+    return [f"the group started on {lost} again, which was gone"] if there else []
 
 
-def bring_back(cluster: OwnCluster, node: str, prefix: Sequence[str] = ()) -> None:
-    """Start a node again, and wait until the cluster counts it; `prefix` comes before its command."""
+def _bring_back(cluster: OwnCluster, node: str) -> None:
+    """Start a node again, and wait until the cluster counts it."""
     import ray
 
     nodes.kill_node(cluster.record, node)  # its raylet may have left agents
-    nodes.start_node(cluster.record, node, prefix)
+    nodes.start_node(cluster.record, node)
     (ip,) = [each.ip for each in cluster.record.nodes if each.name == node]
     wait_for(
         lambda: any(row["Alive"] and row["NodeManagerAddress"] == ip for row in ray.nodes()),
@@ -91,10 +66,5 @@ SCENARIOS = (
         "group-node-lost",
         "SIGKILL of the raylet under one of three replica groups: the others go on",
         lose_node_of_groups,
-    ),
-    Scenario(
-        "node-back",
-        "a lost node is started again: from `ray start` to the first step of a group on it",
-        node_comes_back,
     ),
 )

@@ -17,11 +17,11 @@ from infra.lab.faults.laboratory import (
     median_step_s,
     state_of,
     wait_between_checkpoints,
-    wait_for,
 )
 from infra.lab.faults.processes import node_of, process_of
 from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
 from infra.lab.faults.scenarios.workers import wait_for_groups
+from infra.lab.faults.waiting import wait_for
 
 _GOES_ON_S = 0.5
 """What a job that goes on may take longer for a step than it does else."""

@@ -12,7 +12,7 @@ from infra.lab.faults import disks, troubled_disk
 from infra.lab.faults.disks import Disk
 from infra.lab.faults.fault_course import longest_gap_s, seconds
 from infra.lab.faults.laboratory import HANG_TIMEOUT_S, Laboratory, wait_between_checkpoints
-from infra.lab.faults.scenario import FaultOutcome, Scenario, Trial
+from infra.lab.faults.scenario import ClusterUse, FaultOutcome, Scenario, Trial
 from train_jobs.checkpoint.store import CheckpointStore
 from train_jobs.spec import CHECKPOINTS
 
@@ -133,7 +133,7 @@ def _failures(job: OwnJob) -> list[str]:
 
 
 SCENARIOS = tuple(
-    Scenario(name, f"{what}; the job steps on and keeps its logs", run, disks.missing, own_cluster=True)
+    Scenario(name, f"{what}; the job steps on and keeps its logs", run, disks.missing, use=ClusterUse.OWN)
     for name, what, run in (
         ("disk-full", f"the storage has no room for {_SHORT_S:.0f} s", fill_up),
         (
@@ -151,6 +151,6 @@ SCENARIOS += (
         f"the storage answers nothing for {_HANG_S:.0f} s: the job waits with its checkpoint, and goes on",
         hang,
         troubled_disk.missing,
-        own_cluster=True,
+        use=ClusterUse.OWN,
     ),
 )

@@ -80,10 +80,10 @@ def test_what_goes_wrong_in_one_scenario_keeps_no_other_from_being_done() -> Non
     assert [line[1] for line in table(rows)] == ["failed", "not as this user", "1.0", "1.0"]
 
 
-def test_all_scenarios_are_run_unless_some_are_named_and_those_that_share_a_cluster_first() -> None:
+def test_all_scenarios_are_run_unless_some_are_named_and_those_on_one_cluster_in_turn() -> None:
     assert {each.name for each in chosen(())} == set(SCENARIOS)
-    own = [each.own_cluster for each in chosen(())]
-    assert own == sorted(own)
+    uses = [each.use for each in chosen(())]
+    assert uses == sorted(uses)
     assert [each.name for each in chosen(["head-lost", "rank-killed"])] == ["rank-killed", "head-lost"]
 
 

@@ -24,6 +24,8 @@ FAILURES = {
     "killed-for-memory": ("memory", VICTIM),
     "node-lost": ("node", VICTIM),
     "group-node-lost": ("node", 0),
+    "node-power-cut": ("node", VICTIM),
+    "group-power-cut": ("node", 0),
     "node-cut": ("node", VICTIM),
     "node-cut-out": ("node", VICTIM),
     "node-cut-in": ("node", VICTIM),
@@ -44,7 +46,8 @@ GO_ON += ("loss-nan-skipped", "straggler", "storage-hangs")
 """Nothing is done again."""
 ENDS = dict.fromkeys(("loss-nan", "all-checkpoints-bad"), "it has ended, with a sentence")
 ENDS |= dict.fromkeys(("slow-export", "slow-data"), "it has ended, at its first attempt")
-WITH_PEERS = ("group-killed", "group-node-lost", "node-back", "group-cut", "group-cut-out", "group-cut-in")
+WITH_PEERS = ("group-killed", "group-node-lost", "group-power-cut", "node-back")
+WITH_PEERS += ("group-cut", "group-cut-out", "group-cut-in")
 
 
 @pytest.fixture(scope="module")
