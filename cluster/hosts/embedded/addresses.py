@@ -49,8 +49,8 @@ def choose_subnet(name: str, taken: Collection[str]) -> str:
 
 
 def serve_proxy_address(subnet: str) -> str:
-    """Where Ray Serve's own proxy listens: loopback, and no other cluster's where the subnet is loopback."""
-    return f"{subnet}.{SERVE_PROXY_HOST}" if subnet.startswith("127.") else "127.0.0.1"
+    """Where Ray Serve's own proxy listens."""
+    return f"{subnet}.{SERVE_PROXY_HOST}"
 
 
 def node_addresses(subnet: str, count: int) -> list[str]:

@@ -77,34 +77,10 @@ class _Launched:
     log: Path
 
 
-@dataclass(frozen=True)
-class Hosts:
-    """Where the nodes of an embedded cluster run.
-
-    Attributes:
-        subnet: the first three numbers of their addresses, which go on as those of loopback do; None for a
-            loopback subnet that is free.
-        prefixes: what comes before the command of a node, by its place; nothing beyond them.
-    """
-
-    subnet: str | None = None
-    prefixes: Sequence[Sequence[str]] = ()
-
-    def prefix(self, place: int) -> Sequence[str]:
-        return self.prefixes[place] if place < len(self.prefixes) else ()
-
-
 class EmbeddedProvider:
-    """Raylets on this machine, each at an address of its own; see Provider for the contract.
-
-    Args:
-        hosts: where they run; loopback by default.
-    """
+    """Raylets on this machine, each at an address of its own; see Provider for the contract."""
 
     owns_nodes = True
-
-    def __init__(self, hosts: Hosts | None = None) -> None:
-        self._hosts = hosts or Hosts()
 
     def up(
         self, cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside = nothing_beside
@@ -115,7 +91,7 @@ class EmbeddedProvider:
             record = self._found_up(cluster, config_path, tell)
             if record is not None:
                 return Started(record, was_up=True)
-            return Started(_start(cluster, config_path, self._hosts, tell, beside), was_up=False)
+            return Started(_start(cluster, config_path, tell, beside), was_up=False)
 
     def down(self, name: str, tell: Tell, config_path: Path | None = None) -> bool:
         with locked(name, lambda: tell(_waiting(name))):
@@ -158,22 +134,20 @@ class EmbeddedProvider:
         return record
 
 
-def _start(
-    cluster: ClusterConfig, config_path: Path, hosts: Hosts, tell: Tell, beside: Beside
-) -> ClusterRecord:
+def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside) -> ClusterRecord:
     shapes = cluster.node_shapes()
     wanted = [shape.gpus for _, shape in shapes]
     gpus = divide(wanted, machine_gpus() if any(wanted) else ())
     state, directory = state_directory(cluster.name), session_directory(cluster.name)
     try:
-        identity = _claim(cluster, config_path, hosts)
+        identity = _claim(cluster, config_path)
         ips = node_addresses(identity.subnet, len(shapes))
         nodes = [
             NodeStart(name, ip, shape, directory / f"n{index}", gpus[index])
             for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
         ]
         tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
-        gcs_address = _start_nodes(nodes, identity, hosts, state, cluster.env)
+        gcs_address = _start_nodes(nodes, identity, state, cluster.env)
         record = ClusterRecord(
             name=cluster.name,
             cluster_id=identity.cluster_id,
@@ -201,14 +175,14 @@ def _start(
     return record
 
 
-def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
+def _claim(cluster: ClusterConfig, config_path: Path) -> Identity:
     """Choose addresses and ports that no other cluster has, and write them down before anything starts."""
     state, session = state_directory(cluster.name), session_directory(cluster.name)
     # One at a time, since a choice counts for others only once it is written.
     with locked(".addresses"):
         others = other_identities(cluster.name)
         taken = {other.subnet for other in others} | subnets_of(addresses_in_use())
-        subnet = hosts.subnet or choose_subnet(cluster.name, taken)
+        subnet = choose_subnet(cluster.name, taken)
         head_ip = node_addresses(subnet, len(cluster.node_shapes()))[0]
         reserved = {(other.gateway_host, other.gateway_port) for other in others}
         reserved |= {(other.dashboard_host, other.dashboard_port) for other in others}
@@ -250,7 +224,6 @@ def _claim(cluster: ClusterConfig, config_path: Path, hosts: Hosts) -> Identity:
 def _start_nodes(
     nodes: Sequence[NodeStart],
     identity: Identity,
-    hosts: Hosts,
     state: Path,
     own: Mapping[str, str | None],
 ) -> str:
@@ -270,8 +243,7 @@ def _start_nodes(
     launched: list[_Launched] = []
 
     def launch(node: NodeStart, head: HeadPorts | None) -> None:
-        prefix = hosts.prefix(len(launched))
-        command = [*prefix, *node_command(sys.executable, node, identity, gcs_address, store, head)]
+        command = node_command(sys.executable, node, identity, gcs_address, store, head)
         variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, state, own)
         log = state / LOGS / f"{node.name}.log"
         with log.open("wb") as output:

@@ -16,12 +16,12 @@ from typing import Self
 import psutil
 
 from cluster.errors import ShoalError
-from cluster.hosts.embedded.addresses import FIRST_HOST
-from cluster.hosts.embedded.embedded_provider import Hosts
 from infra.lab.hosts.cable import QUALITY
 
 _NETWORK = "198.18"
 """RFC 2544 sets it apart for measurements; nothing else has it."""
+_MACHINE = 10
+"""The last number of the machine's address; those of the hosts follow."""
 _LOST = 1.0
 
 
@@ -54,10 +54,8 @@ class Network:
         self.count = hosts
         self._tag = f"shoal{secrets.token_hex(2)}"
         taken = {end.address for ends in psutil.net_if_addrs().values() for end in ends}
-        free = [
-            f"{_NETWORK}.{third}" for third in range(256) if f"{_NETWORK}.{third}.{FIRST_HOST}" not in taken
-        ]
-        self.subnet = secrets.choice(free)
+        subnets = [f"{_NETWORK}.{third}" for third in range(256)]
+        self._subnet = secrets.choice([each for each in subnets if f"{each}.{_MACHINE}" not in taken])
         self._ends = ExitStack()
 
     def __enter__(self) -> Self:
@@ -72,7 +70,7 @@ class Network:
 
     def address(self, host: int) -> str:
         """That of a host (1 is the first); that of the machine is the one of host 0."""
-        return f"{self.subnet}.{FIRST_HOST + host}"
+        return f"{self._subnet}.{_MACHINE + host}"
 
     def namespace(self, host: int) -> str:
         """The name of a host's network namespace."""
@@ -136,12 +134,6 @@ class CabledNetwork(Network):
     def __init__(self, hosts: int, directory: Path) -> None:
         super().__init__(hosts)
         self._told = directory / "cables"
-
-    @property
-    def hosts(self) -> Hosts:
-        """Where the nodes of a cluster run: its head on the machine itself, each other on a host."""
-        prefixes = [("ip", "netns", "exec", self.namespace(host)) for host in range(1, self.count + 1)]
-        return Hosts(self.subnet, ((), *prefixes))
 
     def cut(self, host: int, *ways: Way) -> None:
         """Let nothing through the cable of a host (1 is the first) in these directions; both by default."""

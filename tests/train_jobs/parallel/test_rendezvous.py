@@ -109,8 +109,8 @@ def test_ranks_of_two_hosts_meet_though_each_host_calls_itself_by_a_loopback_add
     with CabledNetwork(2, tmp_path) as hosts:
 
         def start(rank: int, *arguments: str) -> subprocess.Popen[str]:
-            host = f"{hosts.subnet}.{11 + rank}"
-            prefix = hosts.hosts.prefix(1 + rank)
+            host = hosts.address(1 + rank)
+            prefix = ["ip", "netns", "exec", hosts.namespace(1 + rank)]
             command = [*prefix, sys.executable, "-c", RANK, str(rank), host, *arguments]
             environment = {key: value for key, value in os.environ.items() if key != SETTING}
             return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)

@@ -33,10 +33,15 @@ def joined(tmp_path: Path) -> Iterator[CabledNetwork]:
         yield network
 
 
+def on(network: CabledNetwork, host: int) -> list[str]:
+    """What comes before a command that is to have a host's network."""
+    return ["ip", "netns", "exec", network.namespace(host)]
+
+
 def echo(network: CabledNetwork, host: int) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A connection of this machine to a program on a host that sends back what it gets."""
-    address = f"{network.subnet}.{10 + host}"
-    command = [*network.hosts.prefix(host), sys.executable, "-c", ECHO, address]
+    address = network.address(host)
+    command = [*on(network, host), sys.executable, "-c", ECHO, address]
     process = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -82,9 +87,9 @@ def test_a_cut_cable_lets_nothing_through_until_it_is_mended(
 
 
 def test_what_is_cut_is_one_direction(joined: CabledNetwork) -> None:
-    address = f"{joined.subnet}.11"
+    address = joined.address(1)
     listens = [
-        *joined.hosts.prefix(1),
+        *on(joined, 1),
         *(sys.executable, "-c"),
         "import socket, sys\n"
         "s = socket.socket(type=socket.SOCK_DGRAM); s.bind((sys.argv[1], 9)); print('ready', flush=True)\n"
