@@ -79,7 +79,7 @@ class RaySite:
         _require_started(host.name, done)
 
     def _start_head(self, directory: str) -> None:
-        gcs, client, dashboard = free_ports((self._ip, self._ip, self._ip))
+        gcs, client, dashboard = free_ports(("0.0.0.0", self._ip, self._ip))
         self.address = f"{self._ip}:{gcs}"
         options = [
             "--head",
