@@ -43,15 +43,16 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
         "serve_port": record.serve_port,
         "gateway_keys": gateway.keys,
         "gateway_count": gateway.count,
-        "gateway_front": gateway.front
-        and {
+        "gateway_front": {
             "kind": gateway.front,
             "certificate": gateway.certificate,
             "private_key": gateway.private_key,
             "node_port": gateway.node_port,
             "address_connections": gateway.address_connections,
             "address_requests": gateway.address_requests,
-        },
+        }
+        if gateway.has_front
+        else None,
         "gateway_options": {
             "unknown_fields": gateway.unknown_fields,
             "cors": gateway.cors,

@@ -173,7 +173,7 @@ def gateway_lines(serve: dict[str, Any]) -> list[str]:
     if front is not None and not front["runs"]:
         lines.append(f"the front of the gateways is away: {front['failure'] or 'it is being started'}")
     reached = [f"{each['url']} ({each['node']})" for each in gateways if each["url"] is not None]
-    if len(reached) > 1 or front is not None:
+    if len(gateways) > 1:
         lines.append(f"gateways   {', '.join(reached) or 'none is reached'}")
     lines += [f"{each['node']} has no gateway: {each['failure']}" for each in gateways if each["failure"]]
     return lines

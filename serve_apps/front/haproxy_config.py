@@ -15,6 +15,12 @@ MOST_CONNECTIONS = 20_000
 BUFFER_BYTES = 64 * 1024
 """Of a request so much is kept until its answer begins, to be sent again where its gateway dies. A head is no
 larger, and a body of that size has come before a gateway is asked."""
+FULL = 3 / 4
+"""From this share of all connections on an address gets no more that has MOST_OF_ADDRESS of them, so that one
+who holds many leaves others room."""
+MOST_OF_ADDRESS = 1 / 4
+END_S = 2
+"""How long what a client still sends after its last answer is thrown away, so that it can read that."""
 RATE_S = 10
 """Seconds over which the requests of an address are counted."""
 HARD_STOP_S = 660
@@ -75,6 +81,7 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             "    timeout http-keep-alive 75s",
             "    timeout queue 5s",
             f"    timeout client {_ms(settings.stalled_s)}",
+            f"    timeout client-fin {END_S}s",
             # Gateways bound how long an answer takes; some take long to begin.
             "    timeout server 24h",
             *(f"    errorfile {status} {directory}/{answer_file(status)}" for status in own_answers()),
@@ -114,12 +121,12 @@ def _bind(settings: FrontSettings) -> str:
 
 
 def _bounds(settings: FrontSettings) -> list[str]:
-    lines = []
-    if settings.address_connections is not None or settings.address_requests is not None:
-        lines += [
-            f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate({RATE_S}s)",
-            "tcp-request connection track-sc0 src",
-        ]
+    full, most = int(settings.connections * FULL), int(settings.connections * MOST_OF_ADDRESS)
+    lines = [
+        f"stick-table type ipv6 size 100k expire 60s store conn_cur,http_req_rate({RATE_S}s)",
+        "tcp-request connection track-sc0 src",
+        f"tcp-request connection reject if {{ fe_conn gt {full} }} {{ sc0_conn_cur gt {most} }}",
+    ]
     if settings.address_connections is not None:
         refusal = _refusal(
             503,
@@ -139,7 +146,8 @@ def own_answers() -> dict[int, bytes]:
     """What HAProxy answers itself, by status: whole answers, in the shape that clients know. They are to lie
     in the directory, each in `answer_file`."""
     answers = {
-        408: ("The request did not arrive in time.", "invalid_request_error", "request_too_slow"),
+        400: ("This is no request that can be read.", "invalid_request_error", "invalid_http"),
+        408: ("The request did not arrive in time.", "invalid_request_error", "request_timeout"),
         502: ("The gateway ended under the request; try again.", "server_error", "gateway_lost"),
         503: ("No gateway can be reached; try again in a moment.", "server_error", "no_gateway"),
         504: ("The gateway did not answer in time.", "server_error", "timeout"),

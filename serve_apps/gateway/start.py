@@ -34,9 +34,12 @@ def start_gateway(info: Mapping[str, Any], node_id: str | None = None) -> None:
     keys, front = info.get("gateway_keys"), info.get("gateway_front")
     if keys is not None:
         load_keys(keys)
+    alone = info.get("gateway_count", 1) == 1
     if front:
         port = front["node_port"]
-        place = GatewayPlace(None, port or 0, or_next=port is not None)
+        # The one gateway is asked by its front alone, which is on the same node.
+        host = info["gateway_host"] if alone and port is None else None
+        place = GatewayPlace(host, port or 0, or_next=port is not None)
     elif node_id is None:
         place = GatewayPlace(info["gateway_host"], info["gateway_port"])
     else:
@@ -46,7 +49,7 @@ def start_gateway(info: Mapping[str, Any], node_id: str | None = None) -> None:
         on_node = {"label_selector": {_NODE_ID_LABEL: node_id}}
     options = {
         **info.get("gateway_options", {}),
-        "alone": info.get("gateway_count", 1) == 1,
+        "alone": alone,
         "front_secret": front_secret(info) if front else None,
     }
 

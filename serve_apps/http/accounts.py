@@ -7,12 +7,10 @@ import logging
 from collections.abc import Callable
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.wording import logs_of
 from serve_apps.http.log import requests_logger
-from serve_apps.http.refusal import REFUSAL
 from serve_apps.http.request_record import (
     CLIENT_CLOSED,
     RECORD,
@@ -89,11 +87,6 @@ class RequestAccounts:
                 self._end(record, scope)
 
     async def _answer(self, record: RequestRecord, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal: ApiError | None = scope.get("extensions", {}).get(REFUSAL)
-        if refusal is not None:
-            record.error = refusal.code
-            await JSONResponse(refusal.body(), refusal.status, refusal.headers)(scope, receive, send)
-            return
         try:
             await self._app(scope, receive, send)
         except Exception:

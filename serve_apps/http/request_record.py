@@ -6,11 +6,9 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 CLIENT_CLOSED = 499
 """The status under which a request counts whose client went away; nobody receives it."""
@@ -96,12 +94,6 @@ def shown(moment: datetime) -> str:
 
 RECORD = "shoal.record"
 """In a scope: the record of its request."""
-
-
-def lets_in(scope: Mapping[str, Any]) -> bool:
-    """Whether the request of a scope is one whose caller was let in."""
-    record: RequestRecord | None = scope.get(RECORD)
-    return record is not None and record.tenant is not None
 
 
 _current: ContextVar[RequestRecord | None] = ContextVar("shoal_request", default=None)

@@ -6,27 +6,26 @@ import asyncio
 import logging
 import resource
 import socket
-from functools import partial
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from serve_apps.http.connection import Connection
-from serve_apps.http.crowd import MOST_CONNECTIONS, Crowd
 from serve_apps.http.log import log_as_json
-from serve_apps.http.message_bounds import KEEP_ALIVE_S
 
 logger = logging.getLogger(__name__)
 
-CHECK_EVERY_S = 1.0
-"""How often connections are held to their bounds."""
-OTHER_FILES = 1024
-"""Files and sockets that the rest of the process may have open."""
+KEEP_ALIVE_S = 75
+"""How long a connection without a request stays open: longer than whoever stands in front keeps it."""
+MOST_FILES = 32 * 1024
+"""Files and sockets that the process may have open, as far as the system lets it."""
 BACKLOG = 2048
 
 
 class HttpServer:
     """Serves an ASGI application in the running event loop.
+
+    It trusts who connects to be quick and few, as the front is, or a load balancer.
 
     Several processes of one machine may serve the same address: the kernel spreads new connections over them,
     so that one can take over from another without a pause. What the process logs is JSON from then on.
@@ -42,7 +41,7 @@ class HttpServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=partial(Connection, crowd=Crowd()),  # type: ignore[arg-type]  # it is called, and no more
+                http=Connection,
                 ws="none",
                 loop="none",
                 lifespan="off",
@@ -56,7 +55,6 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
-        self._checks: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Listen from now on; returns the port.
@@ -65,7 +63,7 @@ class HttpServer:
             OSError: another program has the port.
         """
         log_as_json()
-        _allow_open_files(MOST_CONNECTIONS + OTHER_FILES)
+        _allow_open_files(MOST_FILES)
         host, port = self._address
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
@@ -78,31 +76,19 @@ class HttpServer:
             listener.close()
             raise
         self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-        self._checks = asyncio.create_task(self._check_connections())
         return int(listener.getsockname()[1])
 
     def check(self) -> None:
         """Raise when it does not serve any more."""
-        for task in (self._task, self._checks):
-            if task is not None and task.done():
-                task.result()
-                raise RuntimeError("the HTTP server has ended")
+        if self._task is not None and self._task.done():
+            self._task.result()
+            raise RuntimeError("the HTTP server has ended")
 
     async def stop(self) -> None:
         """Take no more connections, finish what runs, and close."""
         self._server.should_exit = True
         if self._task is not None:
             await asyncio.wait([self._task], timeout=self._grace_s + 1)
-        if self._checks is not None:
-            self._checks.cancel()
-
-    async def _check_connections(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(CHECK_EVERY_S)
-            for connection in list(self._server.server_state.connections):
-                if isinstance(connection, Connection):
-                    connection.check(loop.time())
 
 
 def _allow_open_files(number: int) -> None:
@@ -112,7 +98,3 @@ def _allow_open_files(number: int) -> None:
         return
     most = number if hard == resource.RLIM_INFINITY else min(number, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-    if most < number:
-        logger.warning(
-            "this process may open %d files; %d connections need %d", most, MOST_CONNECTIONS, number
-        )

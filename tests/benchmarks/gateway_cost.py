@@ -1,6 +1,6 @@
 """What the gateway itself costs, with an engine that costs nothing; run by hand.
 
-    python tests/benchmarks/gateway_cost.py [--json] [--repeats 3]
+    python tests/benchmarks/gateway_cost.py [--json] [--repeats 3] [--front none]
 
 A cluster of a head and a node, one app of one replica, clients on the same machine. Streams: every client
 asks for 64 tokens again and again; tokens/s are those of all clients together, events/s the messages in which
@@ -120,6 +120,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of lines")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--front", choices=["haproxy", "none"], default="haproxy")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -128,7 +129,8 @@ def main() -> None:
             model="./model", limits=LimitsConfig(max_tokens=TOKENS, queue=1000, batch=256)
         )
         spec = AppSpec("chat", config, str(directory / "model"), "costless@1", engine=ENGINE)
-        with started(directory / "cluster") as cluster, Driver(cluster.record) as call:
+        section = f"gateway: {{front: {options.front}}}"
+        with started(directory / "cluster", section) as cluster, Driver(cluster.record) as call:
             url = call(driver.start)
             call(driver.deploy, spec)
             rows = measure(url + "/v1/completions", options)

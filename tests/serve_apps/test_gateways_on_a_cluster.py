@@ -49,7 +49,7 @@ def set_gateways(stage: Stage) -> list[str]:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveCluster]:
-    section = f"gateway: {{count: {GATEWAYS}, front: haproxy, metrics_from: [127.0.0.0/8]}}"
+    section = f"gateway: {{count: {GATEWAYS}, metrics_from: [127.0.0.0/8]}}"
     with started(tmp_path_factory.mktemp("front"), *THREE_WORKERS, section) as cluster:
         yield cluster
 
@@ -235,7 +235,7 @@ def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
     limits = {"free": {}, "requests": {"requests_per_minute": 200}, "tokens": {"tokens_per_minute": 1000}}
     entries = [{"sha256": digest_of(name), "tenant": name, **limit} for name, limit in limits.items()]
     (directory / "keys.json").write_text(json.dumps(entries))
-    section = "gateway: {count: all, keys: keys.json}"
+    section = "gateway: {count: all, front: none, keys: keys.json}"
     with started(directory, *THREE_WORKERS, section) as cluster, Driver(cluster.record) as call:
         url = call(driver.start)
         call(driver.deploy, FAKE.spec(directory / "model", 1))

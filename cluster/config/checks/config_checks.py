@@ -168,10 +168,10 @@ def _check_certificate(key: str, server: ApiConfig | GatewayConfig, report: Mist
 def _check_front(cluster: ClusterConfig, report: MistakeReport) -> None:
     """Several gateways are reached over the network, unless all nodes are processes of one machine."""
     gateway = cluster.gateway
-    if gateway.front is None:
+    if not gateway.has_front:
         for key in ("certificate", "private_key", "node_port", "address_connections", "address_requests"):
             if getattr(gateway, key) is not None:
-                message = "needs a front, which carries it out: set `gateway.front: haproxy`"
+                message = "needs a front, which carries it out: `gateway.front: haproxy`"
                 report(f"gateway.{key}", getattr(gateway, key), message, "gateway.front")
         if gateway.count != 1 and gateway.keys is None and cluster.provider != "embedded":
             message = (

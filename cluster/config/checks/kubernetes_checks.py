@@ -34,9 +34,9 @@ def check_kubernetes(cluster: ClusterConfig, report: MistakeReport) -> None:
     if asked.store is not None:
         _check_store(asked.store, report)
     gateway = cluster.gateway
-    if gateway.front is None and gateway.count not in (1, "all"):
+    if not gateway.has_front and gateway.count not in (1, "all"):
         message = (
-            "should be 1 or all in pods without `gateway.front`: a Service cannot tell which pods have one"
+            "should be 1 or all in pods with `gateway.front: none`: a Service cannot tell which pods have one"
         )
         report("gateway.count", gateway.count, message, "gateway.front")
     kinds = {kind.name: kind for kind in cluster.nodes[1:]}

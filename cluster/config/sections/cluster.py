@@ -146,20 +146,22 @@ class GatewayConfig(EndpointConfig):
     count: GatewayCount = 1
     """Gateways, at most one a node: that of the head, and others at the addresses of their nodes. `all`: one
     on every node."""
-    front: Literal["haproxy"] | None = None
-    """What stands in front of the gateways, at this section's host and port: `haproxy`, which sends requests
-    to those that are there. Default: nothing; each gateway is reached at the address of its node."""
+    front: Literal["haproxy", "none"] = "haproxy"
+    """What stands in front of the gateways, at this section's host and port: `haproxy`, which bounds clients
+    that are slow or many, and sends requests to the gateways that are there. `none`: the site's own load
+    balancer; each gateway is reached at the address of its node."""
     certificate: str | None = Field(default=None, min_length=1)
-    """With a front: file on the head (relative to the config file) with the certificate chain in PEM; it is
+    """Of the front: file on the head (relative to the config file) with the certificate chain in PEM; it is
     https then, with HTTP/2."""
     private_key: str | None = Field(default=None, min_length=1)
-    """With a front: file on the head with the key of that certificate, in PEM."""
+    """Of the front: file on the head with the key of that certificate, in PEM."""
     node_port: int | None = Field(default=None, ge=1, le=65535)
-    """With a front: port of each gateway at its node, or the next one that is free. Default: any."""
+    """Behind a front: port of each gateway at its node, or the next one that is free. Default: any."""
     address_connections: int | None = Field(default=None, ge=1)
-    """With a front: connections that one client address may have. Default: any number."""
+    """Of the front: connections that one client address may have. Default: any number, as long as few are in
+    use."""
     address_requests: int | None = Field(default=None, ge=1)
-    """With a front: requests that one client address may send in ten seconds. Default: any number."""
+    """Of the front: requests that one client address may send in ten seconds. Default: any number."""
     keys: str | None = Field(default=None, min_length=1)
     """File (relative to the config file), or environment variable as `env:NAME`, with the API keys: a YAML or
     JSON list of {sha256, tenant, apps, requests_per_minute, tokens_per_minute, metrics}; `shoal key` writes
@@ -177,6 +179,11 @@ class GatewayConfig(EndpointConfig):
     sends none."""
     cors: list[Origin] = Field(default_factory=list)
     """Origins whose pages may ask the gateway from a browser (https://example.org), or "*" for all."""
+
+    @property
+    def has_front(self) -> bool:
+        """Whether clients come through a front of ours."""
+        return self.front != "none"
 
 
 class ServeProxyConfig(EndpointConfig):

@@ -53,12 +53,12 @@ def manifests(cluster: ClusterConfig, token: str, environment: Mapping[str, str]
     servers = {"gateway": (GATEWAY_PORT, POD_GATEWAY_PORT), "api": (API_PORT, API_PORT)}
     found.append(_service(cluster, "shoal", servers))
     found += [_budget(cluster, "head"), _budget(cluster, "worker")]
-    if cluster.gateway.count == "all" and cluster.gateway.front is None:
+    if cluster.gateway.count == "all" and not cluster.gateway.has_front:
         everywhere = {"gateway": (GATEWAY_PORT, POD_GATEWAY_PORT)}
         found.append(_service(cluster, "gateways", everywhere, head_only=False))
     if cluster.kubernetes.monitor:
         metrics = {"metrics": (METRICS_PORT, METRICS_PORT)}
-        if cluster.gateway.front is not None:
+        if cluster.gateway.has_front:
             port = node_gateway_port(cluster)
             metrics["gateways"] = port, port
         found.append(_service(cluster, "metrics", metrics, head_only=False, of_each_pod=True))
@@ -135,7 +135,7 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         volumes.append({"name": "shoal-storage", "persistentVolumeClaim": claim})
     ports = {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "client": CLIENT_PORT} if is_head else {}
     ports |= {"gateway": POD_GATEWAY_PORT, "api": API_PORT} if is_head else {}
-    if cluster.gateway.front is not None:
+    if cluster.gateway.has_front:
         ports["gateways"] = node_gateway_port(cluster)
     elif cluster.gateway.count == "all":
         ports["gateway"] = POD_GATEWAY_PORT
@@ -249,8 +249,8 @@ def _network_policy(cluster: ClusterConfig) -> KubeObject:
 
     gateway, on_all = cluster.gateway, list[int]()
     if cluster.kubernetes.monitor:
-        on_all += [METRICS_PORT, *([node_gateway_port(cluster)] if gateway.front is not None else [])]
-    on_workers = [*on_all, *([POD_GATEWAY_PORT] if gateway.count == "all" and gateway.front is None else [])]
+        on_all += [METRICS_PORT, *([node_gateway_port(cluster)] if gateway.has_front else [])]
+    on_workers = [*on_all, *([POD_GATEWAY_PORT] if gateway.count == "all" and not gateway.has_front else [])]
     policy: KubeObject = {
         "mode": "DenyAllIngress",
         "head": open_ports(POD_GATEWAY_PORT, API_PORT, *on_all),
@@ -312,7 +312,7 @@ def _budget(cluster: ClusterConfig, role: str) -> KubeObject:
 
 def _service_monitor(cluster: ClusterConfig) -> KubeObject:
     # Behind a front each gateway is asked for its own figures.
-    gateways = "gateway" if cluster.gateway.front is None else "gateways"
+    gateways = "gateways" if cluster.gateway.has_front else "gateway"
     spec = {
         "selector": {"matchLabels": {"app.kubernetes.io/part-of": cluster.name}},
         "endpoints": [{"port": "metrics"}, {"port": gateways, "path": "/metrics"}],

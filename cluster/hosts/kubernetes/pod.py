@@ -171,6 +171,6 @@ def section_on_head_pod(cluster: ClusterConfig, address: str) -> dict[str, Any]:
     # The Service leads to these ports, whichever the config names.
     section["api"] = {"host": EVERYWHERE, **section.get("api", {}), "port": API_PORT}
     section["gateway"] = {**everywhere, **section.get("gateway", {}), "port": POD_GATEWAY_PORT}
-    if cluster.gateway.front is not None:
+    if cluster.gateway.has_front:
         section["gateway"]["node_port"] = node_gateway_port(cluster)
     return {**section, "name": cluster.name, "provider": "existing", "address": f"{address}:{GCS_PORT}"}

@@ -16,15 +16,15 @@ from tests.cluster.config.config_files import mistakes, write
         ("gateway: {count: 0}", "gateway.count", 'should be "all", or a number from 1 to 1000, was 0'),
         ("gateway: {count: some}", "gateway.count", "was 'some'"),
         ("gateway: {front: nginx}", "gateway.front", "haproxy"),
-        ("gateway: {address_requests: 5}", "gateway.address_requests", "needs a front"),
-        ("gateway: {node_port: 5}", "gateway.node_port", "set `gateway.front: haproxy`"),
+        ("gateway: {front: none, address_requests: 5}", "gateway.address_requests", "needs a front"),
+        ("gateway: {front: none, node_port: 5}", "gateway.node_port", "`gateway.front: haproxy`"),
         (
-            "gateway: {front: haproxy, certificate: a}",
+            "gateway: {certificate: a}",
             "gateway.private_key",
             "is needed beside",
         ),
         (
-            "provider: existing, gateway: {count: 2}",
+            "provider: existing, gateway: {front: none, count: 2}",
             "gateway.count",
             "needs `gateway.keys`, or",
         ),
@@ -40,9 +40,10 @@ def test_what_is_wrong_is_named(cluster: str, path: str, words: str, tmp_path: P
     "cluster",
     [
         "gateway: {count: all}",
-        "gateway: {count: 3, front: haproxy, address_connections: 10, node_port: 8100}",
-        "gateway: {front: haproxy, certificate: a, private_key: b}",
-        "provider: existing, gateway: {count: all, front: haproxy}",
+        "gateway: {count: all, front: none}",
+        "gateway: {count: 3, address_connections: 10, node_port: 8100}",
+        "gateway: {certificate: a, private_key: b}",
+        "provider: existing, gateway: {count: all}",
     ],
 )
 def test_what_goes_together_is_taken(cluster: str, tmp_path: Path) -> None:
