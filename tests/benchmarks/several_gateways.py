@@ -71,7 +71,10 @@ def measure(directory: Path, repeats: int, cores: float, seconds: float) -> dict
     )
     spec = AppSpec("chat", config, model_path=str(directory / "model"), model_version="m@1", engine=ENGINE)
     found: dict[str, list[float]] = {"one": [], "two": []}
-    with started(directory, *HEAD_AND_TWO, "gateway: {count: 3, front: none}") as cluster, Driver(cluster.record) as call:
+    with (
+        started(directory, *HEAD_AND_TWO, "gateway: {count: 3, front: none}") as cluster,
+        Driver(cluster.record) as call,
+    ):
         call(driver.start)
         call(driver.deploy, spec)
         while len(urls := call(gateways)) < 3:

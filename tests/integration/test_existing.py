@@ -216,54 +216,76 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
-def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking) -> None:
-    """The host of the app's one replica, and then that of one of a job's two groups."""
-    config = f"{TOUR}/shoal.yaml"
-    (model,) = {row["path"] for row in lab.document("models", "-f", config)}
-    tokenizer = f"data.tokenizer={model}"  # saves the time to train another
-    job = lab.document("train", "elastic-lm", "--detach", "--set", tokenizer, "-f", config)["job"]
-    (run,) = lab.share.glob(f"shoal/*/jobs/{job}")
-    victim = lab.lan.host("gpu-1")
+class Training:
+    """A job of two groups, whose config the tour has left."""
 
-    def events(kind: str) -> list[dict[str, Any]]:
-        told = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    def __init__(self, lab: Workplace) -> None:
+        config = f"{TOUR}/shoal.yaml"
+        (model,) = {row["path"] for row in lab.document("models", "-f", config)}
+        tokenizer = f"data.tokenizer={model}"  # saves the time to train another
+        job = lab.document("train", "elastic-lm", "--detach", "--set", tokenizer, "-f", config)["job"]
+        (self._run,) = lab.share.glob(f"shoal/*/jobs/{job}")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        told = [json.loads(line) for line in (self._run / "events.jsonl").read_text().splitlines()]
         return [event for event in told if event["kind"] == kind]
 
-    def steps() -> list[int]:
-        log = run / "metrics.jsonl"
+    def steps(self) -> list[int]:
+        log = self._run / "metrics.jsonl"
         return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
-    wait_for(lambda: len(steps()) > 20, "the job does no steps")
+    def wait_for_steps(self) -> None:
+        done = len(self.steps())
+        wait_for(lambda: len(self.steps()) > done + 20, "the job does not go on")
+
+    def assert_whole(self) -> None:
+        logged = self.steps()
+        assert logged == list(range(1, len(logged) + 1)), "a step was lost, or done twice"
+
+
+@pytest.fixture(scope="module")
+def training(lab: Workplace, tour: dict[str, Any]) -> Training:
+    assert tour["ok"]
+    return Training(lab)
+
+
+def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: Training) -> None:
+    """The host of the app's one replica."""
+    training.wait_for_steps()
     (broker,) = [each for each in lab.head.processes() if each.cmdline()[:1] == ["ray::Broker"]]
     broker.kill()  # and with it what it knew of the nodes
     wait_for(lambda: misfits(lab) == {"odd"}, "the nodes are not looked at again")
-    assert events("leaving") == []
+    assert training.events("leaving") == []
     assert set(asking.said()) == {200}
 
     cut = time.time()
-    victim.cut_power()
+    lab.lan.host("gpu-1").cut_power()
     back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
-    done = len(steps())
-    wait_for(lambda: len(steps()) > done + 20, "the job does not go on")
+    training.wait_for_steps()
     wait_for(lambda: not nodes(lab)["gpu-1"], "Ray does not notice that the host is gone")
     print(f"the app answered again {back_s:.1f} s after its host had lost its power")
+    training.assert_whole()
 
+
+@pytest.mark.slow
+def test_a_host_that_is_back_is_used_and_may_be_lost_again(
+    lab: Workplace, asking: Asking, training: Training
+) -> None:
+    """That of one of the job's two groups."""
+    victim = lab.lan.host("gpu-1")
+    victim.cut_power()
     victim.boot()
     lab.start_ray(victim, "--num-cpus=2")
-    wait_for(lambda: events("resized")[-1]["joined"], "the host that is back is not used")
-    assert events("started")[-1]["ranks"][0]["node"] == "gpu-1"
+    wait_for(lambda: training.events("resized")[-1]["joined"], "the host that is back is not used")
+    assert training.events("started")[-1]["ranks"][0]["node"] == "gpu-1"
     assert nodes(lab) == {"head": True, "gpu-1": True, "gpu-2": True, "odd": True}
-
-    cut, before = time.time(), len(events("resized"))
+    cut, before = time.time(), len(training.events("resized"))
     victim.cut_power()
-    wait_for(lambda: len(events("resized")) > before, "nobody notices that a group is lost")
-    assert events("resized")[-1]["lost"] != []
-    done = len(steps())
-    wait_for(lambda: len(steps()) > done + 20, "the job does not go on without it")
+    wait_for(lambda: len(training.events("resized")) > before, "nobody notices that a group is lost")
+    assert training.events("resized")[-1]["lost"] != []
+    training.wait_for_steps()
     assert set(asking.said(cut)) == {200}
-    lab.shoal("stop", job, "-f", config)
-    logged = steps()
-    assert logged == list(range(1, len(logged) + 1)), "a step was lost, or done twice"
+    training.assert_whole()
 
 
 def test_down_ends_what_is_shoals_and_nothing_else(lab: Workplace, tour: dict[str, Any]) -> None:
