@@ -21,6 +21,9 @@ who holds many leaves others room."""
 MOST_OF_ADDRESS = 1 / 4
 END_S = 2
 """How long what a client still sends after its last answer is thrown away, so that it can read that."""
+SILENT_S = 5
+"""A host that has lost its power ends no connection: who answers nothing at all for so long, to probes of its
+kernel or to what was sent, is taken for gone."""
 RATE_S = 10
 """Seconds over which the requests of an address are counted."""
 HARD_STOP_S = 660
@@ -100,9 +103,13 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             f"backend {BACKEND}",
             "    balance leastconn",
             "    option httpchk GET /health",
+            "    option srvtcpka",
+            "    srvtcpka-idle 2s",
+            "    srvtcpka-intvl 1s",
+            f"    srvtcpka-cnt {SILENT_S - 2}",
             # Who refuses a connection gets none until it answers again.
             "    default-server inter 1s fastinter 250ms downinter 250ms fall 2 rise 1 observe layer4"
-            " error-limit 1 on-error mark-down",
+            f" error-limit 1 on-error mark-down tcp-ut {SILENT_S}s",
             *(f"    {line}" for line in servers),
             "",
         ]
