@@ -216,6 +216,21 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
+def test_an_update_loses_no_request(lab: Workplace, asking: Asking) -> None:
+    config = f"{TOUR}/shoal.yaml"
+    (before,) = lab.document("status", "-f", config)["apps"]
+    wait_for(lambda: len(asking.said()) > 5, "nobody asks")
+    began = time.monotonic()
+    lab.document("serve", "chat", "--set", "serve_apps.chat.limits.queue=33", "-f", config)
+    print(f"updated after {time.monotonic() - began:.1f} s, in which {len(asking.said())} requests were asked")
+    (after,) = lab.document("status", "-f", config)["apps"]
+    assert after["rollout"] != before["rollout"]
+    assert after["rollout"]["status"] == "succeeded"
+    asked = time.time()
+    wait_for(lambda: len(asking.said(asked)) > 5, "nobody asks any more")
+    assert set(asking.said()) == {200}
+
+
 class Training:
     """A job of two groups, whose config the tour has left."""
 
