@@ -139,6 +139,9 @@ class Front:
             connections=connections,
             address_connections=given["address_connections"],
             address_requests=given["address_requests"],
+            metrics_from=None
+            if self._info["gateway_keys"] is None
+            else tuple(map(str, self._info["gateway_options"]["metrics_from"])),
         )
         if given["certificate"] is None:
             return settings

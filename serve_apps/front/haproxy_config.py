@@ -31,6 +31,8 @@ HARD_STOP_S = 660
 SOCKET = "haproxy.sock"
 """Where HAProxy is told of changes, and its next process gets the listeners."""
 ALPN = "h2,http/1.1"
+METRICS = "/metrics/front"
+"""Where HAProxy's own figures are, for Prometheus."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class FrontSettings:
     Attributes:
         connections: that it may have at all, each with one to a gateway. certificate: file with the chain;
         its key lies beside it, with `.key` after its name. None: plain HTTP. secret: see `front_secret`.
+        metrics_from: addresses and networks that may read METRICS; None: all.
     """
 
     host: str
@@ -49,6 +52,7 @@ class FrontSettings:
     certificate: str | None = None
     address_connections: int | None = None
     address_requests: int | None = None
+    metrics_from: tuple[str, ...] | None = None
     request_s: float = 30.0
     """How long a request's head may take to arrive, and as much of its body as is kept."""
     stalled_s: float = 60.0
@@ -92,6 +96,7 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             "frontend public",
             f"    bind {_bind(settings)}",
             *(f"    {line}" for line in _bounds(settings)),
+            *(f"    {line}" for line in _metrics(settings)),
             "    http-request set-header X-Forwarded-For %[src]",
             "    http-request set-header X-Forwarded-Proto https if { ssl_fc }",
             "    http-request set-header X-Forwarded-Proto http unless { ssl_fc }",
@@ -125,6 +130,13 @@ def _bind(settings: FrontSettings) -> str:
     host = f"[{host}]" if ":" in host else host
     tls = "" if settings.certificate is None else f" ssl crt {settings.certificate} alpn {ALPN}"
     return f"{host}:{settings.port}{tls}"
+
+
+def _metrics(settings: FrontSettings) -> list[str]:
+    told = f"http-request use-service prometheus-exporter if {{ path {METRICS} }}"
+    if settings.metrics_from is None:
+        return [told]
+    return [f"{told} {{ src {' '.join(settings.metrics_from)} }}"] if settings.metrics_from else []
 
 
 def _bounds(settings: FrontSettings) -> list[str]:

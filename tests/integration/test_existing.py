@@ -222,7 +222,9 @@ def test_an_update_loses_no_request(lab: Workplace, asking: Asking) -> None:
     wait_for(lambda: len(asking.said()) > 5, "nobody asks")
     began = time.monotonic()
     lab.document("serve", "chat", "--set", "serve_apps.chat.limits.queue=33", "-f", config)
-    print(f"updated after {time.monotonic() - began:.1f} s, in which {len(asking.said())} requests were asked")
+    print(
+        f"updated after {time.monotonic() - began:.1f} s, in which {len(asking.said())} requests were asked"
+    )
     (after,) = lab.document("status", "-f", config)["apps"]
     assert after["rollout"] != before["rollout"]
     assert after["rollout"]["status"] == "succeeded"

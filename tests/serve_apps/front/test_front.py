@@ -73,6 +73,7 @@ def test_it_follows_the_gateways_and_the_certificate(gateways: list[str], tmp_pa
         "gateway_host": HOST,
         "gateway_port": port,
         "gateway_count": 2,
+        "gateway_keys": None,
         "gateway_front": {
             "certificate": str(certificate),
             "private_key": str(key),

@@ -129,6 +129,16 @@ def test_one_address_has_so_many_connections_and_requests_and_no_more(gateway: R
         assert httpx.get(f"{url}/health", timeout=20).status_code == 200
 
 
+def test_its_figures_are_for_who_may_read_them(gateway: RunningGateway) -> None:
+    with front(gateway) as url:
+        figures = httpx.get(f"{url}/metrics/front", timeout=20)
+        assert "haproxy_frontend_http_requests_total" in figures.text
+        assert 'server="g0"' in figures.text
+    for allowed, status in (((), 404), (("192.0.2.0/24", "192.0.2.7"), 404), (("127.0.0.0/8",), 200)):
+        with front(gateway, metrics_from=allowed) as url:
+            assert httpx.get(f"{url}/metrics/front", timeout=20).status_code == status
+
+
 def test_without_a_gateway_clients_are_told_to_try_again(tmp_path: Path) -> None:
     with running_gateway(tmp_path, gateway={"front_secret": SECRET}) as gateway, front(gateway) as url:
         gateway.process.suspend()
