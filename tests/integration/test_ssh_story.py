@@ -45,7 +45,8 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshCaller]:
         ]
         options = f"endpoint_override={store.address}:{PORT}&scheme=http&region=us-east-1"
         env = {**HEALTH, **dict.fromkeys(CREDENTIALS)}  # those of the caller are passed on
-        caller.write({"nodes": nodes, "storage": f"s3://{BUCKET}/shoal?{options}", "env": env})
+        storage = f"s3://{BUCKET}/shoal?{options}"
+        caller.write({"nodes": nodes, "storage": storage, "env": env, "gateway": {"count": "all"}})
         yield caller
         process.kill()
         process.wait()
@@ -129,7 +130,9 @@ def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch:
         back_s = wait_for(lambda: 200 in asking.said(cut + 0.1), "the app does not answer again")
         done = len(steps())
         on_s = wait_for(lambda: len(steps()) > done + 20, "the job does not go on")
+        failed = [said for said in asking.said(cut) if said != 200]
         print(f"{victim.name} lost its power: answers after {back_s:.1f} s, steps after {on_s:.1f} s")
+        print(f"{len(failed)} of {len(asking.said(cut))} requests failed: {failed}")
         victim.boot()
         up = caller.shoal("up", file=tour)
         assert f"{victim.name} ({USER}@{victim.address}) did not run; it does now" in up.stderr
