@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.lab.hosts.host import Host
 from tests.lans import SHARE, Workplace, needs_hosts, workplace
 
 pytestmark = [needs_hosts, pytest.mark.timeout(600)]
@@ -55,6 +56,7 @@ print(os.environ["WHO"], "says:", open("words.txt").read() + ", on", socket.geth
 """
 CONFIG = "/root/shoal.yaml"
 TOUR = "/root/tour"
+CPUS = {"gpu-1": 2, "gpu-2": 3, "odd": 2}
 WAIT_S = 150.0
 
 
@@ -68,7 +70,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
             done = lab.lan.host(name).run("sh", "-c", f"umount {SHARE} && mkdir {STORAGE}")
             assert done.returncode == 0
         lab.start_ray(lab.head, "--num-cpus=0")
-        for name, cpus in {"gpu-1": 2, "gpu-2": 3, "odd": 2}.items():
+        for name, cpus in CPUS.items():
             lab.start_ray(lab.lan.host(name), f"--num-cpus={cpus}")
         api = {"host": lab.head.address}
         cluster = {"name": "lab", "provider": "existing", "storage": STORAGE, "api": api}
@@ -216,18 +218,28 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
-def test_an_update_loses_no_request(lab: Workplace, asking: Asking) -> None:
+def with_replicas(lab: Workplace) -> list[Host]:
+    """The hosts on which the app has some."""
+    title = "ray::ServeReplica:chat"
+    return [
+        host
+        for host in lab.lan.hosts
+        if any(" ".join(each.cmdline()).startswith(title) for each in host.processes())
+    ]
+
+
+def test_an_update_and_its_way_back_lose_no_request(lab: Workplace, asking: Asking) -> None:
     config = f"{TOUR}/shoal.yaml"
-    (before,) = lab.document("status", "-f", config)["apps"]
     wait_for(lambda: len(asking.said()) > 5, "nobody asks")
+    (first,) = with_replicas(lab)
     began = time.monotonic()
     lab.document("serve", "chat", "--set", "serve_apps.chat.limits.queue=33", "-f", config)
     print(
         f"updated after {time.monotonic() - began:.1f} s, in which {len(asking.said())} requests were asked"
     )
-    (after,) = lab.document("status", "-f", config)["apps"]
-    assert after["rollout"] != before["rollout"]
-    assert after["rollout"]["status"] == "succeeded"
+    wait_for(lambda: first not in with_replicas(lab), "the version before stays")
+    assert lab.shoal("rollback", "chat", "-f", config).returncode == 0
+    wait_for(lambda: with_replicas(lab) == [first], "the version after stays")
     asked = time.time()
     wait_for(lambda: len(asking.said(asked)) > 5, "nobody asks any more")
     assert set(asking.said()) == {200}
@@ -251,6 +263,10 @@ class Training:
         log = self._run / "metrics.jsonl"
         return [json.loads(line)["step"] for line in log.read_text().splitlines()] if log.exists() else []
 
+    def nodes(self) -> set[str]:
+        """Where a group of it has started."""
+        return {rank["node"] for event in self.events("started") for rank in event["ranks"]}
+
     def wait_for_steps(self) -> None:
         done = len(self.steps())
         wait_for(lambda: len(self.steps()) > done + 20, "the job does not go on")
@@ -268,7 +284,9 @@ def training(lab: Workplace, tour: dict[str, Any]) -> Training:
 
 def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: Training) -> None:
     """The host of the app's one replica."""
+    (victim,) = with_replicas(lab)
     training.wait_for_steps()
+    wait_for(lambda: training.nodes() - {victim.name}, "the job is on that host alone")
     (broker,) = [each for each in lab.head.processes() if each.cmdline()[:1] == ["ray::Broker"]]
     broker.kill()  # and with it what it knew of the nodes
     wait_for(lambda: misfits(lab) == {"odd"}, "the nodes are not looked at again")
@@ -276,10 +294,10 @@ def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: T
     assert set(asking.said()) == {200}
 
     cut = time.time()
-    lab.lan.host("gpu-1").cut_power()
+    victim.cut_power()
     back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
     training.wait_for_steps()
-    wait_for(lambda: not nodes(lab)["gpu-1"], "Ray does not notice that the host is gone")
+    wait_for(lambda: not nodes(lab)[victim.name], "Ray does not notice that the host is gone")
     print(f"the app answered again {back_s:.1f} s after its host had lost its power")
     training.assert_whole()
 
@@ -289,12 +307,13 @@ def test_a_host_that_is_back_is_used_and_may_be_lost_again(
     lab: Workplace, asking: Asking, training: Training
 ) -> None:
     """That of one of the job's two groups."""
-    victim = lab.lan.host("gpu-1")
-    victim.cut_power()
+    (name,) = [name for name, alive in nodes(lab).items() if not alive]
+    victim = lab.lan.host(name)
     victim.boot()
-    lab.start_ray(victim, "--num-cpus=2")
-    wait_for(lambda: training.events("resized")[-1]["joined"], "the host that is back is not used")
-    assert training.events("started")[-1]["ranks"][0]["node"] == "gpu-1"
+    lab.start_ray(victim, f"--num-cpus={CPUS[name]}")
+    before = len(training.events("resized"))
+    wait_for(lambda: any(each["joined"] for each in training.events("resized")[before:]), "it is not used")
+    assert training.events("started")[-1]["ranks"][0]["node"] == name
     assert nodes(lab) == {"head": True, "gpu-1": True, "gpu-2": True, "odd": True}
     cut, before = time.time(), len(training.events("resized"))
     victim.cut_power()
