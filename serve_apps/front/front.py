@@ -34,7 +34,7 @@ FIRST_GATEWAYS_S = 10.0
 """How long a front that starts waits for gateways before it listens: until then connections are refused,
 which clients try again."""
 OTHER_FILES = 200
-"""Files that HAProxy needs beside two for each connection."""
+"""Files that HAProxy needs beside two for each connection, and one for each server that it looks after."""
 
 
 class Front:
@@ -131,7 +131,8 @@ class Front:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         connections = MOST_CONNECTIONS
         if hard != resource.RLIM_INFINITY:
-            connections = max(1, min(connections, (hard - OTHER_FILES) // 2))
+            free = hard - OTHER_FILES - len(self._slots.servers())
+            connections = max(1, min(connections, free // 2))
         settings = FrontSettings(
             host=self._info["gateway_host"],
             port=self._info["gateway_port"],

@@ -65,7 +65,8 @@ class Call:
             most = self._check(request, version, len(body))
             once = self._service.repeats.once(
                 self._http.headers,
-                self._http.scope.get(SENT),
+                # Where it dies there is no other to which the front could send it.
+                None if self._service.options.alone else self._http.scope.get(SENT),
                 self._caller.tenant,
                 self._http.url.path,
                 body,

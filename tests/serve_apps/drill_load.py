@@ -42,9 +42,9 @@ class Seen:
     message: str = ""
     """The error's sentence."""
     refused: bool = False
-    """No connection was made."""
+    """No connection was made, or the front has said that there is no gateway."""
     broken: bool = False
-    """The connection was refused, or broke."""
+    """It was refused, or the connection broke."""
 
     @property
     def answered(self) -> bool:
@@ -94,6 +94,8 @@ async def _ask(http: httpx.AsyncClient, seen: Seen, max_tokens: int) -> None:
             else:
                 document = json.loads(await answer.aread())
                 _note(seen, document.get("error"))
+                seen.refused = seen.error == "no_gateway"
+                seen.broken = seen.refused or seen.error == "gateway_lost"
                 seen.text = "" if seen.error else document["choices"][0]["text"]
     except httpx.TransportError as failure:
         seen.error, seen.broken = repr(failure), True

@@ -195,8 +195,8 @@ def test_what_a_killed_gateway_had_asked_for_is_ended(stage: Stage, stream: bool
         until(running, 10)
         stage.process("ray::ServeReplica:gateway").kill()
         until(lambda: not running(), 10)
-        with pytest.raises(httpx.TransportError):
-            asking.result()
+        with suppress(httpx.TransportError):
+            assert asking.result().status_code in (502, 503), "it may not have begun"
 
     def back() -> bool:
         with suppress(httpx.TransportError):
