@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,6 +35,8 @@ IMAGE = {
 }
 """The environment that comes with the image."""
 READY_S = 120.0
+MACHINE = "machine-"
+"""How the machines are called on which there are pods, or may be."""
 
 
 def ray_start(group: Manifest, head: str | None) -> str:
@@ -63,11 +66,18 @@ class Pod:
 
     name: str
     host: Host
+    group_name: str
     group: Manifest
-    spec: Manifest
     environment: dict[str, str]
     log: Path
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
+    leaves: bool = False
+    """It was told to go."""
+
+    @property
+    def spec(self) -> Manifest:
+        found: Manifest = self.group["template"]["spec"]
+        return found
 
     @property
     def container(self) -> Manifest:
@@ -81,11 +91,12 @@ class Pod:
         return [*user, "env", "-i", f"--chdir=/home/{USER}", *settings, *arguments]
 
     def start(self) -> None:
-        """Start its container: the first process of a process table of its own."""
+        """Start its container: the first process of a process table of its own, under the pod's name."""
         command = [*self.container["command"], *self.container["args"]]
-        alone = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        alone = ["unshare", "--pid", "--uts", "--fork", "--mount-proc", "--kill-child"]
+        named = ["sh", "-c", 'hostname "$0" && exec "$@"', self.name]
         with self.log.open("ab") as log:
-            self.process = self.host.start(*alone, *self.command(command), output=log)
+            self.process = self.host.start(*alone, *named, *self.command(command), output=log)
 
     def execute(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command in it; the result is not checked."""
@@ -99,9 +110,16 @@ class Pod:
             timeout=timeout_s,
         )
 
+    @property
+    def has_crashed(self) -> bool:
+        """Whether its container has ended, and is to be started again."""
+        ended = self.process is not None and self.process.poll() is not None
+        return ended and self.host.is_up and not self.leaves
+
     def delete(self) -> int:
         """SIGTERM, and SIGKILL at the end of the grace period; the exit code."""
         assert self.process is not None, "it runs"
+        self.leaves = True
         with suppress(psutil.NoSuchProcess):
             psutil.Process(self._first()).terminate()
         try:
@@ -124,13 +142,62 @@ class Pods:
     """Those of one RayCluster, the head first."""
 
     lan: Lan
-    namespace: str
-    cluster: str
-    pods: list[Pod]
+    objects: Sequence[Manifest]
+    directory: Path
+    pods: list[Pod] = field(default_factory=list)
+    spare: list[Host] = field(default_factory=list)
+    """Machines that no pod was on yet."""
+    _made: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ray(self) -> Manifest:
+        """The RayCluster."""
+        return _ray_cluster(self.objects)
+
+    @property
+    def namespace(self) -> str:
+        return str(self.ray["metadata"]["namespace"])
+
+    @property
+    def cluster(self) -> str:
+        return str(self.ray["metadata"]["name"])
 
     @property
     def head(self) -> Pod:
         return self.pods[0]
+
+    def add(self, group_name: str, group: Manifest, host: Host) -> Pod:
+        """Make a pod on a machine; it is not started yet."""
+        is_head = group is self.ray["spec"]["headGroupSpec"]
+        # The head's name is always the same, a worker's always another.
+        name = f"{self.cluster}-{group_name}-worker-{self._made[group_name]}"
+        name = f"{self.cluster}-head" if is_head else name
+        environment = _environment(self.objects, self.ray, group_name, group, name, host.address)
+        log = self.directory / f"{name}.{self._made[group_name]}.log"
+        self._made[group_name] += 1
+        pod = Pod(name, host, group_name, group, environment, log)
+        _mount_secrets(self.objects, pod)
+        self.pods.insert(0 if is_head else len(self.pods), pod)
+        self.name_hosts()
+        return pod
+
+    def replace(self, pod: Pod) -> Pod:
+        """Start another pod in place of one whose machine is gone for good: once Kubernetes has given the
+        machine up and removed the pod, KubeRay's operator makes one of the same group elsewhere."""
+        self.pods.remove(pod)
+        made = self.add(pod.group_name, pod.group, self.spare.pop(0))
+        self.start(made)
+        return made
+
+    def name_hosts(self) -> None:
+        """Write what each pod knows by name: as a kubelet does, itself; as the servers of names do, the
+        head's Service, and what is no pod."""
+        others = [host for host in self.lan.hosts if not host.name.startswith(MACHINE)]
+        names = {self._service(): self.head.host.address} | {host.name: host.address for host in others}
+        for pod in self.pods:
+            known = {"localhost": "127.0.0.1", pod.name: pod.host.address, **names}
+            lines = [f"{address} {name}\n" for name, address in known.items()]
+            pod.host.file("/etc/hosts").write_text("".join(lines))
 
     def shoal(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command of `shoal` in the head's container; the result is not checked."""
@@ -213,7 +280,19 @@ def _environment(
         "RAY_USAGE_STATS_KUBERAY_IN_USE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DASHBOARD_ENABLE_K8S_DISK_USAGE": "1",
+        **_store(ray, is_head=is_head),
     }
+
+
+def _store(ray: Manifest, *, is_head: bool) -> dict[str, str]:
+    """What the operator adds where the control store outlives the head."""
+    asked = ray["spec"].get("gcsFaultToleranceOptions")
+    if asked is None:
+        return {}
+    if not is_head:
+        return {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
+    # The cluster's uid; here there is one cluster a store.
+    return {"RAY_external_storage_namespace": "uid", "RAY_REDIS_ADDRESS": asked["redisAddress"]}
 
 
 def _mounts(spec: Manifest) -> Iterator[tuple[Manifest, Manifest]]:
@@ -237,40 +316,42 @@ def _mount_secrets(objects: Sequence[Manifest], pod: Pod) -> None:
                 (directory / key).write_bytes(base64.b64decode(value))
 
 
+def _ray_cluster(objects: Sequence[Manifest]) -> Manifest:
+    (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
+    return ray
+
+
 @contextmanager
-def pods_of(objects: Sequence[Manifest], directory: Path, claims: Mapping[str, Path]) -> Iterator[Pods]:
+def pods_of(
+    objects: Sequence[Manifest],
+    directory: Path,
+    claims: Mapping[str, Path],
+    *,
+    spare: int = 0,
+    beside: Sequence[str] = (),
+) -> Iterator[Pods]:
     """The pods of the RayCluster among objects; they are not started yet.
 
     Args:
         claims: the directory of this machine that each PersistentVolumeClaim is.
+        spare: machines for pods that are made later.
+        beside: names of hosts that are no pods.
     """
-    (ray,) = [each for each in objects if each["kind"] == "RayCluster"]
+    ray = _ray_cluster(objects)
     assert ray["metadata"]["annotations"]["ray.io/overwrite-container-cmd"] == "true"
-    cluster, namespace = ray["metadata"]["name"], ray["metadata"]["namespace"]
-    head = ray["spec"]["headGroupSpec"]
-    groups = [("headgroup", f"{cluster}-head", head)]
+    groups = [("headgroup", ray["spec"]["headGroupSpec"])]
     for group in ray["spec"]["workerGroupSpecs"]:
-        for number in range(group["replicas"]):
-            groups.append((group["groupName"], f"{cluster}-{group['groupName']}-worker-{number}", group))
-    names = [name for _, name, _ in groups]
+        groups += [(group["groupName"], group)] * group["replicas"]
     shared = {
         mount["mountPath"]: claims[volume["persistentVolumeClaim"]["claimName"]]
-        for _, _, group in groups
+        for _, group in groups
         for mount, volume in _mounts(group["template"]["spec"])
         if "persistentVolumeClaim" in volume
     }
-    with Lan(names, directory, shared=shared, users=[USER]) as lan:
-        made = []
-        for name, pod_name, group in groups:
-            host = lan.host(pod_name)
-            environment = _environment(objects, ray, name, group, pod_name, host.address)
-            spec = group["template"]["spec"]
-            pod = Pod(pod_name, host, group, spec, environment, directory / f"{pod_name}.log")
-            _mount_secrets(objects, pod)
-            service = f"{cluster}-head-svc.{namespace}.svc.cluster.local"
-            # As a kubelet writes them: a pod's name is its own address.
-            host.file("/etc/hosts").write_text(
-                f"127.0.0.1 localhost\n{host.address} {pod_name}\n{lan.hosts[0].address} {service}\n"
-            )
-            made.append(pod)
-        yield Pods(lan, namespace, cluster, made)
+    machines = [f"{MACHINE}{number}" for number in range(1, len(groups) + spare + 1)]
+    with Lan([*machines, *beside], directory, shared=shared, users=[USER]) as lan:
+        hosts = lan.hosts[: len(machines)]
+        pods = Pods(lan, objects, directory, spare=hosts[len(groups) :])
+        for (name, group), host in zip(groups, hosts, strict=False):
+            pods.add(name, group, host)
+        yield pods

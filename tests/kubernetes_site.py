@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -48,13 +48,29 @@ needs_kubectl = pytest.mark.skipif(_lacks() is not None, reason=str(_lacks()))
 
 
 class Operator:
-    """Makes the pods of a RayCluster, as KubeRay's does, and says how they stand, as a kubelet does."""
+    """Makes the pods of a RayCluster, as KubeRay's does, and says how they stand, as a kubelet does.
 
-    def __init__(self, server: ApiServer, directory: Path, share: Path, networks: Path) -> None:
+    Args:
+        spare: machines for pods that are made later.
+        beside: names of hosts that are no pods, with what each runs as root.
+    """
+
+    def __init__(
+        self,
+        server: ApiServer,
+        directory: Path,
+        share: Path,
+        networks: Path,
+        spare: int = 0,
+        beside: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self._server, self._directory, self._share, self._networks = server, directory, share, networks
+        self._spare, self._beside = spare, dict(beside or {})
         self._ends = ExitStack()
         self._number = 0
         self.pods: Pods | None = None
+        self.executed: list[tuple[str, list[str]]] = []
+        """The commands that were run in pods."""
         self.works = True
         """Otherwise nothing happens."""
         self._ended = threading.Event()
@@ -73,6 +89,7 @@ class Operator:
 
     def execute(self, pod: str, command: list[str]) -> Answer:
         """A command in a pod."""
+        self.executed.append((pod, command))
         done = self.pod(pod).execute(*command, timeout_s=600)
         return done.returncode, done.stdout.encode(), done.stderr.encode()
 
@@ -81,27 +98,42 @@ class Operator:
         assert self.pods is not None, "there are pods"
         return next(each for each in self.pods.pods if each.name == name)
 
+    def replace(self, pod: Pod) -> Pod:
+        """Do what follows once a machine is gone for good; see `Pods.replace`."""
+        assert self.pods is not None, "there are pods"
+        self._server.take("pods", self.pods.namespace, pod.name)
+        made = self.pods.replace(pod)
+        self._tell_of(made, self.pods)
+        return made
+
     def end(self) -> None:
         """End everything."""
         self._ended.set()
         self._ends.close()
 
     def _make(self, ray: Object) -> None:
-        namespace = ray["metadata"]["namespace"]
         objects = [each for each in self._server.objects.values() if each.get("kind") == "Secret"]
         self._number += 1
         directory = self._directory / f"pods-{self._number}"
         directory.mkdir()
-        pods = self._ends.enter_context(pods_of([*objects, ray], directory, {"data": self._share}))
-        network = pods.lan.network
-        names = {pod.name: network.namespace(place) for place, pod in enumerate(pods.pods, 1)}
-        self._networks.write_text(json.dumps(names))
+        claims = {"data": self._share}
+        made = pods_of([*objects, ray], directory, claims, spare=self._spare, beside=list(self._beside))
+        pods = self._ends.enter_context(made)
+        for name, program in self._beside.items():
+            pods.lan.host(name).start(*program)
         for pod in pods.pods:
-            self._server.put("pods", _object_of(pod, ray, namespace, ready=False))
+            self._tell_of(pod, pods)
         self.pods = pods
-        for pod in pods.pods:
+        for pod in list(pods.pods):
             with suppress(AssertionError, subprocess.SubprocessError):  # it was deleted meanwhile
                 pods.start(pod)
+
+    def _tell_of(self, pod: Pod, pods: Pods) -> None:
+        """Have a pod be among the objects, and its network be found."""
+        namespace = pods.lan.network.namespace
+        names = {each.name: namespace(pods.lan.hosts.index(each.host) + 1) for each in pods.pods}
+        self._networks.write_text(json.dumps(names))
+        self._server.put("pods", _object_of(pod, pods.ray, pods.namespace, ready=False))
 
     def _delete(self) -> None:
         pods, self.pods = self.pods, None
@@ -115,10 +147,12 @@ class Operator:
         self._ends.close()
 
     def _look(self) -> None:
-        """The probes: a pod is ready when its raylet says so."""
+        """The kubelets: a container that ends is started again; a pod is ready when its raylet says so."""
         while not self._ended.wait(0.3):
             pods = self.pods
-            for pod in () if pods is None else pods.pods:
+            for pod in () if pods is None else list(pods.pods):
+                if pod.has_crashed:
+                    pod.start()
                 found = self._server.objects.get(("pods", pods.namespace, pod.name)) if pods else None
                 if found is None or found["status"]["conditions"][0]["status"] == "True":
                     continue
@@ -194,8 +228,10 @@ class KubernetesUser:
 
 
 @contextmanager
-def kubernetes_site(directory: Path) -> Iterator[tuple[ApiServer, Operator, KubernetesUser]]:
-    """All of it."""
+def kubernetes_site(
+    directory: Path, *, spare: int = 0, beside: Mapping[str, Sequence[str]] | None = None
+) -> Iterator[tuple[ApiServer, Operator, KubernetesUser]]:
+    """All of it; the arguments are the operator's."""
     share = directory / "share"
     share.mkdir()
     share.chmod(0o777)
@@ -203,7 +239,7 @@ def kubernetes_site(directory: Path) -> Iterator[tuple[ApiServer, Operator, Kube
     home = directory / "ann"
     home.mkdir()
     with api_server(directory) as (server, kubeconfig):
-        operator = Operator(server, directory, share, networks)
+        operator = Operator(server, directory, share, networks, spare, beside)
         try:
             yield server, operator, KubernetesUser(home, kubeconfig, shim(directory, networks))
         finally:

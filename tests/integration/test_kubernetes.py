@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,8 +94,11 @@ def test_a_cluster_in_pods_from_up_to_down(site: Site) -> None:
     (user.home / "hello.py").write_text(HELLO)
     (user.home / "words.txt").write_text("from this machine")
     began = time.monotonic()
-    up = user.document("up")
+    first = user.shoal("up", "--json")
     print(f"up after {time.monotonic() - began:.1f} s")
+    assert first.returncode == 0, first.stderr
+    assert "already" not in first.stderr
+    up = json.loads(first.stdout)
     assert sorted(node["name"] for node in up["nodes"]) == [
         "lab-head",
         "lab-node-worker-0",
@@ -108,6 +112,9 @@ def test_a_cluster_in_pods_from_up_to_down(site: Site) -> None:
     assert "hello from lab-node-worker-" in done.stdout + done.stderr
     again = user.shoal("up")
     assert again.returncode == 0, again.stderr
+    assert again.stderr.count("is up already") == 1
+    asked = [words for _, words in operator.executed if words[:2] == ["python", "-c"]]
+    assert len(asked) == 2, "each `up` asks once where the config is"
     began = time.monotonic()
     assert user.document("down") == {"name": "lab", "stopped": True}
     print(f"down after {time.monotonic() - began:.1f} s")

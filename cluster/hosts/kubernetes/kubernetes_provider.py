@@ -79,14 +79,17 @@ class KubernetesProvider:
                 self._apply(cluster, kubectl, tell)
                 known.write()
                 head = self._until_up(cluster, kubectl, tell)
-                document = json.loads(self._on_head(kubectl, head, command, tell))
-                record = self._record(kubectl, head, known) if stay else None
+                file = self._file(kubectl, head)
+                document = json.loads(self._on_head(kubectl, head, file, command))
+                record = self._record(kubectl, head, file, known) if stay else None
             except BaseException:  # an interruption too must not leave half of it
                 if before is None:
                     self._delete(known, tell)
                 raise
             if not stay:
                 self._delete(known, tell)
+            elif was_up:
+                tell(f"cluster {cluster.name} is up already")
             return RemoteStarted(record, was_up, document)
 
     def down(self, name: str, tell: Tell, command: Sequence[str], config_path: Path | None = None) -> bool:
@@ -192,13 +195,14 @@ class KubernetesProvider:
         root = kubectl.execute(head, _HEAD_CONTAINER, place, lambda _: None).strip()
         return f"{root}/{HEAD_FILE}"
 
-    def _on_head(self, kubectl: Kubectl, head: str, command: Sequence[str], tell: Tell) -> str:
-        program = ["python", *self._shoal, *command, "-f", self._file(kubectl, head)]
-        return kubectl.execute(head, _HEAD_CONTAINER, program, tell)
+    def _on_head(self, kubectl: Kubectl, head: str, file: str, command: Sequence[str]) -> str:
+        """What a command on the head prints. The pod has brought the cluster up by itself, or is about to:
+        what the command says of that is no news."""
+        program = ["python", *self._shoal, *command, "-f", file]
+        return kubectl.execute(head, _HEAD_CONTAINER, program, lambda _: None)
 
-    def _record(self, kubectl: Kubectl, head: str, known: KubernetesCluster) -> ClusterRecord:
+    def _record(self, kubectl: Kubectl, head: str, file: str, known: KubernetesCluster) -> ClusterRecord:
         """What is known here of the cluster, as it is reached from here."""
-        file = self._file(kubectl, head)
         path = Path(file).parent / known.name / RECORD_FILE
         printed = kubectl.execute(head, _HEAD_CONTAINER, ["cat", str(path)], lambda _: None)
         there = made_of(ClusterRecord, json.loads(printed), path)
