@@ -23,13 +23,14 @@ from cluster.errors import ShoalError
 from cluster.hosts.kubernetes.pod import HEAD_FILE, RayInPod, section_of_pod, section_on_head_pod
 from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.models.directory_here import is_uri
+from cluster.state.connection import connect, disconnect, require_record
 from cluster.state.state_directory import state_root, write_private
 from infra.lifecycle import COMMAND, UP
 
 MARGIN_S = 10.0
 """So long before the end of the notice Ray is ended, whoever has left by then."""
 LOOK_S, LEFT_LOOK_S = 0.2, 1.0
-_TENANTS = ("-m", "infra.tenants")
+_SELF, _TENANTS = ("-m", "infra.kubernetes_pod"), ("-m", "infra.tenants")
 
 
 def worker(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
@@ -69,6 +70,8 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
         ray.until_up(notice)
         if not notice.is_set():
             _run(COMMAND, UP, file)
+        if cluster.kubernetes.autoscaler is not None and not notice.is_set():
+            _run(_SELF, (tell_wants.__name__,), file)
         if TENANTS_VARIABLE in os.environ and not notice.is_set():
             with suppress(ShoalError):  # it has said so
                 _run(_TENANTS, ("come-back",), file)
@@ -80,6 +83,22 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
             _run(_TENANTS, ("leave",), file)
     finally:
         ray.end()
+    return 0
+
+
+def tell_wants(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
+    """Have KubeRay's autoscaler be told which pods are of use, for as long as the cluster is up.
+
+    Raises:
+        ShoalError: that does not start.
+    """
+    from cluster.hosts.kubernetes.pod_wants import start_pod_wants
+
+    connect(require_record(cluster.name))
+    try:
+        start_pod_wants(cluster)
+    finally:
+        disconnect()
     return 0
 
 
@@ -114,7 +133,9 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: notice.set())
     try:
         ray, cluster = RayInPod(os.environ), section_of_pod()
-        return {"head": head, "worker": worker}[arguments[0]](ray, cluster, notice)
+        return {each.__name__: each for each in (head, worker, tell_wants)}[arguments[0]](
+            ray, cluster, notice
+        )
     except ShoalError as error:
         print(error, file=sys.stderr, flush=True)
         return error.exit_code

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +16,13 @@ from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.events import Event
 from cluster.sharing.explain import explain
 from cluster.sharing.foreign import ForeignUse, countable
+from cluster.sharing.growth import NodeKind, nodes_of_use
 from cluster.sharing.journal import Journal, journal_storage
 from cluster.sharing.ledger import PATIENCE_S, SETTLE_S, Ledger
 from cluster.sharing.listening_clock import ListeningClock
 from cluster.sharing.node_health import FAILURES, Against, NodeHealth, Report, remembered
 from cluster.state.health import silent
-from cluster.state.nodes import accelerator_of, name_of
+from cluster.state.nodes import KIND_LABEL, accelerator_of, name_of
 
 BROKER_NAME = "shoal-broker"
 NODES_EVERY_S = 1.0
@@ -43,7 +44,8 @@ class Broker:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
             `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
             `patience_s` and `settle_s` are the ledger's times; `avoid_after` is the number of failures after
-            which a node is avoided; where nodes are `probed`, nothing is granted on one before it was.
+            which a node is avoided; where nodes are `probed`, nothing is granted on one before it was; a
+            broker that `succeeds` another hears whoever runs first.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -52,7 +54,7 @@ class Broker:
         self._clock.start()
         now = self._clock.now()
         # A first start knows that there is nobody; a restart does not know who runs.
-        restarted = was_restarted()
+        restarted = was_restarted() or bool(self._info.get("succeeds"))
         self._ledger = Ledger(
             self._info.get("priority", "serving"),
             patience_s=self._info.get("patience_s", PATIENCE_S),
@@ -75,6 +77,10 @@ class Broker:
         reason, facts = f"the broker starts after {after}", {"restarted": restarted}
         self._journal.add([Event("broker_started", reason, facts=facts)])
         self._nodes_read: float | None = None
+        self._kinds: list[NodeKind] = []
+        self._coming: list[Node] = []
+        """The nodes that are there, those too that are still to be looked at."""
+        self._unfit: list[Node] = []
         self._suspects: set[str] = set()
         self._suspects_asked = time.monotonic()
         self._refresh(now)
@@ -175,6 +181,20 @@ class Broker:
             snapshot = self._ledger.snapshot(now)
             return explain(snapshot, holder).as_json() if holder in snapshot.demands else None
 
+    def nodes_of_use(self, kinds: Sequence[NodeKind]) -> dict[str, int] | None:
+        """How many nodes of each kind are of use now; None while not everybody was heard yet."""
+        self._kinds = list(kinds)
+        with self._clock.call() as now:
+            self._refresh(now)
+            snapshot = self._ledger.snapshot(now)
+            if snapshot.closed:
+                return None
+            return nodes_of_use(kinds, self._coming, self._unfit, snapshot)
+
+    def kinds(self) -> list[NodeKind]:
+        """The nodes that can be had, as `nodes_of_use` was told of them; none where all nodes are there."""
+        return self._kinds
+
     def foreign(self) -> dict[str, dict[str, float]]:
         """What strangers use, by node id."""
         with self._clock.call() as now:
@@ -210,6 +230,13 @@ class Broker:
                 replace(node, avoided=node.name in avoided or node.node_id in unproved)
                 for node in nodes
                 if node.node_id not in absent
+            ]
+            going = self._suspects | draining
+            self._unfit = [node for node in nodes if node.node_id in self._misfits.keys() - going]
+            self._coming = [
+                replace(node, avoided=node.name in avoided)
+                for node in nodes
+                if node.node_id not in going | self._misfits.keys()
             ]
             self._strangers = self._foreign.update(used_of(present), self._ledger.occupied(), now)
             self._ledger.update_nodes(present, self._strangers)
@@ -259,6 +286,7 @@ def grantable_nodes() -> list[Node]:
             resources={key: value for key, value in row["Resources"].items() if not key.startswith("node:")},
             name=name_of(row, rows),
             accelerator=accelerator_of(row.get("Labels", {})),
+            kind=row.get("Labels", {}).get(KIND_LABEL),
         )
         for row in rows
         if row["Alive"]

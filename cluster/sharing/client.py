@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,7 @@ from cluster.errors import ShoalError
 from cluster.sharing.broker import BROKER_NAME
 from cluster.sharing.demand import Demand, Grant
 from cluster.sharing.events import units_of
+from cluster.sharing.growth import NodeKind
 from cluster.sharing.ledger import TTL_S
 from cluster.sharing.node_health import Against
 from cluster.wording import amounts
@@ -174,6 +175,15 @@ class BrokerClient:
     def judge(self, misfits: Mapping[str, list[str]]) -> None:
         """Say of nodes, by id, why they do not fit; nothing of those that do."""
         self._call("judge", dict(misfits))
+
+    def nodes_of_use(self, kinds: Sequence[NodeKind]) -> dict[str, int] | None:
+        """How many nodes of each kind hold what runs, or would if they were there; None while the broker does
+        not know yet."""
+        return self._call("nodes_of_use", list(kinds))
+
+    def kinds(self) -> list[NodeKind]:
+        """The nodes that can be had, the head's left out; none where all nodes are there already."""
+        return self._call("kinds")
 
     def foreign(self) -> dict[str, dict[str, float]]:
         """What strangers use of the nodes, by node id, in Ray's names."""

@@ -17,6 +17,7 @@ class Node:
         resources: in Ray's names (CPU, GPU); what strangers use is not in it.
         accelerator: kind of its accelerators, for example "H100-SXM"; None where it has none or none is said.
         avoided: it fails jobs: nothing new is granted there, but for minimums that have no other place.
+        kind: of the config's kinds of nodes, where whoever made it says so.
     """
 
     node_id: str
@@ -24,6 +25,7 @@ class Node:
     name: str = ""
     accelerator: str | None = None
     avoided: bool = False
+    kind: str | None = None
 
 
 @dataclass(frozen=True)

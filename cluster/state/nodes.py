@@ -11,6 +11,8 @@ from cluster.ray_private import HEAD_RESOURCE, available_resources_by_node
 
 NODE_LABEL = "shoal.io/node"
 ACCELERATOR_LABEL = "shoal.io/accelerator"
+KIND_LABEL = "shoal.io/kind"
+"""The kind of a node in the config, where somebody else makes nodes of it."""
 RAY_ACCELERATOR_LABEL = "ray.io/accelerator-type"
 """Ray's own, on nodes that it found an accelerator on; ours is the config's word."""
 

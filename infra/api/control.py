@@ -63,12 +63,16 @@ def control_of(record: ClusterRecord, cluster: ClusterConfig) -> Control:
 
     def nodes() -> tuple[NodeConfig, ...]:
         from cluster.sharing.client import BrokerClient
+        from cluster.sharing.growth import config_of
         from cluster.state.nodes import kinds_of, node_states
 
         if cluster.provider == "embedded":
             return cluster.known_nodes
-        misfits = BrokerClient().misfits()
-        return kinds_of([each for each in node_states() if not misfits.get(each.node_id)])
+        broker, states = BrokerClient(), node_states()
+        if kinds := broker.kinds():  # more of them come when they are asked for
+            return (*kinds_of([each for each in states if each.head]), *map(config_of, kinds))
+        misfits = broker.misfits()
+        return kinds_of([each for each in states if not misfits.get(each.node_id)])
 
     jobs = Jobs(cluster, storage, submissions, nodes, TenantBook.of_this_cluster())
     return Control(

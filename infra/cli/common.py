@@ -79,13 +79,14 @@ def load(
 
 
 def _nodes_there(cluster: ClusterConfig) -> tuple[NodeConfig, ...] | None:
-    """The nodes of a cluster that is up, as it says itself; None of one that is not."""
+    """The nodes of a cluster that is up, as it says itself; None of one that is not, or that makes further
+    ones when they are asked for."""
     from cluster.state.record import read_record
     from infra.api.client import NoAnswerError
     from infra.cli.target import target_of
 
     record = read_record(cluster.name)
-    if record is None:
+    if record is None or cluster.kubernetes.autoscaler is not None:
         return None
     from cluster.state.nodes import kinds_of, states_of
 

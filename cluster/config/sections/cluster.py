@@ -273,9 +273,15 @@ class ClusterConfig(Section):
 
     @property
     def known_nodes(self) -> tuple[NodeConfig, ...]:
-        """The nodes that jobs and apps are checked against; none where the file does not say them."""
+        """The nodes that jobs and apps are checked against, those too that come when they are asked for; none
+        where the file does not say them."""
         if self.provider == "slurm":
             return self._asked_of_slurm()
+        if self.provider == "kubernetes" and self.kubernetes.autoscaler is not None:
+            most = self.kubernetes.autoscaler.most
+            return tuple(
+                kind.model_copy(update={"count": most.get(kind.name, kind.count)}) for kind in self.nodes
+            )
         if self.provider == "ssh":  # what a node does not say, its host does
             said = all({"cpus", "gpus"} <= kind.model_fields_set for kind in self.nodes)
         else:

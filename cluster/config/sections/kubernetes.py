@@ -71,7 +71,7 @@ class StoreConfig(Section):
 
 
 class AutoscalerConfig(Section):
-    """Pods that come and go with what jobs and apps want (KubeRay's autoscaler)."""
+    """Pods that come and go with what jobs and apps wait for (KubeRay's autoscaler, which is told of it)."""
 
     most: dict[str, Annotated[int, Field(ge=0, le=1000)]] = Field(default={})
     """Most pods of each kind of node, by its name, whose `count` is the least; other kinds stay as they

@@ -13,7 +13,7 @@ from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 from cluster.hosts.endpoints import API_PORT, DASHBOARD_PORT, GATEWAY_PORT
 from cluster.hosts.on_host.host_ports import GCS_PORT
 from cluster.models.directory_here import is_uri
-from cluster.state.nodes import ACCELERATOR_LABEL
+from cluster.state.nodes import ACCELERATOR_LABEL, KIND_LABEL
 
 KubeObject = dict[str, Any]
 
@@ -198,8 +198,9 @@ def _start(kind: NodeConfig) -> dict[str, str]:
 
 
 def _labels(kind: NodeConfig) -> KubeObject:
-    """Those of Ray's nodes."""
-    return {} if kind.accelerator is None else {"labels": {ACCELERATOR_LABEL: kind.accelerator}}
+    """Those of Ray's nodes, which the autoscaler knows before there is one."""
+    labels = {KIND_LABEL: kind.name}
+    return {"labels": labels if kind.accelerator is None else {**labels, ACCELERATOR_LABEL: kind.accelerator}}
 
 
 def merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> KubeObject:
