@@ -10,8 +10,10 @@ import pytest
 
 from cluster.config.loader import load_config
 from cluster.errors import ConfigError
+from cluster.hosts.kubernetes.manifests import ray_cluster
 from cluster.hosts.kubernetes.pod_wants import kinds_of_pods
 from cluster.sharing.growth import NodeKind
+from cluster.state.nodes import KIND_LABEL
 from infra.lab.hosts.lan import Lan
 from tests.lans import INSTALLED, needs_hosts
 
@@ -34,13 +36,16 @@ from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE
 
 KIND = {"resources": {"CPU": 2}, "labels": {"shoal.io/kind": "node"}, "node_config": {}, "min_workers": 0,
         "max_workers": 3}
+# (The wheel lacks the defaults that belong to the type `fake_multinode`.)
+PROVIDER = "ray.autoscaler._private.fake_multi_node.node_provider.FakeMultiNodeProvider"
 HEAD = {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0}
 config = {
     "cluster_name": "lab", "max_workers": 8, "idle_timeout_minutes": 0.1, "upscaling_speed": 1.0, "auth": {},
-    "provider": {"type": "fake_multinode", "use_node_id_as_ip": True, "disable_node_updaters": True,
-                 "disable_launch_config_check": True, "launch_multiple": True,
+    "provider": {"type": "external", "module": PROVIDER, "use_node_id_as_ip": True,
+                 "disable_node_updaters": True, "disable_launch_config_check": True, "launch_multiple": True,
                  "head_node_id": FAKE_HEAD_NODE_ID},
-    "available_node_types": {"node": KIND, "head": HEAD}, "head_node_type": "head", "file_mounts": {},
+    "available_node_types": {"node": KIND, "ray.head.default": HEAD}, "file_mounts": {},
+    "head_node_type": "ray.head.default",
     "cluster_synced_files": [], "file_mounts_sync_continuously": False, "initialization_commands": [],
     "setup_commands": [], "head_setup_commands": [], "worker_setup_commands": [],
     "head_start_ray_commands": [], "worker_start_ray_commands": [],
@@ -98,6 +103,18 @@ def test_pods_that_come_and_go_are_those_of_the_config(tmp_path: Path) -> None:
         NodeKind("cpu", 2, {"CPU": 8.0}),
         NodeKind("gpu", 5, {"CPU": 8.0, "GPU": 2.0}, "H100"),
     ]
+
+
+def test_pods_are_asked_for_by_the_label_that_their_nodes_have(tmp_path: Path) -> None:
+    file = tmp_path / "shoal.yaml"
+    file.write_text(CONFIG)
+    cluster = load_config(file).resolved.cluster
+    groups = ray_cluster(cluster)["spec"]["workerGroupSpecs"]
+    labels = {group["groupName"]: group["labels"] for group in groups}
+    assert {kind.name: labels[kind.name][KIND_LABEL] for kind in kinds_of_pods(cluster)} == {
+        "cpu": "cpu",
+        "gpu": "gpu",
+    }
 
 
 def test_jobs_are_checked_against_the_pods_that_may_come(tmp_path: Path) -> None:
