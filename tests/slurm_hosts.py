@@ -33,6 +33,7 @@ def slurm_site_of(
     users: tuple[str, ...] = ("ann",),
     cpus: int | Sequence[int] = 4,
     settings: Mapping[str, str] | None = None,
+    partitions: Mapping[str, str] | None = None,
 ) -> Iterator[SlurmSite]:
     """A login host and nodes, whose homes are one disk."""
     homes = directory / "homes"
@@ -44,7 +45,7 @@ def slurm_site_of(
     names = ["login", *(f"n{number}" for number in range(1, nodes + 1))]
     with (
         Lan(names, directory, shared={"/home": homes}, users=users) as lan,
-        SlurmSite(lan, cpus, settings) as site,
+        SlurmSite(lan, cpus, settings, partitions) as site,
     ):
         yield site
 

@@ -3,7 +3,8 @@
     the queue -> starting -> up -> leaving -> ended, or back in the queue
 
 Its nodes are steps of the job (srun), the head's on this host. SIGTERM is the notice to leave: it comes
-before the time limit, at a preemption, and when somebody requeues or cancels the job.
+before the time limit, at a preemption, and when somebody requeues or cancels the job. When the grace time of
+a preemption begins, Slurm sends it to the steps alone, which pass it on.
 """
 
 from __future__ import annotations
@@ -235,7 +236,7 @@ class Allocation:
 
     def _step(self, host: str, *arguments: str) -> NodeStep:
         program = [sys.executable, *NODE_PROGRAM, self._job.name, *arguments]
-        return NodeStep(slurm.step(program, node=host), self._tell)
+        return NodeStep(slurm.step(program, node=host), self._tell, self._notice.set)
 
     def _until(self, holds: Callable[[], bool]) -> None:
         """Wait for something, or for notice."""

@@ -3,7 +3,8 @@
     python -m cluster.hosts.slurm.allocation_node CLUSTER [HOST:PORT of Ray's control store]
 
 Slurm sends SIGTERM to every task when a job is requeued, cancelled or preempted. Jobs then save first, which
-needs Ray: so SIGTERM ends nothing here, and SIGUSR2, which the first node's program sends, does.
+needs Ray: so SIGTERM ends nothing here, and SIGUSR2, which the first node's program sends, does. SIGTERM is
+passed on to that program: where a preemption has a grace time, Slurm tells the tasks alone when it begins.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from cluster.hosts.on_host.supervisor import supervise
 from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import TENANTS, BatchJob, require_batch_job
-from cluster.hosts.slurm.node_step import LIVES
+from cluster.hosts.slurm.node_step import LIVES, NOTICE
 from cluster.state.health import answers
 from cluster.state.record import TOKEN_FILE
 
@@ -100,8 +101,10 @@ def _say(document: Mapping[str, Any]) -> None:
 def run(name: str, head: str | None) -> int:
     """Be a node until that is over; the exit code. What changes is printed, a line of JSON each."""
     ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    noticed = threading.Event()
+    for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: noticed.set())
     signal.signal(signal.SIGUSR2, lambda *_: ended.set())
     job = require_batch_job(name)
     cluster = ClusterConfig.model_validate(job.section)
@@ -112,6 +115,7 @@ def run(name: str, head: str | None) -> int:
     token = (job.directory / TOKEN_FILE).read_text(encoding="utf-8")
     directory, step = node_directory(name), os.environ["SLURM_STEP_ID"]
     threading.Thread(target=_live, args=(task.node, ended), daemon=True).start()
+    threading.Thread(target=_pass_on, args=(task.node, noticed), daemon=True).start()
 
     def tell(state: str, told: Mapping[str, Any]) -> None:
         said = tail(directory) if state == "failed" else ""
@@ -135,6 +139,12 @@ def _live(node: str, ended: threading.Event) -> None:
     """Say again and again that this node is there."""
     while not ended.wait(LIVES_EVERY_S):
         _say({"node": node, "state": LIVES})
+
+
+def _pass_on(node: str, noticed: threading.Event) -> None:
+    """Say that there is notice to leave, once there is."""
+    noticed.wait()
+    _say({"node": node, "state": NOTICE})
 
 
 def _watch_head(job: BatchJob, head: str, ended: threading.Event, requeue: bool) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
-from cluster.errors import ShoalError
+from cluster.config.sections.cluster import ClusterConfig
+from cluster.errors import RequestError, ShoalError
 from cluster.hosts.provider import Tell
 from cluster.hosts.slurm import slurm_commands as slurm
 from cluster.hosts.slurm.batch_job import BatchJob, Phase, read_batch_job
@@ -16,7 +18,9 @@ ASK_S = (1.0, 15.0)
 """Between two questions to Slurm, at first and at most: its controller answers everybody."""
 QUIET_S = 60.0
 """A job that runs for so long and has said nothing is not seen from here."""
-
+HEADLESS_S = 120.0
+"""After so long without its first node a job is not put back into the queue by the nodes that are left of it,
+which do so after half of that: nothing of the cluster lives on them either."""
 
 _REASONS = {
     "Priority": "others come first",
@@ -76,10 +80,16 @@ class Following:
         Raises:
             ShoalError: the job has ended before.
         """
-        waits_for, runs_since = "", None
+        waits_for, runs_since, headless_since = "", None, None
         for phase, entry in self._looks():
-            if phase.name == "up":
-                return phase
+            if phase.name == "up" and entry is not None and entry.state == "RUNNING":
+                if phase.facts["head"] in slurm.hosts_of(entry.nodes):
+                    return phase
+                headless_since = headless_since or time.monotonic()
+                if time.monotonic() - headless_since > HEADLESS_S:
+                    self._give_back(phase, entry)
+                    headless_since = None
+                continue
             if phase.name == "failed":
                 raise ShoalError(phase.said)
             if entry is None:
@@ -102,6 +112,18 @@ class Following:
                         " and all nodes share"
                     )
         raise AssertionError("it looks until one of these holds")
+
+    def _give_back(self, phase: Phase, entry: slurm.QueueEntry) -> None:
+        """Put a job back into the queue of which no process is left: Slurm lets it run without the node that it
+        has lost (`--no-kill`), until its time limit."""
+        self._tell(
+            f"{self._job.words} has lost {phase.facts['head']}, its head, and nothing runs on {entry.nodes}"
+        )
+        if ClusterConfig.model_validate(self._job.section).slurm.requeue:
+            with suppress(RequestError):  # somebody else was faster
+                slurm.requeue(self._job.number)
+        else:
+            slurm.cancel(self._job.number)
 
     def until_gone(self, timeout_s: float) -> bool:
         """Wait until it is out of the queue; whether it is in time."""

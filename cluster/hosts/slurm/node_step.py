@@ -16,6 +16,8 @@ LIVES = "lives"
 """What a node says again and again while nothing changes."""
 SILENT_S = 60.0
 """A node that has said nothing for so long is lost."""
+NOTICE = "notice"
+"""What a node says when Slurm has told its task to leave."""
 
 
 @dataclass
@@ -23,11 +25,13 @@ class NodeStep:
     """A step of the job on one node: a program that prints lines of JSON about it.
 
     Attributes:
+        notice: called when Slurm has told it to leave.
         last: what it has said last.
     """
 
     command: Sequence[str]
     tell: Callable[[str], None]
+    notice: Callable[[], None]
     last: dict[str, Any] = field(default_factory=dict)
     process: subprocess.Popen[str] | None = None
     """srun; None before it is started."""
@@ -100,6 +104,9 @@ class NodeStep:
                 continue
             self.heard_at = time.monotonic()
             if state == LIVES:
+                continue
+            if state == NOTICE:
+                self.notice()
                 continue
             self.last = said
             if state in ("failed", "lost"):

@@ -42,14 +42,20 @@ class SlurmSite:
         lan: has users, whose homes all hosts share.
         cpus: of each node, as Slurm is to take them; one number for all, or one for each.
         settings: lines of slurm.conf, beside those that make it run here.
+        partitions: what is said of each, by name; all have all nodes, and the first is the default.
     """
 
     def __init__(
-        self, lan: Lan, cpus: int | Sequence[int], settings: Mapping[str, str] | None = None
+        self,
+        lan: Lan,
+        cpus: int | Sequence[int],
+        settings: Mapping[str, str] | None = None,
+        partitions: Mapping[str, str] | None = None,
     ) -> None:
         self._lan = lan
         self._cpus = cpus
         self._settings = dict(settings or {})
+        self._partitions = dict(partitions or {"main": ""})
         self._key = secrets.token_bytes(_KEY_BYTES)
         self._ends = ExitStack()
 
@@ -155,5 +161,7 @@ class SlurmSite:
             f"NodeName={node.name} NodeAddr={node.address} CPUs={cpus} RealMemory=4000 State=UNKNOWN"
             for node, cpus in zip(self.nodes, each, strict=True)
         ]
-        lines.append("PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=NO State=UP")
+        shared = "Nodes=ALL MaxTime=INFINITE OverSubscribe=NO State=UP"
+        for place, (name, said) in enumerate(self._partitions.items()):
+            lines.append(f"PartitionName={name} Default={'NO' if place else 'YES'} {shared} {said}")
         return "\n".join(lines) + "\n"

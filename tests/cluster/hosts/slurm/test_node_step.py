@@ -15,11 +15,14 @@ from cluster.hosts.slurm.node_step import NodeStep
 
 UP = {"node": "n2", "state": "up", "told": {}, "said": "", "step": "3"}
 LIVES = {"node": "n2", "state": "lives"}
+NOTICE = {"node": "n2", "state": "notice"}
 
 
-def step_that(*says: object, then: str = "time.sleep(60)") -> NodeStep:
+def step_that(
+    *says: object, then: str = "time.sleep(60)", notice: Callable[[], None] = lambda: None
+) -> NodeStep:
     lines = "\n".join(f"print({json.dumps(json.dumps(each))}, flush=True)" for each in says)
-    return NodeStep([sys.executable, "-c", f"import time\n{lines}\n{then}"], lambda text: None)
+    return NodeStep([sys.executable, "-c", f"import time\n{lines}\n{then}"], lambda text: None, notice)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -58,4 +61,13 @@ def test_one_that_has_not_come_up_yet_is_waited_for(monkeypatch: pytest.MonkeyPa
     step.start()
     time.sleep(0.3)
     assert not step.is_silent(time.monotonic())
+    step.give_up()
+
+
+def test_one_that_is_told_to_leave_says_so_and_is_what_it_was() -> None:
+    noticed: list[bool] = []
+    step = step_that(UP, NOTICE, notice=lambda: noticed.append(step.is_up))
+    step.start()
+    until(lambda: bool(noticed))
+    assert noticed == [True]
     step.give_up()
