@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.config.sections.cluster import NodeConfig
 from cluster.sharing.allocate import allocate
@@ -34,7 +35,9 @@ class NodeKind:
 
 def config_of(kind: NodeKind) -> NodeConfig:
     """A kind as the config has it, with all the nodes that can be had."""
-    amounts = {name: int(kind.resources.get(resource, 0)) for name, resource in _RESOURCES.items()}
+    amounts: dict[str, Any] = {
+        name: int(kind.resources.get(resource, 0)) for name, resource in _RESOURCES.items()
+    }
     # More of them may be had than the config names single nodes.
     return NodeConfig.model_construct(
         name=kind.name, count=kind.most, accelerator=kind.accelerator, **amounts

@@ -114,8 +114,8 @@ class Following:
         raise AssertionError("it looks until one of these holds")
 
     def _give_back(self, phase: Phase, entry: slurm.QueueEntry) -> None:
-        """Put a job back into the queue of which no process is left: Slurm lets it run without the node that it
-        has lost (`--no-kill`), until its time limit."""
+        """Put a job back into the queue of which no process is left: Slurm lets it run without the node that
+        it has lost (`--no-kill`), until its time limit."""
         self._tell(
             f"{self._job.words} has lost {phase.facts['head']}, its head, and nothing runs on {entry.nodes}"
         )
