@@ -84,24 +84,10 @@ def test_slow_heads_and_bodies_are_ended_and_reach_no_gateway(gateway: RunningGa
             assert error_of(all_of(client)) == (408, "request_timeout")
 
 
-def test_a_client_that_takes_nothing_is_let_go_and_one_that_waits_is_not(gateway: RunningGateway) -> None:
+def test_a_client_that_waits_for_its_answer_is_not_let_go(gateway: RunningGateway) -> None:
     with front(gateway, stalled_s=1.0) as url:
         slow = {**BODY, "prompt": "every:1.2", "max_tokens": 2}
         assert httpx.post(f"{url}{PATH}", json=slow, timeout=20).status_code == 200
-        with connect(url) as client:
-            client.sendall(b"GET /stub/large HTTP/1.1\r\nhost: x\r\n\r\n" * 4)
-            assert owned(client) == 1
-            time.sleep(4.5)
-            assert owned(client) == 0, "it takes nothing of 32 MB"
-
-
-def owned(client: socket.socket) -> int:
-    """How many processes have the other end of a connection."""
-    port = client.getsockname()[1]
-    return sum(
-        bool(each.raddr) and each.raddr.port == port and each.pid is not None
-        for each in psutil.net_connections("tcp")
-    )
 
 
 def test_a_large_body_arrives_whole(gateway: RunningGateway) -> None:

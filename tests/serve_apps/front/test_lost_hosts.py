@@ -23,7 +23,8 @@ pytestmark = pytest.mark.skipif(network.missing() is not None, reason=str(networ
 
 GATEWAY = """
 import sys, time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import ThreadingTCPServer  # an HTTPServer asks for the name of its address
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
@@ -43,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-ThreadingHTTPServer((sys.argv[1], 8000), Handler).serve_forever()
+ThreadingTCPServer((sys.argv[1], 8000), Handler).serve_forever()
 """
 """Answers with its address, after so many seconds."""
 

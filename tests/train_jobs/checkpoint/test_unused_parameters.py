@@ -54,9 +54,8 @@ UNUSED: dict[str, tuple[dict[str, Any], int]] = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name == "fsdp" else pytest.mark.slow) for name in UNUSED]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", UNUSED)
 def test_a_parameter_without_gradient_is_no_reason_not_to_come_back(name: str, tmp_path: Path) -> None:
     parallel, world_size = UNUSED[name]
     (tmp_path / "my_task.py").write_text(module(NEVER))

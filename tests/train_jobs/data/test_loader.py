@@ -210,6 +210,7 @@ def test_a_step_of_a_stream_is_done_again_with_the_same_samples() -> None:
     assert items(loader.step(1, Place(0, 1))) == list(range(8, 16))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 40), st.sets(st.integers(0, 9)), st.integers(0, 5), st.integers(1, 6))
 def test_a_stream_is_read_past_batches_that_are_passed_over_from_any_place(

@@ -91,6 +91,7 @@ def restart(config_json: str, run: str) -> None:
         (Path(run) / "losses.json").write_text(json.dumps(losses))
 
 
+@pytest.mark.slow
 def test_powersgd_goes_on_with_what_it_had_lost(corpus: Path, tmp_path: Path) -> None:
     config = job(corpus, **POWERSGD)
     prepare_data(config, tmp_path / "data")

@@ -47,6 +47,7 @@ def train(directory: Path, run: Path, world_size: int, config: TrainJobConfig) -
     return reports(run)
 
 
+@pytest.mark.slow
 def test_the_example_is_short_and_trains_alike_under_any_strategy(tmp_path: Path) -> None:
     assert len(EXAMPLE.splitlines()) < 60
     (tmp_path / "my_task.py").write_text(EXAMPLE)
