@@ -157,9 +157,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             yield site
         finally:
             site.end()
-            pods = operator.pods
-            for pod in () if pods is None else pods.pods:
-                print(f"== {pod.log.name}\n{pod.log.read_text(errors='replace')[-4000:]}")
+            logs = [pod.log for pod in operator.pods.pods] if operator.pods is not None else []
+            user.shoal("down")  # and with it what forwards ports to this machine
+            for log in logs:
+                print(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}")
 
 
 def test_planned_changes_lose_no_step_and_no_request(site: Site) -> None:
