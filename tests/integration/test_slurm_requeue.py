@@ -12,6 +12,7 @@ import pytest
 
 from cluster.files.storage import Storage
 from infra.lab.hosts.host import Host
+from infra.lab.hosts.lan import REPOSITORY
 from infra.lab.hosts.slurm_site import SlurmSite
 from tests.slurm_hosts import SlurmUser, needs_slurm, slurm_site_of
 from train_jobs.records.run_log import read_all_metrics, read_events
@@ -193,6 +194,40 @@ def test_a_loss_of_power_is_got_over(user: SlurmUser) -> None:
     assert head_of(user) is not head
     wait_for(lambda: apps_of(user) == [("small@1", "running")], "the app does not come back")
     print(f"the app answers again after {time.monotonic() - began:.1f} s")
+    assert sorted(set(run.steps())) == list(range(1, max(run.steps()) + 1)), "a step was lost"
+    user.site.boot_node(head)
+    assert user.document("down")["stopped"]
+    assert left_on(user.site) == set()
+
+
+def test_a_loss_of_all_nodes_is_got_over_with_the_next_up(user: SlurmUser) -> None:
+    user.write(train_jobs={"lm": {**JOB, "checkpoint": {"every_steps": 20}}})
+    assert user.shoal("up").returncode == 0
+    number, run = number_of(user), Run(user, "lm")
+    run.does(60)
+    head = head_of(user)
+    (other,) = [node for node in user.site.nodes[:2] if node is not head]
+    # Slurm misses the head, and not the other, which is back before; no process of the cluster is.
+    head.cut_power()
+    other.cut_power()
+    user.site.boot_node(other)
+    nodes = ("squeue", "--noheader", "--format=%N")
+    wait_for(lambda: user.slurm(*nodes).strip() == other.name, "Slurm does not take the head from the job")
+    assert state_of(user) == "RUNNING"
+    done, began = len(run.steps()), time.monotonic()
+    with (user.home / "said").open("w") as said:
+        up = user.site.login.start(
+            *user.command("up"), environment={"PYTHONPATH": str(REPOSITORY)}, user=user.name, output=said
+        )
+        start_now(user, number)
+        print(f"in the queue again after {time.monotonic() - began:.1f} s")
+        assert up.wait(WAIT_S) == 0, (user.home / "said").read_text()
+    assert (
+        f"has lost {head.name}, its head, and nothing runs on {other.name}"
+        in (user.home / "said").read_text()
+    )
+    wait_for(lambda: len(run.steps()) >= done + 40, "the job does not go on")
+    print(f"steps go on {time.monotonic() - began:.1f} s after `up`")
     assert sorted(set(run.steps())) == list(range(1, max(run.steps()) + 1)), "a step was lost"
     user.site.boot_node(head)
     assert user.document("down")["stopped"]

@@ -114,11 +114,10 @@ class Following:
         raise AssertionError("it looks until one of these holds")
 
     def _give_back(self, phase: Phase, entry: slurm.QueueEntry) -> None:
-        """Put a job back into the queue of which no process is left: Slurm lets it run without the node that
-        it has lost (`--no-kill`), until its time limit."""
-        self._tell(
-            f"{self._job.words} has lost {phase.facts['head']}, its head, and nothing runs on {entry.nodes}"
-        )
+        """Put a job back into the queue of which no process is left: Slurm lets it run on without the node
+        that it has lost (`--no-kill`), until its time limit."""
+        head = phase.facts["head"]
+        self._tell(f"{self._job.words} has lost {head}, its head, and nothing runs on {entry.nodes}")
         if ClusterConfig.model_validate(self._job.section).slurm.requeue:
             with suppress(RequestError):  # somebody else was faster
                 slurm.requeue(self._job.number)
