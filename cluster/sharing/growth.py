@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cluster.config.sections.cluster import NodeConfig
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Node
 from cluster.sharing.ledger import Snapshot
 
-_RESOURCES = {"cpus": "CPU", "gpus": "GPU"}
 _LAST = "\U0010ffff"
 """Begins the names of nodes that are not there: among equals the allocation takes the lesser name first."""
 
@@ -35,12 +33,13 @@ class NodeKind:
 
 def config_of(kind: NodeKind) -> NodeConfig:
     """A kind as the config has it, with all the nodes that can be had."""
-    amounts: dict[str, Any] = {
-        name: int(kind.resources.get(resource, 0)) for name, resource in _RESOURCES.items()
-    }
-    # More of them may be had than the config names single nodes.
+    # More of them may be had than the config may count.
     return NodeConfig.model_construct(
-        name=kind.name, count=kind.most, accelerator=kind.accelerator, **amounts
+        name=kind.name,
+        count=kind.most,
+        cpus=int(kind.resources.get("CPU", 0)),
+        gpus=int(kind.resources.get("GPU", 0)),
+        accelerator=kind.accelerator,
     )
 
 
