@@ -18,7 +18,7 @@ from cluster.actors import NAMESPACE
 from cluster.actors.head_actor import start_on_head
 from cluster.actors.named_actor import NamedActor
 from cluster.errors import ShoalError
-from serve_apps.front.haproxy import Haproxy
+from serve_apps.front.haproxy import FINISH_S, Haproxy
 from serve_apps.front.haproxy_config import MOST_CONNECTIONS, FrontSettings, haproxy_config
 from serve_apps.front.secret import front_secret
 from serve_apps.front.slots import Slots, slots_for
@@ -131,7 +131,7 @@ class Front:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         connections = MOST_CONNECTIONS
         if hard != resource.RLIM_INFINITY:
-            free = hard - OTHER_FILES - len(self._slots.servers())
+            free = hard - OTHER_FILES - slots_for(self._info["gateway_count"])
             connections = max(1, min(connections, free // 2))
         settings = FrontSettings(
             host=self._info["gateway_host"],
@@ -177,8 +177,8 @@ def start_front(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def end_front() -> None:
-    """End the front, if there is one."""
+    """End the front, if there is one, once the requests that it has are answered."""
     front = NamedActor(FRONT, NAMESPACE)
     with contextlib.suppress(ShoalError):
-        front.call("end", timeout_s=ANSWER_TIMEOUT_S)
+        front.call("end", timeout_s=ANSWER_TIMEOUT_S + FINISH_S)
         front.end()

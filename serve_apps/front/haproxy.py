@@ -19,6 +19,8 @@ from serve_apps.front.haproxy_config import SOCKET, answer_file, own_answers
 
 _PR_SET_PDEATHSIG = 1
 START_S = 10.0
+FINISH_S = 5.0
+"""How long requests that run may take when it is ended."""
 END_S = 5.0
 ANSWER_S = 5.0
 _CHANGED = ("IP changed from", "port changed from", "no need to change")
@@ -112,12 +114,14 @@ class Haproxy:
                 raise ShoalError(f"HAProxy refuses {command!r}: {answer}")
 
     def end(self) -> None:
-        """End it now, and what it has."""
+        """Take no more connections, finish the requests that run, and end."""
         if self._process is not None:
-            self._process.terminate()
-            try:
-                self._process.wait(END_S)
-            except subprocess.TimeoutExpired:
+            for number, patience_s in ((signal.SIGUSR1, FINISH_S), (signal.SIGTERM, END_S)):
+                self._process.send_signal(number)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(patience_s)
+                    break
+            else:
                 self._process.kill()
                 self._process.wait()
         self._directory.cleanup()

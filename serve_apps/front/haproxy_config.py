@@ -40,8 +40,10 @@ class FrontSettings:
     """Where the front listens, and what it bounds; see `GatewayConfig`.
 
     Attributes:
-        connections: that it may have at all, each with one to a gateway. certificate: file with the chain;
-        its key lies beside it, with `.key` after its name. None: plain HTTP. secret: see `front_secret`.
+        secret: see `front_secret`.
+        connections: that it may have at all, each with one to a gateway.
+        certificate: file with the chain; its key lies beside it, with `.key` after its name. None: plain
+            HTTP.
         metrics_from: addresses and networks that may read METRICS; None: all.
     """
 

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from serve_apps.front.haproxy_config import BUFFER_BYTES
 from tests.serve_apps.fronted_gateway import FrontedGateway, fronted_gateway
 from tests.serve_apps.gateway_process import HOST
 
@@ -142,7 +143,9 @@ def test_ten_thousand_connections_of_random_bytes(gateway: FrontedGateway) -> No
     ids=["TLS", "words", "header", "path", "chunk"],
 )
 def test_what_is_no_request_is_refused(gateway: FrontedGateway, sent: bytes) -> None:
-    with gateway.connect() as client, contextlib.suppress(ConnectionError):
+    # Who still sends what nobody reads may find the connection reset before the answer.
+    large = contextlib.suppress(ConnectionError) if len(sent) > BUFFER_BYTES else contextlib.nullcontext()
+    with gateway.connect() as client, large:
         client.sendall(sent)
         assert read_all(client).split()[1] == b"400"
     assert_serves(gateway)

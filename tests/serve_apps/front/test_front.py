@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import ssl
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -119,3 +122,30 @@ def test_it_follows_the_gateways_and_the_certificate(gateways: list[str], tmp_pa
             await front.end()
 
     asyncio.run(story())
+
+
+SHORT_OF_FILES = """
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (1500, 1500))
+from serve_apps.front.front import Front
+front = Front(json.loads(sys.argv[1]))
+front._gateways = ("http://127.0.0.1:1",)
+front._go_on()
+print(front._failure, front._haproxy.runs())
+front._haproxy.end()
+"""
+
+
+def test_it_runs_where_few_files_may_be_open() -> None:
+    given = {"certificate": None, "address_connections": None, "address_requests": None}
+    info = {
+        "cluster_id": "c",
+        "gateway_host": HOST,
+        "gateway_port": free_port(HOST),
+        "gateway_count": "all",
+        "gateway_keys": None,
+        "gateway_front": given,
+    }
+    command = [sys.executable, "-c", SHORT_OF_FILES, json.dumps(info)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "None True\n", done.stdout + done.stderr

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -246,3 +247,19 @@ def test_haproxy_takes_what_the_config_can_say(
     haproxy.end()
     assert checked.returncode == 0, checked.stderr.decode()
     assert b"WARNING" not in checked.stderr, checked.stderr.decode()
+
+
+def test_what_runs_is_answered_when_it_is_ended(gateway: RunningGateway) -> None:
+    port, haproxy, slots = free_port(HOST), Haproxy(), Slots(2)
+    slots.change([gateway.url])
+    chosen = FrontSettings(HOST, port, SECRET, connections=100)
+    haproxy.go_by(haproxy_config(chosen, slots.servers(), str(haproxy.directory)))
+    url, slow = f"http://{HOST}:{port}", {**BODY, "prompt": "every:0.4", "stream": True}
+    with httpx.Client(base_url=url, timeout=20) as idle, ThreadPoolExecutor(1) as pool:
+        assert idle.get("/health").status_code == 200
+        asking = pool.submit(httpx.post, url + PATH, json=slow, timeout=20)
+        gateway.wait_for(lambda state: state["running"] == 1)
+        haproxy.end()
+        assert "data: [DONE]" in asking.result().text
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health", timeout=20)
