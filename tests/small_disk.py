@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def only_small_files(most_bytes: int) -> Iterator[None]:
-    """Neither this process nor one that it starts meanwhile can write a file that is longer."""
+    """Neither this process nor one that it starts meanwhile can write a file that is longer: a write beyond
+    that is cut short, as on a full disk."""
     before, most = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, most))
     try:

@@ -44,8 +44,7 @@ class Broker:
         info: facts about the cluster that whoever runs inside it asks for (`name`, `storage`,
             `gateway_host`, `gateway_port`, `dashboard_url`); `priority` decides whose wants come first,
             `patience_s` and `settle_s` are the ledger's times; `avoid_after` is the number of failures after
-            which a node is avoided; where nodes are `probed`, nothing is granted on one before it was; a
-            broker that `succeeds` another hears whoever runs first.
+            which a node is avoided; where nodes are `probed`, nothing is granted on one before it was.
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
@@ -54,7 +53,7 @@ class Broker:
         self._clock.start()
         now = self._clock.now()
         # A first start knows that there is nobody; a restart does not know who runs.
-        restarted = was_restarted() or bool(self._info.get("succeeds"))
+        restarted = was_restarted()
         self._ledger = Ledger(
             self._info.get("priority", "serving"),
             patience_s=self._info.get("patience_s", PATIENCE_S),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -17,6 +15,7 @@ from torch.distributed.checkpoint import CheckpointException
 from cluster.config.models.model_memory import show_gib
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
+from cluster.files.local_copy import files_here
 from cluster.files.storage import Storage
 from train_jobs.checkpoint.files import CheckpointReader, damage
 from train_jobs.checkpoint.saver import cause
@@ -48,7 +47,8 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
     step = _choose(store, step)
     if directory.exists():
         raise RequestError(f"{directory} is there already; a model is written into a new directory")
-    with _data_here(run) as data:
+    # The arrays of the samples are much, and no model needs them.
+    with files_here(run.child(DATA), without=ARRAY) as data:
         task, weights = _load(store, step, config, data)
         if not config.is_custom:
             _check_room(weights, export_dtype(config), directory)
@@ -59,20 +59,6 @@ def export_checkpoint(run: Storage, config: TrainJobConfig, step: int | None, di
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     return step
-
-
-@contextmanager
-def _data_here(run: Storage) -> Iterator[Path]:
-    """The run's data; where that is elsewhere, without the arrays of its samples, which no model needs."""
-    local = run.local_path(DATA)
-    if local is not None:
-        yield local
-        return
-    data = run.child(DATA)
-    with tempfile.TemporaryDirectory() as here:
-        arrays = [name for name in data.files() if name.endswith(ARRAY)]
-        Storage(here).copy_dir(data, DATA, skip=arrays)
-        yield Path(here, DATA)
 
 
 def _load(

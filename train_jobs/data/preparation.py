@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from cluster.config.sections.train import TrainJobConfig
+from cluster.files.local_copy import files_here
 from cluster.files.storage import Storage, as_storage
 from train_jobs.data.tokenizing import Encode, Tell, encode_here
 from train_jobs.data.tokens import prepare_tokens, tokens_are_there
@@ -18,16 +18,10 @@ Prepare = Callable[[TrainJobConfig, Storage, Tell, Encode, bool], bool]
 def _images(config: TrainJobConfig, place: Storage, tell: Tell, encode: Encode, hand_over: bool) -> bool:
     from train_jobs.data.images import prepare_images
 
-    local = place.local_path()
-    if local is not None:
-        return prepare_images(config, local)
-    # What is known of images is small; they stay where they are.
-    with tempfile.TemporaryDirectory() as here:
-        copy = Storage(here).child("images")
-        copy.copy_dir(place)
-        changed = prepare_images(config, Path(here, "images"))
-        if changed:
-            place.copy_dir(copy)
+    with files_here(place) as here:  # what is known of images is small; they stay where they are
+        changed = prepare_images(config, here)
+        if changed and place.local_path() is None:
+            place.upload_dir(here)
     return changed
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
+from cluster.files.local_copy import files_here
 from cluster.files.storage import Storage, as_storage
 from cluster.models.directory_here import directory_here
 from train_jobs.data.documents import corpus_parts
@@ -115,7 +114,7 @@ def prepare_tokens(
     if not has_begun(place, origin):
         place.delete_dir(STAGED)
         _stage_tokenizer(config, place, tell)
-    with _here(staged.child(TOKENIZER)) as here:
+    with files_here(staged.child(TOKENIZER)) as here:
         tokenizer = load_tokenizer(str(here), "the job's own tokenizer")
     writer = StreamWriter(place, token_type(len(tokenizer)), origin)
     try:
@@ -133,21 +132,9 @@ def _stage_tokenizer(config: TrainJobConfig, place: Storage, tell: Tell) -> None
     """Put the tokenizer beside the streams that are made with it."""
     known = read_facts(place)
     trained = known is not None and known.get("made_of", {}).get("tokenizer") is None
-    with _here(place.child(TOKENIZER)) as own, tempfile.TemporaryDirectory() as saved:
+    with files_here(place.child(TOKENIZER)) as own, tempfile.TemporaryDirectory() as saved:
         tokenizer_for(config, own if trained else None, tell).save_pretrained(saved)
         place.child(STAGED).upload_dir(saved, TOKENIZER)
-
-
-@contextmanager
-def _here(storage: Storage) -> Iterator[Path]:
-    """The few small files of a directory, on this machine."""
-    local = storage.local_path()
-    if local is not None:
-        yield local
-        return
-    with tempfile.TemporaryDirectory() as copy:
-        Storage(copy).child("files").copy_dir(storage)
-        yield Path(copy, "files")
 
 
 def _origin(config: TrainJobConfig) -> str | int:

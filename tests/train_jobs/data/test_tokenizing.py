@@ -20,6 +20,7 @@ from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
 from cluster.files.storage import Storage
 from tests.train_jobs.ranks import WORDS, tiny_job
+from tests.train_jobs.same_streams import assert_same
 from train_jobs.data import tokenizing
 from train_jobs.data.documents import CorpusPart, corpus_parts
 from train_jobs.data.token_streams import Encoded, StreamWriter, TokenStreams
@@ -60,14 +61,6 @@ def whole(config: TrainJobConfig, tmp_path_factory: pytest.TempPathFactory) -> T
     directory = tmp_path_factory.mktemp("whole") / "data"
     assert prepare_tokens(config, directory)
     return TokenStreams(directory)
-
-
-def assert_same(found: TokenStreams, expected: TokenStreams) -> None:
-    for part in ("train", "held_out"):
-        for own, other in zip(getattr(found, part), getattr(expected, part), strict=True):
-            assert own.dtype == other.dtype
-            assert np.array_equal(own, other)
-    assert found.content == expected.content
 
 
 def cut_off_after(count: int, firsts: list[int]) -> Callable[..., Iterator[Encoded]]:

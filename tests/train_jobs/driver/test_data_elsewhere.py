@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cluster.config.sections.train import TrainJobConfig
@@ -15,6 +14,7 @@ from tests.object_store import reached, uri
 from tests.small_disk import only_small_files
 from tests.train_jobs.driver_alone import DriverAlone, do_without_ray
 from tests.train_jobs.ranks import tiny_job, write_corpus
+from tests.train_jobs.same_streams import assert_same
 from train_jobs.data import growing_array, token_streams
 from train_jobs.data.images import ImageFacts
 from train_jobs.data.preparation import prepare_data
@@ -38,14 +38,6 @@ def temporary(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TMPDIR", str(directory))
     monkeypatch.setattr(tempfile, "tempdir", str(directory))
     return directory
-
-
-def assert_same(found: TokenStreams, expected: TokenStreams) -> None:
-    for part in ("train", "held_out"):
-        for own, other in zip(getattr(found, part), getattr(expected, part), strict=True):
-            assert own.dtype == other.dtype
-            assert np.array_equal(own, other)
-    assert found.content == expected.content
 
 
 def test_tokens_go_from_the_driver_to_the_storage_and_from_there_to_whoever_trains(

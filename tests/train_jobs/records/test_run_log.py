@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import resource
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +11,7 @@ import pytest
 from cluster.files import line_writer
 from cluster.files.backend import StorageError
 from cluster.files.storage import Storage
+from tests.small_disk import only_small_files
 from train_jobs.records.run_log import RunLog, RunSummary, node_of, read_events, read_metrics
 
 
@@ -132,7 +129,7 @@ def test_a_disk_without_room_gets_no_half_line(tmp_path: Path, monkeypatch: pyte
     log.metric({"attempt": 1, "step": 1})
     assert log.wait(5.0)
     size = (tmp_path / "metrics.jsonl").stat().st_size
-    with room_for(size + 5):
+    with only_small_files(size + 5):
         log.metric({"attempt": 1, "step": 2})
         assert not log.wait(0.2)
         assert "append to" in str(log.trouble)
@@ -140,16 +137,3 @@ def test_a_disk_without_room_gets_no_half_line(tmp_path: Path, monkeypatch: pyte
     log.metric({"attempt": 1, "step": 3})
     log.close()
     assert [line["step"] for line in read_metrics(Storage(tmp_path))] == [1, 2, 3]
-
-
-@contextmanager
-def room_for(size_bytes: int) -> Iterator[None]:
-    """Files of this process may become no larger: a write beyond that is cut short, as on a full disk."""
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
