@@ -67,6 +67,16 @@ class Workplace:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def with_replicas(lan: Lan, app: str = "chat") -> list[Host]:
+    """The hosts on which an app has some."""
+    title = f"ray::ServeReplica:{app}"
+    return [
+        host
+        for host in lan.hosts
+        if any(" ".join(each.cmdline()).startswith(title) for each in host.processes())
+    ]
+
+
 @contextmanager
 def workplace(
     directory: Path, names: Sequence[str], variables: Mapping[str, str] | None = None

@@ -23,6 +23,26 @@ from tests.ssh_hosts import HEALTH
 
 _MISSING = lans.missing() or slurm_site.missing()
 needs_slurm = pytest.mark.skipif(_MISSING is not None, reason=str(_MISSING))
+JOB: dict[str, Any] = {
+    "task": "causal_lm",
+    "model": {
+        "architecture": "llama",
+        "hidden_size": 64,
+        "num_layers": 1,
+        "num_heads": 2,
+        "vocab_size": 512,
+    },
+    "data": {"source": "python-stdlib", "sequence_length": 32},
+    "parallel": {"strategy": "ddp"},
+    "workers": {"min": 1, "max": 2},
+    "batch": {"global": 4, "micro": 2},
+    "steps": 1_000_000,
+    # Far more than is done between two of them: what is not lost was saved when there was notice.
+    "checkpoint": {"every_steps": 100_000},
+    "publish": "small",
+}
+APP = {"chat": {"model": "small@latest", "engine": "torch", "replicas": {"min": 1, "max": 1}}}
+"""A job that trains for as long as it may, and an app of the model of a short one."""
 
 
 @contextmanager

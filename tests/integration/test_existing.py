@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra.lab.hosts.host import Host
-from tests.lans import SHARE, Workplace, needs_hosts, workplace
+from tests import waiting
+from tests.lans import SHARE, Workplace, needs_hosts, with_replicas, workplace
 
 pytestmark = [needs_hosts, pytest.mark.timeout(600)]
 
@@ -58,6 +58,7 @@ CONFIG = "/root/shoal.yaml"
 TOUR = "/root/tour"
 CPUS = {"gpu-1": 2, "gpu-2": 3, "odd": 2}
 WAIT_S = 150.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +77,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workplace]:
         cluster = {"name": "lab", "provider": "existing", "storage": STORAGE, "api": api}
         lab.head.file(CONFIG).write_text(yaml.safe_dump({"cluster": cluster}))
         yield lab
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
-    """Wait until a condition holds; how many seconds that took."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < WAIT_S, otherwise
-        threading.Event().wait(0.2)
-    print(f"{otherwise}: no, it took {time.monotonic() - began:.1f} s")
-    return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
@@ -218,28 +209,18 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
-def with_replicas(lab: Workplace) -> list[Host]:
-    """The hosts on which the app has some."""
-    title = "ray::ServeReplica:chat"
-    return [
-        host
-        for host in lab.lan.hosts
-        if any(" ".join(each.cmdline()).startswith(title) for each in host.processes())
-    ]
-
-
 def test_an_update_and_its_way_back_lose_no_request(lab: Workplace, asking: Asking) -> None:
     config = f"{TOUR}/shoal.yaml"
     wait_for(lambda: len(asking.said()) > 5, "nobody asks")
-    (first,) = with_replicas(lab)
+    (first,) = with_replicas(lab.lan)
     began = time.monotonic()
     lab.document("serve", "chat", "--set", "serve_apps.chat.limits.queue=33", "-f", config)
     print(
         f"updated after {time.monotonic() - began:.1f} s, in which {len(asking.said())} requests were asked"
     )
-    wait_for(lambda: first not in with_replicas(lab), "the version before stays")
+    wait_for(lambda: first not in with_replicas(lab.lan), "the version before stays")
     assert lab.shoal("rollback", "chat", "-f", config).returncode == 0
-    wait_for(lambda: with_replicas(lab) == [first], "the version after stays")
+    wait_for(lambda: with_replicas(lab.lan) == [first], "the version after stays")
     asked = time.time()
     wait_for(lambda: len(asking.said(asked)) > 5, "nobody asks any more")
     assert set(asking.said()) == {200}
@@ -284,7 +265,7 @@ def training(lab: Workplace, tour: dict[str, Any]) -> Training:
 
 def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: Training) -> None:
     """The host of the app's one replica."""
-    (victim,) = with_replicas(lab)
+    (victim,) = with_replicas(lab.lan)
     training.wait_for_steps()
     wait_for(lambda: training.nodes() - {victim.name}, "the job is on that host alone")
     (broker,) = [each for each in lab.head.processes() if each.cmdline()[:1] == ["ray::Broker"]]

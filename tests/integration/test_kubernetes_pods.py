@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import yaml
 
 from cluster.config.loader import load_config
 from cluster.hosts.kubernetes.manifests import as_yaml, manifests
+from tests import waiting
 from tests.kubernetes_pods import Pods, pods_of
 from tests.lans import needs_hosts
 from tests.ssh_hosts import HEALTH
@@ -19,6 +18,7 @@ from tests.ssh_hosts import HEALTH
 pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(900)]
 
 WAIT_S = 200.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 CLUSTER = {
     "name": "lab",
     "provider": "kubernetes",
@@ -51,14 +51,6 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
             pods.start(pod)
         print(f"{len(pods.pods)} pods are nodes after {pods.until_ready(len(pods.pods)):.1f} s")
         yield pods
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < WAIT_S, otherwise
-        threading.Event().wait(0.3)
-    return time.monotonic() - began
 
 
 def test_nodes_are_what_the_manifest_says(pods: Pods) -> None:

@@ -6,7 +6,8 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import yaml
 from cluster.config.reading.api_keys import digest_of
 from cluster.config.template import TEMPLATE
 from infra.quickstart import adapt
+from tests import waiting
 from tests.kubernetes_pods import Pod
 from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site, needs_kubectl
 from tests.ssh_hosts import HEALTH
@@ -29,6 +31,7 @@ pytestmark = [
 ]
 
 WAIT_S = 200.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 KEY = "sk-shoal-of-this-test"
 KEYS = json.dumps([{"sha256": digest_of(KEY), "tenant": "everybody"}])
 REDIS = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]
@@ -48,14 +51,6 @@ CLUSTER = {
     },
 }
 BODY = {"model": "chat", "prompt": "import os", "max_tokens": 8, "temperature": 0}
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < WAIT_S, otherwise
-        threading.Event().wait(0.3)
-    return time.monotonic() - began
 
 
 class Site:

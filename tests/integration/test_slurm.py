@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from infra.lab.hosts.slurm_site import SlurmSite
+from tests import waiting
 from tests.slurm_hosts import SlurmUser, needs_slurm, slurm_site_of
 
 pytestmark = [needs_slurm, pytest.mark.timeout(300)]
@@ -29,6 +30,7 @@ JOB = {
     "env": {"OF_THE_CALLER": None},
 }
 WAIT_S = 60.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +53,6 @@ def user(site: SlurmSite, homes: Path) -> Iterator[SlurmUser]:
     user.run(
         "sh", "-c", "scancel --me; while squeue --noheader | grep -q .; do sleep 0.2; done; rm -rf .local"
     )
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        threading.Event().wait(0.2)
 
 
 def left_on(site: SlurmSite) -> set[str]:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.files.storage import Storage
-from tests.slurm_hosts import SlurmUser, needs_slurm, slurm_site_of
+from tests import waiting
+from tests.slurm_hosts import APP, JOB, SlurmUser, needs_slurm, slurm_site_of
 from train_jobs.records.run_log import read_all_metrics
 
 pytestmark = [needs_slurm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,25 +27,6 @@ GRACE_S, KILL_WAIT_S = 60, 30
 SHORT_GRACE_S, SHORT_KILL_WAIT_S = 12, 5
 SOON_S = 5.0
 """Within so long of the other job's submission a signal belongs to the preemption's begin."""
-JOB: dict[str, Any] = {
-    "task": "causal_lm",
-    "model": {
-        "architecture": "llama",
-        "hidden_size": 64,
-        "num_layers": 1,
-        "num_heads": 2,
-        "vocab_size": 512,
-    },
-    "data": {"source": "python-stdlib", "sequence_length": 32},
-    "parallel": {"strategy": "ddp"},
-    "workers": {"min": 1, "max": 2},
-    "batch": {"global": 4, "micro": 2},
-    "steps": 1_000_000,
-    # Far more than is done before the preemption: what is not lost was saved when there was notice.
-    "checkpoint": {"every_steps": 100_000},
-    "publish": "small",
-}
-APP = {"chat": {"model": "small@latest", "engine": "torch", "replicas": {"min": 1, "max": 1}}}
 ASKING = """
 import http.client, json, sys, time
 from urllib.parse import urlsplit
@@ -77,13 +59,7 @@ while :; do sleep 0.2; done
 """
 """A batch job that writes down when its script and its step are told to leave, and goes on."""
 WAIT_S = 240.0
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        threading.Event().wait(0.2)
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 TAKES = ("--parsable", "--partition=high", "--nodes=2", "--exclusive", "--output=/dev/null")
@@ -150,7 +126,6 @@ def test_whom_slurm_tells_when_a_preemption_begins(
 ) -> None:
     with a_site(tmp_path, low, **settings, KillWait=str(SHORT_KILL_WAIT_S)) as (user, other):
         options = ("--partition=low", "--nodes=2", "--exclusive", "--requeue", "--signal=B:TERM@60")
-        # As on a real site: without the limit there is no time before which Slurm would signal.
         done = user.run("sbatch", "--parsable", *options, "--time=60", "--output=said", given=HEARING)
         assert done.returncode == 0, done.stderr
         number = done.stdout.strip()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,32 +14,15 @@ from cluster.files.storage import Storage
 from infra.lab.hosts.host import Host
 from infra.lab.hosts.lan import REPOSITORY
 from infra.lab.hosts.slurm_site import SlurmSite
-from tests.slurm_hosts import SlurmUser, needs_slurm, slurm_site_of
+from tests import waiting
+from tests.slurm_hosts import APP, JOB, SlurmUser, needs_slurm, slurm_site_of
 from train_jobs.records.run_log import read_all_metrics, read_events
 
 pytestmark = [needs_slurm, pytest.mark.slow, pytest.mark.timeout(1500)]
 
-JOB: dict[str, Any] = {
-    "task": "causal_lm",
-    "model": {
-        "architecture": "llama",
-        "hidden_size": 64,
-        "num_layers": 1,
-        "num_heads": 2,
-        "vocab_size": 512,
-    },
-    "data": {"source": "python-stdlib", "sequence_length": 32},
-    "parallel": {"strategy": "ddp"},
-    "workers": {"min": 1, "max": 2},
-    "batch": {"global": 4, "micro": 2},
-    "steps": 1_000_000,
-    # Far more than is done between two of them: what is not lost was saved when there was notice.
-    "checkpoint": {"every_steps": 100_000},
-    "publish": "small",
-}
-APP = {"chat": {"model": "small@latest", "engine": "torch", "replicas": {"min": 1, "max": 1}}}
 REQUEUES = 10
 WAIT_S = 240.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 @pytest.fixture
@@ -47,14 +30,6 @@ def user(tmp_path: Path) -> Iterator[SlurmUser]:
     tmp_path.chmod(0o755)
     with slurm_site_of(tmp_path) as site:
         yield SlurmUser(site, tmp_path / "homes")
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < WAIT_S, otherwise
-        threading.Event().wait(0.3)
-    return time.monotonic() - began
 
 
 class Run:

@@ -9,19 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from infra.lab.hosts.host import Host
 from infra.lab.hosts.lan import Lan
+from tests import waiting
 from tests.lans import SHARE, needs_hosts
 from tests.ssh_hosts import USER, SshCaller, furnish, python_on
 
@@ -50,6 +50,7 @@ cd /; setsid env -i $variables "$@" >> "$log" 2>&1 < /dev/null &
 """
 """As systemd does: a process of its own, with those variables of the caller's that are named."""
 WAIT_S = 60.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +67,6 @@ def lan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lan]:
 @pytest.fixture
 def caller(lan: Lan, tmp_path: Path) -> SshCaller:
     return SshCaller(lan, tmp_path / "caller")
-
-
-def wait_for(condition: Callable[[], Any], otherwise: str) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline, otherwise
-        threading.Event().wait(0.2)
 
 
 @contextmanager

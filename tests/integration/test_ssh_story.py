@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.files.storage import Storage
-from infra.lab.hosts.host import Host
 from infra.lab.hosts.lan import Lan
-from tests.lans import needs_hosts
+from tests import waiting
+from tests.lans import needs_hosts, with_replicas
 from tests.object_store import BUCKET, CREDENTIALS, make_bucket
 from tests.ssh_hosts import HEALTH, USER, SshCaller, furnish
 from train_jobs.records.run_log import read_all_metrics, read_events
@@ -26,6 +27,7 @@ from train_jobs.records.run_log import read_all_metrics, read_events
 pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(900)]
 
 WAIT_S = 200.0
+wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 PORT = 9000
 BODY = {"model": "chat", "prompt": "import os", "max_tokens": 8, "temperature": 0}
 
@@ -65,14 +67,6 @@ def tour(caller: SshCaller) -> Path:
     return directory / "shoal.yaml"
 
 
-def wait_for(condition: Callable[[], Any], otherwise: str) -> float:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < WAIT_S, otherwise
-        threading.Event().wait(0.3)
-    return time.monotonic() - began
-
-
 class Asking(threading.Thread):
     """Somebody who asks an app from this machine, one thing after another."""
 
@@ -96,11 +90,6 @@ class Asking(threading.Thread):
     def end(self) -> None:
         self._ended.set()
         self.join()
-
-
-def has_replica(host: Host) -> bool:
-    titles = [" ".join(each.cmdline()) for each in host.processes()]
-    return any(title.startswith("ray::ServeReplica:chat") for title in titles)
 
 
 def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +119,7 @@ def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch:
         wait_for(lambda: len(asking.said()) > 5, "nobody asks")
         assert set(asking.said()) == {200}
         victim = caller.lan.host("gpu-1")  # the other has room for the app and a group of the job
-        had = has_replica(victim)
+        had = victim in with_replicas(caller.lan)
         cut = time.monotonic()
         victim.cut_power()
         back_s = wait_for(lambda: 200 in asking.said(cut + 0.1), "the app does not answer again")

@@ -97,7 +97,9 @@ class SlurmSite:
     def _until_idle(self) -> None:
         deadline, pause = time.monotonic() + START_S, threading.Event()
         while True:
-            states = self.login.run("sinfo", "--noheader", "--Node", "--format=%T").stdout.split()
+            # Of one partition: a node is listed once for each.
+            asked = f"--partition={next(iter(self._partitions))}"
+            states = self.login.run("sinfo", "--noheader", "--Node", asked, "--format=%T").stdout.split()
             if states == ["idle"] * len(self.nodes):
                 return
             if time.monotonic() > deadline:
