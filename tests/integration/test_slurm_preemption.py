@@ -22,8 +22,8 @@ from train_jobs.records.run_log import read_all_metrics
 
 pytestmark = [needs_slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 
-GRACE_S, KILL_WAIT_S = 60, 30
-"""Of the sites with a cluster; the second is Slurm's own, where a site sets none."""
+GRACE_S = 60
+"""Of the sites with a cluster."""
 SHORT_GRACE_S, SHORT_KILL_WAIT_S = 12, 5
 SOON_S = 5.0
 """Within so long of the other job's submission a signal belongs to the preemption's begin."""
@@ -139,18 +139,9 @@ def test_whom_slurm_tells_when_a_preemption_begins(
         assert {who for who, after in told_s.items() if min(after) < SOON_S} == first
 
 
-SITES = [
-    pytest.param(f"GraceTime={GRACE_S}", {}, GRACE_S, id="grace"),
-    pytest.param(f"GraceTime={GRACE_S}", USER_SIGNAL, GRACE_S, id="grace-user-signal"),
-    pytest.param("", {}, KILL_WAIT_S, id="no-grace"),
-]
-
-
-@pytest.mark.parametrize(("low", "settings", "notice_s"), SITES)
-def test_a_preemption_is_a_notice_to_leave(
-    tmp_path: Path, low: str, settings: dict[str, str], notice_s: float
-) -> None:
-    with a_site(tmp_path, low, **settings) as (user, other):
+@pytest.mark.parametrize("settings", [{}, USER_SIGNAL], ids=["grace", "grace-user-signal"])
+def test_a_preemption_is_a_notice_to_leave(tmp_path: Path, settings: dict[str, str]) -> None:
+    with a_site(tmp_path, f"GraceTime={GRACE_S}", **settings) as (user, other):
         slurm = {"nodes": 2, "cpus_per_node": 2, "partition": "low"}
         user.write(
             {"slurm": slurm, "gateway": {"keys": "keys.yaml"}},
@@ -177,14 +168,14 @@ def test_a_preemption_is_a_notice_to_leave(
             began = time.time()
             taker = other.slurm("sbatch", *TAKES, "--wrap=sleep 900").strip()
             wait_for(lambda: "there is notice to leave" in told(user), "nothing tells the head to leave")
-            print(f"{low}: notice after {time.time() - began:.1f} s")
+            print(f"notice after {time.time() - began:.1f} s")
             wait_for(lambda: state_of(other, taker) == "RUNNING", "the other job does not start")
             taken_s = time.time() - began
             saved = len(steps())
             (last, *_) = asking.whole_after(0)[::-1]
-            print(f"{low}: the other job runs after {taken_s:.1f} s; last answer after {last - began:.1f} s")
-            print(f"{low}: {Counter(each['outcome'] for each in asking.outcomes())}")
-            assert taken_s < notice_s, "it has not left by itself within its notice"
+            print(f"the other job runs after {taken_s:.1f} s; last answer after {last - began:.1f} s")
+            print(f"{Counter(each['outcome'] for each in asking.outcomes())}")
+            assert taken_s < GRACE_S, "it has not left by itself within its notice"
             wait_for(lambda: state_of(user, number) == "PENDING", "it is not in the queue again")
             # Without the two minutes that Slurm has a requeued job wait.
             user.slurm("scontrol", "update", f"JobId={number}", "StartTime=now+5")
@@ -192,9 +183,9 @@ def test_a_preemption_is_a_notice_to_leave(
             ended = time.time()
             other.slurm("scancel", taker)
             wait_for(lambda: len(steps()) >= saved + 20, "the job does not go on")
-            print(f"{low}: steps {time.time() - ended:.1f} s after the other job's end")
+            print(f"steps {time.time() - ended:.1f} s after the other job's end")
             wait_for(lambda: asking.whole_after(ended), "the app does not come back")
-            print(f"{low}: answers {asking.whole_after(ended)[0] - ended:.1f} s after the other job's end")
+            print(f"answers {asking.whole_after(ended)[0] - ended:.1f} s after the other job's end")
         finally:
             asking.stop()
         assert not [each for each in asking.outcomes() if each["outcome"].startswith("cut")]
