@@ -9,7 +9,7 @@ import torch
 
 from cluster.files.backend import StorageError
 from cluster.files.storage import Storage
-from tests.train_jobs.records.test_run_log import room_for
+from tests.small_disk import only_small_files
 from train_jobs.checkpoint.files import StorageFileSystem
 
 
@@ -19,7 +19,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_named_as_the_reason(room_bytes: i
     files.storage.prepare()
     # torch's archive would speak of an unexpected position instead.
     with (
-        room_for(room_bytes),
+        only_small_files(room_bytes),
         pytest.raises(StorageError, match=r"cannot write .*: file too large"),
         files.create_stream("weights", "wb") as stream,
     ):
