@@ -135,7 +135,10 @@ def remove(names: Sequence[str]) -> None:
     Raises:
         RequestError: an app is not there; nothing was taken down.
     """
-    controller = begin_to_remove(names)
+    _until_gone(begin_to_remove(names), names)
+
+
+def _until_gone(controller: ControllerClient, names: Sequence[str]) -> None:
     pause = threading.Event()
     while any(name in names for name in controller.describe()):
         pause.wait(LOOK_EVERY_S)
@@ -159,10 +162,10 @@ def end_serving(say: Say = say_nothing) -> None:
     controller = ControllerClient.find()
     if controller is None:
         return
-    names = [name for name, row in controller.describe().items() if row["status"] != "deleting"]
+    names = controller.leave()
     if names:
         say(f"ending {', '.join(names)}")
-        remove(names)
+        _until_gone(controller, names)
     started = controller.serving()["started"]
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # it tells of every application that goes
     controller.end()  # it would bring the gateway back

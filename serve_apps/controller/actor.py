@@ -19,6 +19,7 @@ from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateway_desk import GatewayDesk
+from serve_apps.controller.gateway_table import GatewayTable
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.model_names import follow_models
 from serve_apps.controller.probes import probe
@@ -65,9 +66,8 @@ class AppController:
         """What became of apps that are not there any more."""
         self._handles = ReplicaHandles()
         self._gateways = Gateways()
-        # Higher than any that a former controller has given out.
-        self._number = int(time.time() * 1000)
-        self._table: dict[str, Any] = {}
+        # Its number is higher than any that a former controller has given out.
+        self._table = GatewayTable(int(time.time() * 1000))
         self._view = ClusterView(info.get("gateway_count", 1))
         self._desk = GatewayDesk(self._gateways, info.get("gateway_keys"))
         self._started_at = self._ticked_at = time.monotonic()
@@ -85,7 +85,7 @@ class AppController:
         self._wake = asyncio.Event()
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
-        self._keeper = ServeKeeper(info, self._calls, self._threads, start_gateway)
+        self._keeper = ServeKeeper(as_here(info), self._calls, self._threads, start_gateway)
 
     async def apply(self, document: Mapping[str, Any]) -> int:
         """Change an app, or a new one, into this spec; returns the number of its newest revision.
@@ -130,6 +130,14 @@ class AppController:
                 outcome = replace(outcome, status="failed", reason="the app was taken down")
             await self._take(replace(record, removed=True, update=None, successor=None, outcome=outcome))
 
+    async def leave(self) -> list[str]:
+        """Take every app down since the cluster ends; their names."""
+        names = self._staying()
+        self._table.leave(set(names))
+        for name in names:
+            await self.remove(name)
+        return names
+
     async def bring_up(self) -> None:
         """Somebody waits for Serve and the gateway: what could not be started is tried again at once."""
         self._ensure_running()
@@ -148,7 +156,7 @@ class AppController:
     async def describe(self) -> dict[str, dict[str, Any]]:
         """Each app, by name: see `App.describe`; `settled` says that every gateway knows how it is now."""
         self._ensure_running()
-        settled = self._informed and self._gateways.all_know(self._number, time.monotonic())
+        settled = self._informed and self._gateways.all_know(self._table.number, time.monotonic())
         return {
             name: {
                 **app.describe(self._view.served),
@@ -194,9 +202,9 @@ class AppController:
         }
         if not self._informed:
             return answer
-        answer["number"], answer["poll_s"] = self._number, BUSY_TICK_S if self._busy() else TICK_S
-        if report["seen"] != self._number:
-            answer["apps"] = self._table
+        answer["number"], answer["poll_s"] = self._table.number, BUSY_TICK_S if self._busy() else TICK_S
+        if report["seen"] != self._table.number:
+            answer["apps"] = self._table.apps
         answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
         return answer
 
@@ -232,7 +240,7 @@ class AppController:
     def _known(self, name: str) -> AppRecord:
         app = self._apps.get(name)
         if app is None or app.record.removed:
-            names = [each for each, a in sorted(self._apps.items()) if not a.record.removed]
+            names = self._staying()
             runs = f"these run: {', '.join(names)}" if names else "none runs"
             raise RequestError(f"no app '{name}' is served; {runs}")
         return app.record
@@ -408,14 +416,13 @@ class AppController:
         return not (leaves or ends or revision.number in app.failures)
 
     def _publish(self) -> int:
-        """The number of the table as it is now, a new one when something changed."""
-        table = {
-            name: app.table(self._view.served) for name, app in self._apps.items() if not app.record.removed
-        }
-        if table != self._table:
-            self._table = table
-            self._number += 1
-        return self._number
+        """Have gateways be told of the apps as they are now; the number of that."""
+        return self._table.publish(
+            {name: self._apps[name].table(self._view.served) for name in self._staying()}
+        )
+
+    def _staying(self) -> list[str]:
+        return [name for name, app in sorted(self._apps.items()) if not app.record.removed]
 
     def _tell(self, app: App, kind: str, facts: Mapping[str, Any]) -> None:
         logger.warning("%s: %s %s", app.record.name, kind, dict(facts))

@@ -54,6 +54,11 @@ class ControllerClient:
         """See `AppController.remove`."""
         self._call("remove", name)
 
+    def leave(self) -> list[str]:
+        """See `AppController.leave`."""
+        names: list[str] = self._call("leave")
+        return names
+
     def bring_up(self) -> None:
         """See `AppController.bring_up`."""
         self._call("bring_up")

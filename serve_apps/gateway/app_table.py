@@ -45,6 +45,8 @@ class AppTable:
     """By app, the preferred one first."""
     starting: frozenset[str] = frozenset()
     """Apps that have never been ready."""
+    leaving: frozenset[str] = frozenset()
+    """Apps that go with their cluster."""
     number: int = 0
     replicas: Mapping[str, Mapping[str, int]] = field(default_factory=lambda: MappingProxyType({}))
     """By app, replicas `wanted`, `granted` and `ready`."""
@@ -81,9 +83,12 @@ class AppTable:
             for app, facts in document.items()
         }
         known = {app: each for app, each in versions.items() if each}
-        starting = frozenset(versions.keys() - known.keys())
+        leaving = frozenset(app for app, facts in document.items() if facts.get("leaves"))
+        starting = frozenset(versions.keys() - known.keys() - leaving)
         applications = frozenset(name for facts in document.values() for name in facts["applications"])
-        return cls(MappingProxyType(known), starting, number, MappingProxyType(replicas), applications)
+        return cls(
+            MappingProxyType(known), starting, leaving, number, MappingProxyType(replicas), applications
+        )
 
     def find(self, app: str) -> AppVersion | None:
         """The version whose limits hold for the next request."""

@@ -86,7 +86,7 @@ class GatewayService:
 
         Raises:
             ApiError: 404 when there is no such app, or none that the caller may know of; 503 while it has
-                never been ready.
+                never been ready, and when it goes with its cluster.
         """
         if not caller.sees(app):
             # Whether it is there is nothing that the answer may tell, nor the time that it takes.
@@ -98,6 +98,8 @@ class GatewayService:
             version = table.find(app)
             if version is None and app in table.starting:
                 raise unavailable(f"The model '{app}' is starting; try again in a moment.")
+            if version is None and app in table.leaving:
+                raise unavailable(f"'{app}' goes with its cluster, which is being ended; try again later.")
             if version is None:
                 raise unknown_model(app, [name for name in table.names if caller.sees(name)])
         return version
