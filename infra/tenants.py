@@ -9,12 +9,14 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cluster.config.loader import load_config
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.state.connection import ClusterRecord, connect, disconnect, read_record
+from cluster.state.health import wait_until
 from infra.api.jobs import Jobs
 from infra.lifecycle import end_tenants
 from infra.tenant_book import TenantBook
@@ -23,10 +25,14 @@ from serve_apps.spec import AppSpec
 from train_jobs.driver.submission import Submissions
 from train_jobs.records.job_status import is_running
 from train_jobs.records.listing import run_of, summaries
-from train_jobs.records.run_log import summarize
+from train_jobs.records.run_log import RunSummary, summarize
 
 SERVE_START_S = 120.0
 READY_S = 600.0
+JOB_API_S = 60.0
+LOST_S = 150.0
+"""Longest until Ray takes drivers for lost that were on the head before: by its defaults it needs 65 s."""
+LOOK_S = 0.5
 
 Say = Callable[[str], None]
 
@@ -69,15 +75,25 @@ def come_back(record: ClusterRecord, book: TenantBook, say: Say) -> None:
 
 
 def _resume_jobs(record: ClusterRecord, book: TenantBook, say: Say) -> list[str]:
-    storage, submissions = Storage(record.storage), Submissions(record)
+    storage = Storage(record.storage)
+    left = {}
+    for job in book.jobs():
+        left[job] = summarize(job, run_of(storage, job))
+        if left[job].ended and not (job in book.left() and left[job].status == "stopped"):
+            book.forget_job(job)
+            del left[job]
+    if not left:
+        return []
+    try:
+        submissions = _job_api(record)
+    except ShoalError as error:
+        return [str(error)]
+    # One that runs all the same has lost nothing.
+    running = {job for job, summary in left.items() if not _is_lost(submissions, summary)}
     cluster = load_config(Path(record.config_path), across=False).resolved.cluster
     jobs = Jobs(cluster, storage, lambda: submissions, lambda: ())
     problems = []
-    for job in book.jobs():
-        summary = summarize(job, run_of(storage, job))
-        if summary.ended and not (job in book.left() and summary.status == "stopped"):
-            book.forget_job(job)
-            continue
+    for job in sorted(left.keys() - running):
         kept = book.job(job)
         try:
             plan = jobs.plan_to_resume(job, (), Path("/"))
@@ -86,6 +102,35 @@ def _resume_jobs(record: ClusterRecord, book: TenantBook, say: Say) -> list[str]
         except ShoalError as error:
             problems.append(f"{job}: {error}")
     return problems
+
+
+def _job_api(record: ClusterRecord) -> Submissions:
+    """Ray's job API, once it answers.
+
+    Raises:
+        ShoalError: it does not.
+    """
+    deadline = time.monotonic() + JOB_API_S
+    while True:
+        try:
+            submissions = Submissions(record)
+            submissions.statuses()
+            return submissions
+        except ShoalError:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(LOOK_S)
+
+
+def _is_lost(submissions: Submissions, summary: RunSummary) -> bool:
+    """Whether nobody does this job any more, which may be said only after a while."""
+
+    def is_said() -> bool:
+        with suppress(ShoalError):
+            return not is_running(summary, submissions.statuses())
+        return False
+
+    return wait_until(is_said, LOST_S, LOOK_S)
 
 
 def _serve_apps(book: TenantBook, say: Say) -> list[str]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
@@ -80,3 +81,26 @@ def was_restarted() -> bool:
         # Inside, Ray reads a property of its own that it has deprecated.
         warnings.simplefilter("ignore", DeprecationWarning)
         return bool(ray.get_runtime_context().was_current_actor_reconstructed)
+
+
+def as_here(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of a cluster as they hold on the head that the actor that asks is on now.
+
+    Ray makes an actor anew with what it was told at first; by then the head may be another host.
+    """
+    return with_head_at(facts, ray.util.get_node_ip_address())
+
+
+def with_head_at(facts: Mapping[str, Any], address: str) -> dict[str, Any]:
+    """Facts with the head at this address.
+
+    Args:
+        facts: `head_ip` is its former address, which others may name as HOST, as HOST:PORT or in a URL.
+    """
+    former = re.escape(facts["head_ip"])
+    named = re.compile(rf"(^|//\[?|^\[){former}(?=$|[\]:/])")
+
+    def moved(value: Any) -> Any:
+        return named.sub(rf"\g<1>{address}", value) if isinstance(value, str) else value
+
+    return {name: moved(value) for name, value in facts.items()}

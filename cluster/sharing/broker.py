@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from cluster.actors import NAMESPACE
-from cluster.actors.head_actor import start_on_head, was_restarted
+from cluster.actors.head_actor import as_here, start_on_head, was_restarted
 from cluster.ray_private import available_resources_by_node, draining_nodes
 from cluster.sharing.demand import Demand, Grant, Node
 from cluster.sharing.events import Event
@@ -48,7 +48,7 @@ class Broker:
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
-        self._info = dict(info)
+        self._info = as_here(info)
         self._clock = ListeningClock()
         self._clock.start()
         now = self._clock.now()
@@ -85,7 +85,7 @@ class Broker:
         self._refresh(now)
 
     def info(self) -> dict[str, Any]:
-        """The facts given at the start."""
+        """The facts given at the start, with the head where it is now."""
         return dict(self._info)
 
     def request(self, demand: Demand) -> Grant:

@@ -15,7 +15,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from cluster.actors import NAMESPACE
-from cluster.actors.head_actor import begin_on_head
+from cluster.actors.head_actor import as_here, begin_on_head
 from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
@@ -48,7 +48,7 @@ class ApiServer:
         nodes = tuple(NodeRecord(**node) for node in record["nodes"])
         # What the caller's machine has is not this one's.
         self._record = replace(
-            ClusterRecord(**{**record, "nodes": nodes}), token_path=None, python=sys.executable
+            ClusterRecord(**{**as_here(record), "nodes": nodes}), token_path=None, python=sys.executable
         )
         self._cluster = ClusterConfig.model_validate(cluster)
         self._sha256 = sha256

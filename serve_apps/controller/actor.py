@@ -11,6 +11,7 @@ from dataclasses import replace
 from inspect import isawaitable
 from typing import Any
 
+from cluster.actors.head_actor import as_here
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
 from serve_apps.controller import serve_application

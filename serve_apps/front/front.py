@@ -15,7 +15,7 @@ from typing import Any
 import ray
 
 from cluster.actors import NAMESPACE
-from cluster.actors.head_actor import start_on_head
+from cluster.actors.head_actor import as_here, start_on_head
 from cluster.actors.named_actor import NamedActor
 from cluster.errors import ShoalError
 from serve_apps.front.haproxy import FINISH_S, Haproxy
@@ -45,7 +45,7 @@ class Front:
     """
 
     def __init__(self, info: Mapping[str, Any]) -> None:
-        self._info = info
+        self._info = as_here(info)
         self._controller = NamedActor(CONTROLLER, NAMESPACE)
         self._haproxy = Haproxy()
         self._gateways: tuple[str, ...] = ()
