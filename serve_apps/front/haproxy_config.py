@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from cluster.loopback import own_address
 from serve_apps.front.secret import HEADER, ID_HEADER, SENT_HEADER
 from serve_apps.front.slots import BACKEND
 
@@ -24,6 +26,9 @@ END_S = 2
 SILENT_S = 5
 """A host that has lost its power ends no connection: who answers nothing at all for so long, to probes of its
 kernel or to what was sent, is taken for gone."""
+RETRY_S = 1
+"""HAProxy's own pause before it sends a request again that could not be sent."""
+LEAST_RETRIES = 3
 RATE_S = 10
 """Seconds over which the requests of an address are counted."""
 HARD_STOP_S = 660
@@ -55,6 +60,8 @@ class FrontSettings:
     address_connections: int | None = None
     address_requests: int | None = None
     metrics_from: tuple[str, ...] | None = None
+    absent_s: float = 12.0
+    """How long a request waits where there is no gateway."""
     request_s: float = 30.0
     """How long a request's head may take to arrive, and as much of its body as is kept."""
     stalled_s: float = 60.0
@@ -79,11 +86,11 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             "",
             "defaults",
             "    mode http",
-            "    option redispatch",
+            "    option redispatch 1",
             "    option abortonclose",
             "    option http-buffer-request",
-            "    retries 3",
             # Before an answer begins its request is sent to another gateway; what was begun is not repeated.
+            f"    retries {max(LEAST_RETRIES, math.ceil(settings.absent_s / RETRY_S))}",
             "    retry-on conn-failure empty-response",
             "    timeout connect 2s",
             f"    timeout http-request {_ms(settings.request_s)}",
@@ -118,6 +125,9 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             "    default-server inter 1s fastinter 250ms downinter 250ms fall 2 rise 1 observe layer4"
             f" error-limit 1 on-error mark-down tcp-ut {SILENT_S}s",
             *(f"    {line}" for line in servers),
+            # While no gateway is there requests try this one, which nobody is, each time they are to be sent
+            # again: so they wait for the next gateway. Without it they would be refused at once.
+            f"    server none {own_address()}:1 backup",
             "",
         ]
     )

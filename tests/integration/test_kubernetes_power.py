@@ -129,7 +129,9 @@ class Site:
             url = f"http://{pods.head.host.address}:8001/v1/completions"
             try:
                 headers = {"Authorization": f"Bearer {KEY}"}
-                asked = httpx.post(url, json=BODY, headers=headers, timeout=20, trust_env=False)
+                asked = httpx.post(
+                    url, json=BODY, headers=headers, timeout=httpx.Timeout(20, connect=2), trust_env=False
+                )
                 said: Any = asked.status_code
                 self.version = asked.headers.get("x-shoal-model-version", self.version)
             except httpx.HTTPError as error:
@@ -196,6 +198,28 @@ def test_a_worker_pods_machine_loses_its_power(site: Site) -> None:
     assert (made.name, made.host.address) != (pod.name, pod.host.address)
     wait_for(lambda: used(site, made), "the new pod is not used")
     print(f"{made.name} is used {time.monotonic() - given_up:.1f} s after it was made")
+    asked = time.monotonic()
+    wait_for(lambda: len(site.said(asked)) > 10, "nobody asks any more")
+    assert set(site.said(asked)) == {200}
+
+
+def test_the_head_pods_machine_loses_its_power(site: Site) -> None:
+    """With it go the job's driver, the broker, Serve's controller and the front; Ray's store is elsewhere."""
+    assert site.operator.pods is not None
+    head = site.operator.pods.head
+    attempt = site.lines("metrics")[-1]["attempt"]
+    cut = time.monotonic()
+    head.host.cut_power()
+    made = site.operator.replace(head)
+    assert made.host.address != head.host.address
+    back_s = wait_for(lambda: 200 in site.said(cut + 0.1), "the app does not answer again")
+    print(f"the head lost its power: the app answered again after {back_s:.1f} s")
+    back_s += wait_for(lambda: site.lines("metrics")[-1]["attempt"] > attempt, "the job does not go on")
+    print(f"the head lost its power: the job did a step again after {back_s:.1f} s")
+    (job,) = [row for row in site.user.document("jobs") if row["job"] == site.job]
+    assert job["status"] == "running"
+    (app,) = site.user.document("status")["apps"]
+    assert app["name"] == "chat"
     asked = time.monotonic()
     wait_for(lambda: len(site.said(asked)) > 10, "nobody asks any more")
     assert set(site.said(asked)) == {200}

@@ -19,6 +19,8 @@ from cluster.sharing.events import Event
 from cluster.sharing.journal import EVENTS, KEPT, TRUST, journal_storage, read_events
 from cluster.sharing.node_health import FIRST_S
 
+FACTS = {"name": "c", "head_ip": "192.0.2.9", "avoid_after": 2}
+
 
 class StandIn:
     """What the broker asks of Ray: two nodes of two CPUs that are named, and alive unless said."""
@@ -71,7 +73,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def start(ray: StandIn, clock: Clock, tmp_path: Path) -> Callable[[], Broker]:
-    return lambda: Broker({"name": "c", "storage": str(tmp_path), "avoid_after": 2})
+    return lambda: Broker(FACTS | {"storage": str(tmp_path)})
 
 
 def job(held: tuple[str, ...] = ()) -> Demand:

@@ -73,6 +73,7 @@ def test_it_follows_the_gateways_and_the_certificate(gateways: list[str], tmp_pa
     port, desk = free_port(HOST), Desk()
     info = {
         "cluster_id": "c",
+        "head_ip": "192.0.2.9",
         "gateway_host": HOST,
         "gateway_port": port,
         "gateway_count": 2,
@@ -140,6 +141,7 @@ def test_it_runs_where_few_files_may_be_open() -> None:
     given = {"certificate": None, "address_connections": None, "address_requests": None}
     info = {
         "cluster_id": "c",
+        "head_ip": "192.0.2.9",
         "gateway_host": HOST,
         "gateway_port": free_port(HOST),
         "gateway_count": "all",

@@ -140,7 +140,7 @@ def test_without_a_gateway_clients_are_told_to_try_again(tmp_path: Path) -> None
         assert answers[0].status_code == 200
         port = free_port(HOST)
         moved = RunningGateway(gateway.process, port, gateway.log_path)
-        with front(moved) as nowhere:
+        with front(moved, absent_s=1.0) as nowhere:
             refused = httpx.post(f"{nowhere}{PATH}", json=BODY, timeout=20)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_gateway")
         assert refused.headers["retry-after"] == "1"

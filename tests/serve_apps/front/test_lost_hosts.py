@@ -18,50 +18,20 @@ from infra.lab.hosts.network import Network
 from serve_apps.front.haproxy import Haproxy
 from serve_apps.front.haproxy_config import FrontSettings, haproxy_config
 from serve_apps.front.slots import Slots
+from tests.serve_apps.front.small_gateway import GATEWAY, until_it_answers
 
 pytestmark = pytest.mark.skipif(network.missing() is not None, reason=str(network.missing()))
-
-GATEWAY = """
-import sys, time
-from http.server import BaseHTTPRequestHandler
-from socketserver import ThreadingTCPServer  # an HTTPServer asks for the name of its address
-
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
-        self.answer(b"{}")
-
-    def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
-        print("asked", flush=True)
-        time.sleep(float(sys.argv[2]))
-        self.answer(sys.argv[1].encode())
-
-    def answer(self, body):
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-ThreadingTCPServer((sys.argv[1], 8000), Handler).serve_forever()
-"""
-"""Answers with its address, after so many seconds."""
 
 
 @contextmanager
 def gateway(lan: Network, host: int, after_s: float) -> Iterator[subprocess.Popen[bytes]]:
+    address = lan.address(host)
     command = ["ip", "netns", "exec", lan.namespace(host), sys.executable, "-c", GATEWAY]
     process = subprocess.Popen(
-        [*command, lan.address(host), str(after_s)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        [*command, address, "8000", address, str(after_s)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     try:
-        while True:
-            try:
-                httpx.get(f"http://{lan.address(host)}:8000/health", timeout=5, trust_env=False)
-                break
-            except httpx.HTTPError:
-                time.sleep(0.05)
+        until_it_answers(f"http://{address}:8000")
         yield process
     finally:
         process.kill()
