@@ -5,8 +5,10 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
+import threading
+import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +34,9 @@ from cluster.state.state_directory import (
 )
 
 _ASK_S = 10.0
+DASHBOARD_S = 60.0
+"""Longest until the dashboard of a head that has come back is there."""
+_LOOK_S = 0.5
 
 
 class ExistingProvider:
@@ -242,6 +247,26 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
         raise ShoalError("this process is connected to a Ray cluster; disconnect it first")
     address = _address(cluster.address)
     _require_node(address)
+    deadline, pause = time.monotonic() + DASHBOARD_S, threading.Event()
+    dashboard = _join(address, cluster)
+    while is_of_the_dead(dashboard, ray.nodes()) and time.monotonic() < deadline:
+        connection.disconnect()
+        pause.wait(_LOOK_S)
+        dashboard = _join(address, cluster)
+    try:
+        yield {"gcs_address": str(ray.get_runtime_context().gcs_address), "dashboard": dashboard}
+    finally:
+        connection.disconnect()
+
+
+def _join(address: str, cluster: ClusterConfig) -> str:
+    """Be a driver there; HOST:PORT of its dashboard, as Ray has it.
+
+    Raises:
+        ShoalError: Ray refuses.
+    """
+    import ray
+
     try:
         context = ray.init(
             address=address,
@@ -252,11 +277,22 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
         )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ShoalError(f"the Ray cluster at {address} cannot be joined: {_first_line(error)}") from error
-    try:
-        gcs = str(ray.get_runtime_context().gcs_address)
-        yield {"gcs_address": gcs, "dashboard": str(context.dashboard_url)}
-    finally:
-        connection.disconnect()
+    return str(context.dashboard_url)
+
+
+def is_of_the_dead(dashboard: str, rows: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether Ray's dashboard is said to be on a node that is dead: after the head's loss Ray says so until
+    the next one's has started.
+
+    Args:
+        dashboard: HOST:PORT.
+        rows: Ray's list of nodes.
+    """
+    by_address: dict[str, bool] = {}
+    for row in rows:
+        address = row["NodeManagerAddress"]
+        by_address[address] = by_address.get(address, False) or row["Alive"]
+    return not by_address.get(dashboard.rpartition(":")[0].strip("[]"), True)
 
 
 def _first_line(error: Exception) -> str:

@@ -24,6 +24,10 @@ TOKEN_KEY = "auth_token"
 """KubeRay looks for Ray's token under this key."""
 ADDRESS = "SHOAL_POD_IP"
 """Names the pod's own address."""
+SILENCE = "RAY_grpc_client_keepalive_timeout_ms"
+HEAD_SILENT_S = 15
+"""So long after a head's machine has lost its power the others take their connections to it for dead, and look
+where it is now. Ray's own default is two minutes."""
 CLIENT_PORT, METRICS_PORT = 10001, 8080
 """Ray's and KubeRay's usual ones."""
 POD_GATEWAY_PORT = 8001
@@ -148,6 +152,7 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         "env": [
             {"name": "PYTHONUNBUFFERED", "value": "1"},
             {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *([] if asked.store is None else [{"name": SILENCE, "value": f"{1000 * HEAD_SILENT_S}"}]),
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "volumeMounts": mounts,

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.hosts.existing import is_of_the_dead
 from infra.lab.hosts.host import Host
 from tests.clusters import LiveCluster, caller_environment, shoal, write_config
 from tests.lans import Workplace, needs_hosts, workplace
@@ -41,6 +42,23 @@ def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveC
     with open(record.token_path) as token:
         expected = [record.gcs_address, sorted(node.ip for node in record.nodes), token.read()]
     assert json.loads(done.stdout) == expected
+
+
+def test_a_dashboard_of_a_head_that_is_dead_is_told_from_others() -> None:
+    def row(address: str, *, alive: bool) -> dict[str, object]:
+        return {"NodeManagerAddress": address, "Alive": alive}
+
+    rows = [row("192.0.2.1", alive=False), row("192.0.2.2", alive=True), row("192.0.2.3", alive=True)]
+    rows += [row("192.0.2.2", alive=False), row("2001:db8::1", alive=False)]  # 2 was started again
+    expected = {
+        "192.0.2.1:8265": True,
+        "192.0.2.2:8265": False,
+        "192.0.2.3:8265": False,
+        "192.0.2.10:8265": False,  # another interface of a host
+        "127.0.0.1:8265": False,
+        "[2001:db8::1]:8265": True,
+    }
+    assert {address: is_of_the_dead(address, rows) for address in expected} == expected
 
 
 def test_a_ray_cluster_has_room_for_one_cluster_of_shoal(

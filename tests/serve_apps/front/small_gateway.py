@@ -21,7 +21,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         self.rfile.read(int(self.headers["content-length"]))
-        print("asked", flush=True)
+        sys.stdout.write("asked\n"); sys.stdout.flush()
         time.sleep(float(after_s))
         self.answer(answer.encode())
 

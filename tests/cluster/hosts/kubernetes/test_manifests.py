@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cluster.config.loader import load_config
 from cluster.config.sections.cluster import ClusterConfig
-from cluster.hosts.kubernetes.manifests import manifests, merged, ray_cluster
+from cluster.hosts.kubernetes.manifests import SILENCE, manifests, merged, ray_cluster
 from tests.cluster.hosts.kubernetes.crd import refusals
 
 NAMES = st.from_regex(r"[a-z]([a-z0-9-]{0,12}[a-z0-9])?", fullmatch=True)
@@ -277,6 +277,16 @@ def test_only_a_head_whose_store_stays_may_be_evicted(tmp_path: Path) -> None:
         _, found = made(changed(**({} if store is None else {"store": store})), tmp_path)
         (budget,) = [each for each in found if each["metadata"]["name"] == "lab-head"]
         assert budget["spec"]["maxUnavailable"] == most
+
+
+def test_all_pods_find_the_next_head_soon_where_there_may_be_one(tmp_path: Path) -> None:
+    for store, told in ((None, []), ({"backend": "rocksdb"}, ["15000"])):
+        _, found = made(changed(**({} if store is None else {"store": store})), tmp_path)
+        (spec,) = [each["spec"] for each in found if each["kind"] == "RayCluster"]
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            (container,) = group["template"]["spec"]["containers"]
+            settings = {each["name"]: each.get("value") for each in container["env"]}
+            assert [settings[name] for name in settings if name == SILENCE] == told
 
 
 def test_a_store_cannot_be_changed_while_the_cluster_is_there(tmp_path: Path) -> None:
