@@ -26,8 +26,8 @@ ADDRESS = "SHOAL_POD_IP"
 """Names the pod's own address."""
 SILENCE = "RAY_grpc_client_keepalive_timeout_ms"
 HEAD_SILENT_S = 15
-"""So long after a head's machine has lost its power the others take their connections to it for dead, and look
-where it is now. Ray's own default is two minutes."""
+"""So long after a head's machine has lost its power the others take their connections to it for dead, and
+look where it is now. Ray's own default is two minutes."""
 CLIENT_PORT, METRICS_PORT = 10001, 8080
 """Ray's and KubeRay's usual ones."""
 POD_GATEWAY_PORT = 8001
