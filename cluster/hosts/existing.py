@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 import logging
 import os
-import threading
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,9 +32,6 @@ from cluster.state.state_directory import (
 )
 
 _ASK_S = 10.0
-DASHBOARD_S = 60.0
-"""Longest until the dashboard of a head that has come back is there."""
-_LOOK_S = 0.5
 
 
 class ExistingProvider:
@@ -103,6 +98,8 @@ def _start(
     tell: Tell,
     beside: Beside,
 ) -> ClusterRecord:
+    import ray
+
     from cluster.hosts.node_keeper import living_nodes
     from cluster.hosts.probe import probe
     from cluster.hosts.services import end_services, start_services
@@ -130,7 +127,7 @@ def _start(
             storage=cluster.storage,
             head_ip=head_ip,
             gcs_address=str(found["gcs_address"]),
-            dashboard_url=f"http://{found['dashboard']}",
+            dashboard_url=f"http://{living_dashboard(found['dashboard'], head_ip, ray.nodes())}",
             gateway_host="",
             gateway_port=0,
             token_path=_keep_token(cluster.name),
@@ -247,26 +244,6 @@ def _joined(cluster: ClusterConfig) -> Iterator[dict[str, str]]:
         raise ShoalError("this process is connected to a Ray cluster; disconnect it first")
     address = _address(cluster.address)
     _require_node(address)
-    deadline, pause = time.monotonic() + DASHBOARD_S, threading.Event()
-    dashboard = _join(address, cluster)
-    while is_of_the_dead(dashboard, ray.nodes()) and time.monotonic() < deadline:
-        connection.disconnect()
-        pause.wait(_LOOK_S)
-        dashboard = _join(address, cluster)
-    try:
-        yield {"gcs_address": str(ray.get_runtime_context().gcs_address), "dashboard": dashboard}
-    finally:
-        connection.disconnect()
-
-
-def _join(address: str, cluster: ClusterConfig) -> str:
-    """Be a driver there; HOST:PORT of its dashboard, as Ray has it.
-
-    Raises:
-        ShoalError: Ray refuses.
-    """
-    import ray
-
     try:
         context = ray.init(
             address=address,
@@ -277,22 +254,29 @@ def _join(address: str, cluster: ClusterConfig) -> str:
         )
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         raise ShoalError(f"the Ray cluster at {address} cannot be joined: {_first_line(error)}") from error
-    return str(context.dashboard_url)
+    try:
+        gcs = str(ray.get_runtime_context().gcs_address)
+        yield {"gcs_address": gcs, "dashboard": str(context.dashboard_url)}
+    finally:
+        connection.disconnect()
 
 
-def is_of_the_dead(dashboard: str, rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether Ray's dashboard is said to be on a node that is dead: after the head's loss Ray says so until
-    the next one's has started.
+def living_dashboard(said: str, head_ip: str, rows: Iterable[Mapping[str, Any]]) -> str:
+    """Where Ray's dashboard is. Where the control store outlives the head, Ray goes on to say where that of
+    the first head was.
 
     Args:
-        dashboard: HOST:PORT.
+        said: HOST:PORT, as Ray says.
         rows: Ray's list of nodes.
     """
-    by_address: dict[str, bool] = {}
+    host, _, port = said.rpartition(":")
+    alive: dict[str, bool] = {}
     for row in rows:
         address = row["NodeManagerAddress"]
-        by_address[address] = by_address.get(address, False) or row["Alive"]
-    return not by_address.get(dashboard.rpartition(":")[0].strip("[]"), True)
+        alive[address] = alive.get(address, False) or row["Alive"]
+    if alive.get(host.strip("[]"), True):
+        return said
+    return f"[{head_ip}]:{port}" if ":" in head_ip else f"{head_ip}:{port}"
 
 
 def _first_line(error: Exception) -> str:

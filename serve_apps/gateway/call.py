@@ -65,12 +65,12 @@ class Call:
             most = self._check(request, version, len(body))
             once = self._service.repeats.once(
                 self._http.headers,
-                # Where it dies there is no other to which the front could send it.
-                None if self._service.options.alone else self._http.scope.get(SENT),
+                self._http.scope.get(SENT),
                 self._caller.tenant,
                 self._http.url.path,
                 body,
                 time.time(),
+                streamed=request.streamed,
             )
             self._admission = await access.admit(self._caller, lambda: expected_tokens(request, most, body))
         self._choices_each = request.choices_each

@@ -56,12 +56,16 @@ class Repeats:
         path: str,
         body: bytes,
         now: float,
+        *,
+        streamed: bool = False,
     ) -> Once | None:
         """What a request says of itself; None: it may be generated twice.
 
         Args:
             front: its id and when it was sent, as the front says; None: it came by no front.
             now: Unix time.
+            streamed: its answer begins with its first token; from then on the front cannot send it again, and
+                what is generated for nobody would take the place of who asks.
 
         Raises:
             ApiError: 400, the key is none.
@@ -78,7 +82,7 @@ class Repeats:
             name = ["client", tenant, given]
             again = late or headers.get(RETRIED, "0") not in ("", "0")
             wait_s: float | None = WAIT_S if again else 0.0
-        elif front is not None:
+        elif front is not None and not streamed:
             name = ["front", front[0]]
             wait_s = WAIT_S if late else None
         else:

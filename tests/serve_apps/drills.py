@@ -90,6 +90,15 @@ class Stage:
         """The replicas whose process lives and is not stopped."""
         return [notes for notes in notes_of(self.model_path) if _runs(notes.pid)]
 
+    def running(self) -> set[str]:
+        """The requests that engines have now."""
+        return {request for notes in self.replicas() for request in notes.had(time.monotonic())}
+
+    def generations(self, request_id: str) -> int:
+        """How often engines have begun to answer a client's request."""
+        taken = [each for notes in notes_of(self.model_path) for each in notes.taken]
+        return sum(each.partition("-")[0] == request_id for each in taken)
+
     def process(self, title: str) -> psutil.Process:
         """The one process of the cluster with this title."""
         (found,) = self.cluster.processes(title)

@@ -22,7 +22,6 @@ from tests.serve_apps.drill_load import COMPLETIONS, Seen, drill_load
 from tests.serve_apps.drills import FAKE, THREE_WORKERS, Stage, drain_node, staged, until
 from tests.serve_apps.driver import Driver
 from tests.serve_apps.event_lines import DONE, data_of
-from tests.serve_apps.notes import notes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -132,7 +131,7 @@ def test_a_request_whose_gateway_dies_is_answered_by_another_and_generated_once(
     began = time.monotonic()
     thread = threading.Thread(target=ask)
     thread.start()
-    until(lambda: generations(stage, request_id) == 1, 10.0)
+    until(lambda: stage.generations(request_id) == 1, 10.0)
     time.sleep(2.0)
     kill_busy(stage)
     thread.join()
@@ -141,7 +140,7 @@ def test_a_request_whose_gateway_dies_is_answered_by_another_and_generated_once(
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["completion_tokens"] == 500
     assert answer.json()["choices"][0]["text"] == plain(stage)
-    assert generations(stage, request_id) == 1
+    assert stage.generations(request_id) == 1
 
 
 def test_a_client_that_sends_its_key_again_gets_the_stream_from_its_beginning(stage: Stage) -> None:
@@ -159,7 +158,7 @@ def test_a_client_that_sends_its_key_again_gets_the_stream_from_its_beginning(st
     again = httpx.post(f"{stage.url}{COMPLETIONS}", json=body, headers=headers, timeout=60)
     events = [json.loads(data) for data in map(data_of, again.text.splitlines()) if data not in (None, DONE)]
     assert "".join(event["choices"][0]["text"] for event in events if event["choices"]) == plain(stage)
-    assert generations(stage, "once.2") == 1
+    assert stage.generations("once.2") == 1
 
 
 def kill_busy(stage: Stage) -> None:
@@ -173,12 +172,6 @@ def kill_busy(stage: Stage) -> None:
 
 def ports_of(process: psutil.Process) -> set[int]:
     return {each.laddr.port for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
-
-
-def generations(stage: Stage, request_id: str) -> int:
-    """How often engines have begun to answer a client's request."""
-    taken = [each for notes in notes_of(stage.model_path) for each in notes.taken]
-    return sum(each.partition("-")[0] == request_id for each in taken)
 
 
 def plain(stage: Stage) -> str:

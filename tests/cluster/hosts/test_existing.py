@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.hosts.existing import is_of_the_dead
+from cluster.hosts.existing import living_dashboard
 from infra.lab.hosts.host import Host
 from tests.clusters import LiveCluster, caller_environment, shoal, write_config
 from tests.lans import Workplace, needs_hosts, workplace
@@ -44,21 +44,24 @@ def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveC
     assert json.loads(done.stdout) == expected
 
 
-def test_a_dashboard_of_a_head_that_is_dead_is_told_from_others() -> None:
+def test_the_dashboard_of_a_head_that_is_dead_is_looked_for_at_the_next() -> None:
     def row(address: str, *, alive: bool) -> dict[str, object]:
         return {"NodeManagerAddress": address, "Alive": alive}
 
     rows = [row("192.0.2.1", alive=False), row("192.0.2.2", alive=True), row("192.0.2.3", alive=True)]
     rows += [row("192.0.2.2", alive=False), row("2001:db8::1", alive=False)]  # 2 was started again
+    moved, stays = "192.0.2.2:8265", None
     expected = {
-        "192.0.2.1:8265": True,
-        "192.0.2.2:8265": False,
-        "192.0.2.3:8265": False,
-        "192.0.2.10:8265": False,  # another interface of a host
-        "127.0.0.1:8265": False,
-        "[2001:db8::1]:8265": True,
+        "192.0.2.1:8265": moved,
+        "192.0.2.2:8265": stays,
+        "192.0.2.3:8265": stays,
+        "192.0.2.10:8265": stays,  # another interface of a host
+        "127.0.0.1:8265": stays,
+        "[2001:db8::1]:8265": moved,
     }
-    assert {address: is_of_the_dead(address, rows) for address in expected} == expected
+    found = {said: living_dashboard(said, "192.0.2.2", rows) for said in expected}
+    assert found == {said: where or said for said, where in expected.items()}
+    assert living_dashboard("192.0.2.1:80", "2001:db8::2", rows) == "[2001:db8::2]:80"
 
 
 def test_a_ray_cluster_has_room_for_one_cluster_of_shoal(

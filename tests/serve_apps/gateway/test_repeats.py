@@ -23,6 +23,11 @@ def test_a_request_without_a_key_and_a_front_may_be_generated_twice() -> None:
     assert Repeats().once({}, None, "ann", PATH, BODY, 0.0) is None
 
 
+def test_of_a_stream_that_nobody_can_ask_for_again_nothing_is_kept() -> None:
+    assert Repeats().once({}, ("id", 0.0), "ann", PATH, BODY, 0.0, streamed=True) is None
+    assert Repeats().once({"idempotency-key": "k"}, None, "ann", PATH, BODY, 0.0, streamed=True) is not None
+
+
 @pytest.mark.parametrize("offset_s", [0.0, 3600.0, -3600.0])
 def test_what_the_front_sends_again_is_late_beside_others_whatever_the_clocks_say(offset_s: float) -> None:
     chance, repeats = Random(1), Repeats()
