@@ -20,7 +20,6 @@ WALL_CLOCK_IS_RIGHT = {
     "serve_apps/http/request_record.py": "times of requests",
     "serve_apps/gateway/call.py": "`created` of an answer",
     "serve_apps/gateway/embedding_call.py": "`created` of an answer",
-    "serve_apps/gateway/engine_figures.py": "since when counters count, as Prometheus has it",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
     "serve_apps/replica/deployment.py": "when a replica started and was ready, as events have it",

@@ -130,10 +130,10 @@ class App:
         return [report.facts for report in said.values()]
 
     def engines(self, now: float) -> dict[str, dict[str, Any]]:
-        """By replica: what its engine says of itself, and since when it is ready."""
+        """By replica: what its engine says of itself, and for how long it is ready."""
         names = {revision.application for revision in self.record.revisions}
         return {
-            replica: {"ready_at": report.facts["ready_at"], **report.facts["engine"]}
+            replica: {"ready_s": report.facts["ready_s"] + now - report.heard, **report.facts["engine"]}
             for name in names
             for replica, report in self.replicas.get(name, {}).items()
             if now - report.heard <= REPORT_SILENT_S

@@ -60,8 +60,8 @@ class FrontSettings:
     address_connections: int | None = None
     address_requests: int | None = None
     metrics_from: tuple[str, ...] | None = None
-    absent_s: float = 12.0
-    """How long a request waits where there is no gateway."""
+    absent_s: float = 20.0
+    """How long a request waits where there is no gateway: one that hangs is found, and another started."""
     request_s: float = 30.0
     """How long a request's head may take to arrive, and as much of its body as is kept."""
     stalled_s: float = 60.0

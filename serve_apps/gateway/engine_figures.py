@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -44,11 +43,11 @@ class EngineFigures(Collector):
     that was there before, what comes from now on.
 
     Args:
-        began: when this process did, Unix time.
+        began: when this process did (steady clock).
     """
 
     def __init__(self, began: float | None = None) -> None:
-        self._began = time.time() if began is None else began
+        self._began = time.monotonic() if began is None else began
         self._engines: dict[str, Mapping[str, Mapping[str, Any]]] = {}
         self._totals: dict[tuple[str, str], float] = {}
         """By app and field."""
@@ -56,7 +55,8 @@ class EngineFigures(Collector):
         """By app and replica: when it was heard of last (steady clock), and its counts then."""
 
     def take_over(self, engines: Mapping[str, Mapping[str, Mapping[str, Any]]], now: float) -> None:
-        """Go by what the engines say now, by app and replica: the fields of `Statistics`, and `ready_at`.
+        """Go by what the engines say now, by app and replica: the fields of `Statistics`, and `ready_s`,
+        for how long each is ready. No clock of another host is looked at.
 
         Args:
             now: on a steady clock, seconds.
@@ -91,7 +91,7 @@ class EngineFigures(Collector):
         _, before = self._known.get((app, replica), (now, None))
         self._known[app, replica] = now, counts
         if before is None:
-            new = datetime.fromisoformat(figures["ready_at"]).astimezone(UTC).timestamp() > self._began
+            new = figures["ready_s"] < now - self._began
             before = dict.fromkeys(COUNTERS, 0.0) if new else counts
         for field, count in counts.items():
             # An engine that counts from 0 again has counted that much since.

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -86,7 +87,7 @@ class Replica:
         self._node = ray.util.get_node_ip_address()
         self._group = RankGroup(self.spec, f"{serve.get_replica_context().app_name}#{self.id}")
         await self._start_in_time()
-        self._ready_at = _now()
+        self._ready_at, self._ready = _now(), time.monotonic()
         self._watching = asyncio.create_task(self._watch())
         self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
 
@@ -161,6 +162,7 @@ class Replica:
             "engine": asdict(self._engine.statistics()),
             "started_at": self._started_at,
             "ready_at": self._ready_at,
+            "ready_s": time.monotonic() - self._ready,
         }
 
     async def _obey(self, order: Mapping[str, Any]) -> None:

@@ -66,14 +66,14 @@ def table(reports: Sequence[Report]) -> list[str]:
     """Markdown: the sums over the repeats, and the median and the worst time until capacity is back."""
     rows = [
         "| what | drills | requests | in flight there | retried | ended with an error event | broken |"
-        " refused | failed | gone after (median, worst) | back after (median, worst) | longest answer |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        " failed | gone after (median, worst) | back after (median, worst) | longest answer |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for kind in dict.fromkeys(report.kind for report in reports):
         mine = [report for report in reports if report.kind == kind]
         sums = [
             sum(getattr(r, name) for r in mine)
-            for name in ("requests", "in_flight", "retried", "ended", "broken", "refused")
+            for name in ("requests", "in_flight", "retried", "ended", "broken")
         ]
         failed = sum(len(report.failed) + report.wrong for report in mine)
         gone = [report.gone_s for report in mine if report.gone_s is not None]

@@ -273,9 +273,7 @@ class Report:
     ended: int
     """Streams that had sent something and ended with an error event, all of them the victim's."""
     broken: int
-    """Connections that broke, where the gateway was killed."""
-    refused: int
-    """Connections that were refused meanwhile; a client that was refused asks again ten times a second."""
+    """Streams that had begun, and broke off where the gateway was killed."""
     failed: list[Seen]
     """All other requests that were not answered."""
     gone_s: float | None
@@ -325,7 +323,7 @@ def _judge(
         had = {request_id.partition("-")[0] for request_id in notes.had(at)}
     answered = [seen for seen in load.seen if seen.answered]
     ended = [s for s in load.seen if drill.takes_replica and s.ended_by_event and s.replica == victim.replica]
-    broken = [seen for seen in load.seen if drill.takes_gateway and seen.broken]
+    broken = [s for s in load.seen if drill.takes_gateway and s.broken and s.streamed and s.text]
     excused = {seen.request_id for seen in (*answered, *ended, *broken)}
     return Report(
         kind=kind,
@@ -334,8 +332,7 @@ def _judge(
         in_flight=len(had),
         retried=sum(seen.request_id in had for seen in answered),
         ended=len(ended),
-        broken=sum(not seen.refused for seen in broken),
-        refused=sum(seen.refused for seen in broken),
+        broken=len(broken),
         failed=[seen for seen in load.seen if seen.request_id not in excused],
         gone_s=gone_s,
         back_s=back_s,

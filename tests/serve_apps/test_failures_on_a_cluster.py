@@ -86,8 +86,7 @@ def test_a_killed_gateway_comes_back_and_a_client_that_retries_does_not_notice(
         report = run_drill("gateway killed", stage)
     assert report.failed == []
     assert report.wrong == 0
-    assert report.broken > 0  # streams that had begun
-    assert report.refused == 0
+    assert report.broken > 0
     assert report.back_s < GATEWAY_BACK_S
     assert set(answers) == {" 11 12 13"}
 

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections import Counter
 from dataclasses import asdict, fields
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,13 +21,12 @@ from serve_apps.http.request_record import RequestRecord
 from serve_apps.routing import decisions
 from tests.serve_apps.controller.world import World
 
-BEGAN = 1_000_000.0
+BEGAN = -100.0
 
 
-def said(ready_at: float = BEGAN + 1, **figures: float) -> dict[str, Any]:
-    """What the controller tells of an engine that is ready since then."""
-    moment = datetime.fromtimestamp(ready_at, UTC).isoformat(timespec="milliseconds")
-    return {"ready_at": moment, **asdict(Statistics(**figures))}  # type: ignore[arg-type]
+def said(ready_s: float = 0.0, **figures: float) -> dict[str, Any]:
+    """What the controller tells of an engine that is ready for so long."""
+    return {"ready_s": ready_s, **asdict(Statistics(**figures))}  # type: ignore[arg-type]
 
 
 def shown(figures: EngineFigures) -> dict[tuple[str, ...], float]:
@@ -64,11 +62,9 @@ def test_gauges_are_of_the_replicas_that_are_there_and_counters_of_the_app() -> 
 
 def test_what_engines_did_before_this_process_began_is_not_counted_again() -> None:
     figures = EngineFigures(BEGAN)
-    figures.take_over({"chat": {"old": said(BEGAN - 60, generated_tokens=1000)}}, 0)
+    figures.take_over({"chat": {"old": said(160, generated_tokens=1000)}}, 0)
     assert tokens(figures) == 0
-    figures.take_over(
-        {"chat": {"old": said(BEGAN - 60, generated_tokens=1005), "new": said(generated_tokens=1)}}, 1
-    )
+    figures.take_over({"chat": {"old": said(161, generated_tokens=1005), "new": said(generated_tokens=1)}}, 1)
     assert tokens(figures) == 6
 
 
@@ -112,11 +108,11 @@ def test_the_controller_tells_of_the_engines_that_it_hears() -> None:
     from serve_apps.controller.app import App
 
     app = App(World(devices=4).serving(1, 1).record)
-    facts = {"revision": 1, "context_length": 64, "started_at": "x", "ready_at": "2026-01-01T12:00:03+00:00"}
+    facts = {"revision": 1, "context_length": 64, "started_at": "x", "ready_at": "y", "ready_s": 5.0}
     for replica, heard in (("a", 0.0), ("b", 4.0)):
         app.hear("chat:1", replica, {**facts, "engine": asdict(Statistics(steps=9))}, heard)
     assert app.engines(4.0).keys() == {"a", "b"}
-    assert app.engines(8.0) == {"b": {"ready_at": facts["ready_at"], **asdict(Statistics(steps=9))}}
+    assert app.engines(8.0) == {"b": {"ready_s": 9.0, **asdict(Statistics(steps=9))}}
     assert app.engines(20.0) == {}
 
 
