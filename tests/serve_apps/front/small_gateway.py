@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import time
+from contextlib import suppress
 
 import httpx
 
-GATEWAY = """
-import sys, time
+from tests.waiting import wait_for
+
+GATEWAY = r"""
+import json, sys, time
 from http.server import BaseHTTPRequestHandler
 from socketserver import ThreadingTCPServer  # an HTTPServer asks for the name of its address
 
@@ -20,9 +22,9 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(b"{}")
 
     def do_POST(self):
-        self.rfile.read(int(self.headers["content-length"]))
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         sys.stdout.write("asked\n"); sys.stdout.flush()
-        time.sleep(float(after_s))
+        time.sleep(0.0 if asked.get("at_once") else float(after_s))
         self.answer(answer.encode())
 
     def answer(self, body):
@@ -33,13 +35,14 @@ class Handler(BaseHTTPRequestHandler):
 
 ThreadingTCPServer((host, int(port)), Handler).serve_forever()
 """
-"""HOST PORT ANSWER SECONDS: what it answers, and after how long."""
+"""HOST PORT ANSWER SECONDS: what it answers, and after how long to those who do not ask for it at once."""
 
 
 def until_it_answers(url: str) -> None:
-    while True:
-        try:
-            httpx.get(f"{url}/health", timeout=5, trust_env=False)
-            break
-        except httpx.HTTPError:
-            time.sleep(0.05)
+    wait_for(lambda: _answers(url), f"nobody answers at {url}", timeout_s=30)
+
+
+def _answers(url: str) -> bool:
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{url}/health", timeout=5, trust_env=False).status_code == 200
+    return False

@@ -52,15 +52,24 @@ def ask(url: str) -> tuple[int, str]:
     return answer.status_code, answer.text
 
 
+def ask_again(url: str) -> tuple[int, str]:
+    """The same on a connection on which something was asked and answered before."""
+    with httpx.Client(timeout=30, trust_env=False) as client:
+        assert client.post(url, json={"at_once": True}).status_code == 200
+        answer = client.post(url, json={})
+        return answer.status_code, answer.text
+
+
 def test_those_who_ask_meanwhile_wait_and_so_do_those_whose_answer_had_not_begun() -> None:
     slots = Slots(3)
     with gateway(60.0) as (lost, url), gateway(0.0) as (_, other), ThreadPoolExecutor(40) as clients:
         slots.change([url])
         with front(slots) as (haproxy, public):
-            before = [clients.submit(ask, public) for _ in range(8)]
+            before = [clients.submit(how, public) for how in (ask, ask_again) * 4]
             assert lost.stdout is not None
-            for _ in before:
+            for _ in range(len(before) + 4):
                 assert lost.stdout.readline() == b"asked\n"
+            threading.Event().wait(0.2)
             lost.kill()
             began = time.monotonic()
             meanwhile = []
