@@ -89,8 +89,8 @@ def haproxy_config(settings: FrontSettings, servers: Iterable[str], directory: s
             "    option redispatch 1",
             "    option abortonclose",
             "    option http-buffer-request",
-            # A request that was sent on a connection which had others before is not waited with: HAProxy would
-            # send it again at once, as often as it may, and then close its client's connection without a word.
+            # What was sent on a connection that had other requests before is sent again without a pause, as
+            # often as it may be, and at the end its client's connection is closed without a word.
             "    option http-server-close",
             # Before an answer begins its request is sent to another gateway; what was begun is not repeated.
             f"    retries {max(LEAST_RETRIES, math.ceil(settings.absent_s / RETRY_S))}",

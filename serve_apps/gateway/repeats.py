@@ -43,10 +43,14 @@ class Repeats:
     """Knows by how long a request was on its way whether the front may have sent it before.
 
     The clocks of hosts are not compared: only how long requests take by them, one beside the other.
+
+    Args:
+        beside_front: the front is on this host, and so goes by this clock: the first requests that come are
+            known, too.
     """
 
-    def __init__(self) -> None:
-        self._ways: deque[float] = deque(maxlen=WINDOW)
+    def __init__(self, *, beside_front: bool = False) -> None:
+        self._ways: deque[float] = deque([0.0] if beside_front else [], maxlen=WINDOW)
 
     def once(
         self,

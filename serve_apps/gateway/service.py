@@ -41,7 +41,7 @@ class GatewayService:
         self.metrics = GatewayMetrics()
         self.load = InFlight()
         self.traffic = Traffic()
-        self.repeats = Repeats()
+        self.repeats = Repeats(beside_front=self.options.alone)
         self.refresh = refresh
         self.places = Places(
             lambda app: self.traffic.table.capacity(app),

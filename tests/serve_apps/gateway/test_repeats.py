@@ -37,6 +37,12 @@ def test_what_the_front_sends_again_is_late_beside_others_whatever_the_clocks_sa
     assert once(repeats, 0.002, offset_s=offset_s).wait_s is None
 
 
+def test_the_first_requests_of_a_gateway_beside_its_front_are_told_apart() -> None:
+    assert once(Repeats(), 3.0).wait_s is None
+    assert once(Repeats(beside_front=True), 3.0).wait_s == WAIT_S
+    assert once(Repeats(beside_front=True), LATE_S / 2).wait_s is None
+
+
 def test_a_clock_that_is_set_is_followed() -> None:
     repeats = Repeats()
     for _ in range(300):
