@@ -51,6 +51,11 @@ class Seen:
         return self.status == 200 and not self.error
 
     @property
+    def begun(self) -> bool:
+        """It is a stream that its client had seen the beginning of, if only its head."""
+        return self.streamed and self.status == 200
+
+    @property
     def ended_by_event(self) -> bool:
         """It is a stream that had sent something, and then said that its replica was lost."""
         return self.streamed and self.status == 200 and self.error == "replica_lost" and bool(self.text)

@@ -323,7 +323,7 @@ def _judge(
         had = {request_id.partition("-")[0] for request_id in notes.had(at)}
     answered = [seen for seen in load.seen if seen.answered]
     ended = [s for s in load.seen if drill.takes_replica and s.ended_by_event and s.replica == victim.replica]
-    broken = [s for s in load.seen if drill.takes_gateway and s.broken and s.streamed and s.text]
+    broken = [s for s in load.seen if drill.takes_gateway and s.broken and s.begun]
     excused = {seen.request_id for seen in (*answered, *ended, *broken)}
     return Report(
         kind=kind,
