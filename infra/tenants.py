@@ -140,12 +140,20 @@ def _serve_apps(book: TenantBook, say: Say) -> list[str]:
     if not specs:
         return []
     say(f"serving {', '.join(spec.name for spec in specs)} again")
+    deadline = time.monotonic() + READY_S
     try:
         start_serve(BrokerClient().info(), time.monotonic() + SERVE_START_S, say)
-        deploy_specs(specs, deadline=time.monotonic() + READY_S, say=say)
     except ShoalError as error:
         return [str(error)]
-    return []
+    while True:
+        try:
+            deploy_specs(specs, deadline=deadline, say=say)
+            return []
+        except ShoalError as error:
+            if time.monotonic() > deadline:
+                return [str(error)]
+            # Other nodes may come back later than the head: what finds no room is given up after a while.
+            say(f"{error}; it is tried again")
 
 
 def main(arguments: Sequence[str]) -> int:

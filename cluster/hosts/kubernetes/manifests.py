@@ -152,7 +152,7 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
         "env": [
             {"name": "PYTHONUNBUFFERED", "value": "1"},
             {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *([] if asked.store is None else [{"name": SILENCE, "value": f"{1000 * HEAD_SILENT_S}"}]),
+            {"name": SILENCE, "value": f"{1000 * HEAD_SILENT_S}"},
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "volumeMounts": mounts,

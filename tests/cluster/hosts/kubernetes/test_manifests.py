@@ -270,6 +270,8 @@ def test_a_node_has_what_its_kind_says(tmp_path: Path) -> None:
     assert container["resources"]["limits"] == {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "8"}
     assert {"name": "shoal-storage", "mountPath": "/data/shoal"} in container["volumeMounts"]
     assert container["envFrom"] == [{"secretRef": {"name": "lab-env"}}]
+    # A head that is gone without a word is missed soon.
+    assert {"name": SILENCE, "value": "15000"} in container["env"]
 
 
 def test_only_a_head_whose_store_stays_may_be_evicted(tmp_path: Path) -> None:
@@ -277,16 +279,6 @@ def test_only_a_head_whose_store_stays_may_be_evicted(tmp_path: Path) -> None:
         _, found = made(changed(**({} if store is None else {"store": store})), tmp_path)
         (budget,) = [each for each in found if each["metadata"]["name"] == "lab-head"]
         assert budget["spec"]["maxUnavailable"] == most
-
-
-def test_all_pods_find_the_next_head_soon_where_there_may_be_one(tmp_path: Path) -> None:
-    for store, told in ((None, []), ({"backend": "rocksdb"}, ["15000"])):
-        _, found = made(changed(**({} if store is None else {"store": store})), tmp_path)
-        (spec,) = [each["spec"] for each in found if each["kind"] == "RayCluster"]
-        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
-            (container,) = group["template"]["spec"]["containers"]
-            settings = {each["name"]: each.get("value") for each in container["env"]}
-            assert [settings[name] for name in settings if name == SILENCE] == told
 
 
 def test_a_store_cannot_be_changed_while_the_cluster_is_there(tmp_path: Path) -> None:
