@@ -32,7 +32,7 @@ def own_token(record: ClusterRecord) -> str:
     """The token of whoever can join the Ray cluster, who may do everything there anyway.
 
     It follows from Ray's token, and from the cluster's id where Ray has none: so it is the same for all of
-    them, and after a restart.
+    them, and after a restart; where Ray has a token also when the cluster has come back as another one.
 
     Raises:
         ShoalError: Ray's token cannot be read.
@@ -43,5 +43,5 @@ def own_token(record: ClusterRecord) -> str:
             secret = Path(record.token_path).read_text(encoding="utf-8").strip()
         except OSError as error:
             raise ShoalError(f"the token of cluster {record.name} cannot be read: {error}") from error
-    said = hmac.new(secret.encode(), f"shoal control {record.cluster_id}".encode(), hashlib.sha256)
+    said = hmac.new(secret.encode(), f"shoal control {record.name}".encode(), hashlib.sha256)
     return PREFIX + base64.urlsafe_b64encode(said.digest()).decode().rstrip("=")

@@ -10,7 +10,8 @@ import pytest
 
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
-from infra.api.access import digest_of, new_token
+from cluster.state.record import ClusterRecord
+from infra.api.access import digest_of, new_token, own_token
 from infra.api.roles import ApiCaller
 from infra.api.tokens import FILE, UP, TokenTable
 
@@ -25,6 +26,23 @@ def test_a_token_opens_for_its_role_after_a_restart_too(kept: Storage) -> None:
     assert TokenTable(kept).caller_of(token) == ApiCaller("ann", "run")
     assert TokenTable(kept).caller_of(token[:-1]) is None
     assert TokenTable(kept).caller_of("") is None
+
+
+def test_the_clusters_own_token_is_the_same_when_the_cluster_has_come_back_as_another(tmp_path: Path) -> None:
+    def record(cluster_id: str, token: Path | None, name: str = "lab") -> ClusterRecord:
+        return ClusterRecord(
+            name, cluster_id, "", "", "", "", "", "", "", 0, None if token is None else str(token)
+        )
+
+    rays, others = tmp_path / "rays", tmp_path / "others"
+    rays.write_text("ab" * 32)
+    others.write_text("cd" * 32)
+    own = own_token(record("1", rays))
+    assert own == own_token(record("2", rays))
+    assert own != own_token(record("1", others))
+    assert own != own_token(record("1", rays, "another"))
+    # Without a token of Ray's the id is what nobody else knows.
+    assert own_token(record("1", None)) != own_token(record("2", None))
 
 
 def test_digests_are_kept_and_no_token(kept: Storage) -> None:
