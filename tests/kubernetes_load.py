@@ -1,4 +1,4 @@
-"""A cluster in pods with an elastic job that trains and an app that is asked, whatever is done to its machines."""
+"""A cluster in pods with an elastic job that trains and an app that is asked."""
 
 from __future__ import annotations
 
