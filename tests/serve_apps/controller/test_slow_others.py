@@ -71,7 +71,8 @@ def with_controller(
 
     async def run() -> None:
         controller = AppController(
-            {"storage": str(folder), "name": "c", "cluster_id": "id"}, lambda info: None
+            {"storage": str(folder), "name": "c", "cluster_id": "id", "head_ip": "192.0.2.9"},
+            lambda info: None,
         )
         controller._view = controller._lookout._view = seen = view or View()
         async with asyncio.timeout(30):
