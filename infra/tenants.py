@@ -33,6 +33,8 @@ JOB_API_S = 60.0
 LOST_S = 150.0
 """Longest until Ray takes drivers for lost that were on the head before: by its defaults it needs 65 s."""
 LOOK_S = 0.5
+RETRY_S = 10.0
+"""Between two tries to serve again: each is a new revision of the apps that failed."""
 
 Say = Callable[[str], None]
 
@@ -154,6 +156,7 @@ def _serve_apps(book: TenantBook, say: Say) -> list[str]:
                 return [str(error)]
             # Other nodes may come back later than the head: what finds no room is given up after a while.
             say(f"{error}; it is tried again")
+        time.sleep(RETRY_S)
 
 
 def main(arguments: Sequence[str]) -> int:
