@@ -14,23 +14,21 @@ from typing import Any
 from cluster.actors.head_actor import as_here
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
-from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
+from serve_apps.controller.execution import Execution
 from serve_apps.controller.gateway_desk import GatewayDesk
 from serve_apps.controller.gateway_table import GatewayTable
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.model_names import follow_models
-from serve_apps.controller.probes import probe
-from serve_apps.controller.record import AppRecord, Revision
+from serve_apps.controller.record import AppRecord
 from serve_apps.controller.rollout import decide
 from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView, Lookout
-from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.watchdog import show_life
 from serve_apps.spec import AppSpec
 
@@ -65,7 +63,6 @@ class AppController:
         self._apps = {name: App(record) for name, record in records.items() if not record.gone}
         self._ended = {name: record for name, record in records.items() if record.gone}
         """What became of apps that are not there any more."""
-        self._handles = ReplicaHandles()
         self._gateways = Gateways()
         # Its number is higher than any that a former controller has given out.
         self._table = GatewayTable(int(time.time() * 1000))
@@ -87,6 +84,9 @@ class AppController:
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
         self._keeper = ServeKeeper(as_here(info), self._calls, self._threads, start_gateway)
+        self._execution = Execution(
+            self._view, self._keeper, self._calls, self._threads, self._gateways, self._publish
+        )
 
     async def apply(self, document: Mapping[str, Any]) -> int:
         """Change an app, or a new one, into this spec; returns the number of its newest revision.
@@ -350,7 +350,7 @@ class AppController:
         decision = decide(before, seen, app.wants.want, now)
         if decision.record != before:
             await self._save(decision.record)
-        await self._carry_out(app, decision)
+        self._carry_out(app, decision)
         if before.gone:
             # Its leases have been released by this look.
             self._ended[name] = app.record
@@ -366,55 +366,12 @@ class AppController:
             self._informed = True
         return self._informed
 
-    async def _carry_out(self, app: App, decision: Decision) -> None:
+    def _carry_out(self, app: App, decision: Decision) -> None:
         app.take(decision)
-        there = {name for each in self._apps.values() for name in each.record.applications}
-        self._handles.connect(there, self._keeper.id)
         for kind, facts in decision.events:
             self._tell(app, kind, facts)
-        for revision in decision.record.revisions:
-            name, number = revision.application, revision.number
-            size = decision.sizes.get(number, 0)
-            if number in decision.delete:
-                if name in self._view.served:
-                    self._calls.begin("delete", name, self._delete(name))
-            elif size > 0 and name not in self._view.served and self._may_start(app, revision):
-                self._calls.begin("start", name, self._start(app, revision, size))
-            if number == decision.probe and number not in app.probes:
-                self._calls.begin("probe", name, self._probe(app, revision))
-        open_to = decision.traffic | decision.standby
-        takes = {r.application for r in decision.record.revisions if r.number in open_to}
-        closed = {r.application for r in decision.record.revisions} - takes
-        self._gateways.route(takes, closed, self._publish())
-        self._gateways.forget_but(there)
-
-    async def _delete(self, application: str) -> None:
-        await self._threads.call_serve(lambda: serve_application.delete(application))
-
-    async def _start(self, app: App, revision: Revision, size: int) -> None:
-        try:
-            await self._threads.call_serve(
-                lambda: serve_application.start(revision.spec, revision.application, size)
-            )
-        except serve_application.SERVE_GONE as error:
-            # That is no fault of the app's: it is tried again when Serve is back.
-            logger.warning("%s is not started, Serve ends: %s", revision.application, error)
-        except Exception as error:
-            logger.exception("%s could not be started", revision.application)
-            app.failures[revision.number] = str(error)
-
-    async def _probe(self, app: App, revision: Revision) -> None:
-        handle = self._handles.find(revision.application)
-        if handle is not None:
-            app.probes[revision.number] = await probe(revision, handle)
-
-    def _may_start(self, app: App, revision: Revision) -> bool:
-        """Whether Serve is to be given a revision: one that failed, or is on its way out, is not."""
-        if not self._keeper.takes:
-            return False
-        leaves = app.record.update is not None and app.record.update.back and revision is app.record.coming
-        ends = ("delete", revision.application) in self._calls
-        return not (leaves or ends or revision.number in app.failures)
+        there = {name for each in self._apps.values() for name in each.record.applications}
+        self._execution.carry_out(app, decision, there)
 
     def _publish(self) -> int:
         """Have gateways be told of the apps as they are now; the number of that."""

@@ -25,6 +25,7 @@ from serve_apps.controller.record import AppRecord
 from serve_apps.controller.serve_state import Served, ServeSeen
 from serve_apps.controller.store import AppStore
 from serve_apps.controller.view import ClusterView
+from serve_apps.replica.handles import ReplicaHandles
 from serve_apps.replica.serve_private import ServeInstance
 from serve_apps.spec import GATEWAY
 from tests.serve_apps.controller.world import spec_of
@@ -64,10 +65,8 @@ def with_controller(
     """Run a controller over a cluster of nobody's; the Serve applications that were started."""
     started: list[str] = []
     monkeypatch.setattr(actor_module, "show_life", lambda _: asyncio.sleep(3600))
-    monkeypatch.setattr(
-        actor_module.serve_application, "start", lambda spec, name, size: started.append(name)
-    )
-    monkeypatch.setattr(actor_module.ReplicaHandles, "connect", lambda self, applications, serve: None)
+    monkeypatch.setattr(serve_application, "start", lambda spec, name, size: started.append(name))
+    monkeypatch.setattr(ReplicaHandles, "connect", lambda self, applications, serve: None)
 
     async def run() -> None:
         controller = AppController(
@@ -135,11 +134,11 @@ def test_a_storage_that_hangs_for_one_app_holds_up_that_app_alone(
 
 def test_deletes_that_drain_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hold = threading.Event()
-    monkeypatch.setattr(actor_module.serve_application, "delete", lambda name: hold.wait(30))
+    monkeypatch.setattr(serve_application, "delete", lambda name: hold.wait(30))
 
     async def go(controller: AppController, view: View) -> None:
         for number in range(12):
-            controller._calls.begin("delete", f"old-{number}:1", controller._delete(f"old-{number}:1"))
+            controller._execution.delete(f"old-{number}:1")
         await controller.apply(named("new"))
         await until(lambda: bool(controller._apps["new"].sizes))
         looks = view.looks
