@@ -10,15 +10,10 @@ from typing import Any
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.files.storage import Storage
 from cluster.hosts.provider import RemoteProvider, Started
 from cluster.hosts.providers import PROVIDERS, REMOTE_PROVIDERS
 from cluster.hosts.ssh.fleet import read_fleet
 from cluster.state.connection import ClusterRecord, connect, disconnect, head_is_silent, read_record
-from serve_apps.commands import end_serving
-from train_jobs.driver.submission import Submissions
-from train_jobs.records.job_status import is_running
-from train_jobs.records.listing import summaries
 
 COMMAND = ("-m", "infra.cli.main")
 """What runs `shoal`, after the interpreter."""
@@ -51,6 +46,7 @@ def bring_up(
         return Started(remote.record, remote.was_up), renamed(remote.document, names)
     from infra.api.cluster_sight import ClusterSight
     from infra.api.server import begin_api
+    from train_jobs.driver.submission import Submissions
 
     provider = PROVIDERS[cluster.provider]()
     started = provider.up(cluster, config_path, say, lambda record: begin_api(record, cluster))
@@ -92,6 +88,8 @@ def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:
     Raises:
         ShoalError: a job did not stop in time.
     """
+    from serve_apps.commands import end_serving  # what only some need: a command is to begin at once
+
     if head_is_silent(record) is not None:
         return
     connect(record)
@@ -103,6 +101,11 @@ def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:
 
 
 def _stop_jobs(record: ClusterRecord, say: Callable[[str], None]) -> None:
+    from cluster.files.storage import Storage
+    from train_jobs.driver.submission import Submissions
+    from train_jobs.records.job_status import is_running
+    from train_jobs.records.listing import summaries
+
     submissions, storage = Submissions(record), Storage(record.storage)
 
     def running() -> dict[str, str]:

@@ -129,7 +129,7 @@ class Provider(Protocol):
     def up(
         self, cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside = nothing_beside
     ) -> Started:
-        """Start the cluster, or find it up; whole or not at all.
+        """Start the cluster, or find it up; whole or not at all. This process may be a driver of it then.
 
         Args:
             cluster: its section of the config, paths resolved.

@@ -20,7 +20,7 @@ from cluster.actors import NAMESPACE
 from cluster.config.sections.root import ShoalConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.batch.progress import Progress, View
-from serve_apps.batch.run import BatchRequest, run_and_leave
+from serve_apps.batch.request import BatchRequest
 
 
 class _TellingView(View):
@@ -44,6 +44,8 @@ class _TellingView(View):
 def main() -> None:
     """Run what is asked; at last a line `end` with the result, or `failed`."""
     import ray
+
+    from serve_apps.batch.run import run_and_leave
 
     asked = json.loads(sys.stdin.readline())
     view = _TellingView(sys.stdout)

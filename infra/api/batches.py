@@ -19,7 +19,7 @@ from cluster.errors import ConfigError, RequestError
 from cluster.models.directory_here import is_uri
 from cluster.state.record import ClusterRecord
 from infra.api.batch_process import question
-from serve_apps.batch.run import BatchRequest
+from serve_apps.batch.request import BatchRequest
 
 PROCESS = ("-m", "infra.api.batch_process")
 MOST_AT_ONCE = 8

@@ -55,7 +55,8 @@ def _run(options: argparse.Namespace) -> int:
     import ray
 
     from serve_apps.batch.progress import View
-    from serve_apps.batch.run import BatchRequest, run_and_leave
+    from serve_apps.batch.request import BatchRequest
+    from serve_apps.batch.run import run_and_leave
 
     ray.init(namespace="shoal", log_to_driver=False)
     given = {field: getattr(options, field) for field in (*SAMPLING, "stop", "ignore_eos")}

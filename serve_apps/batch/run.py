@@ -9,7 +9,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from serve_apps.batch.manifest import Manifest, Totals, read_manifest
 from serve_apps.batch.placement import LEASE_TIMEOUT_S, Devices
 from serve_apps.batch.plan import Plan, Shard, choose_rows_per_shard, digest, plan_shards, shards_at_once
 from serve_apps.batch.progress import Progress, View
+from serve_apps.batch.request import BatchRequest
 from serve_apps.batch.rows import check_options
 from serve_apps.batch.shard_file import read_totals
 from serve_apps.batch.source import Source
@@ -36,20 +37,6 @@ from serve_apps.spec import AppSpec
 
 if TYPE_CHECKING:
     from ray.data import Dataset
-
-
-@dataclass(frozen=True)
-class BatchRequest:
-    """What is asked for."""
-
-    input: str
-    output: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of an HTTP request that hold for every row whose columns say nothing else."""
-    replicas: int | None = None
-    """Default: the app's replicas.min, at least 1."""
-    rows_per_shard: int | None = None
-    """Default: chosen at the first run."""
 
 
 def run_app(config: ShoalConfig, name: str, request: BatchRequest, view: View) -> dict[str, Any]:

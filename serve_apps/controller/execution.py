@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 
 from serve_apps.controller import serve_application
 from serve_apps.controller.app import App
@@ -44,7 +45,7 @@ class Execution:
         self._publish = publish
         self._handles = ReplicaHandles()
 
-    def carry_out(self, app: App, decision: Decision, there: Collection[str]) -> None:
+    def carry_out(self, app: App, decision: Decision, there: AbstractSet[str]) -> None:
         """Begin what is decided about an app; `there` are the applications of all apps."""
         self._handles.connect(there, self._keeper.id)
         for revision in decision.record.revisions:

@@ -168,7 +168,6 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
             token_path=str(state / TOKEN_FILE),
         )
         record = _found(cluster, record, nodes, beside)
-        write_record(record)
     except BaseException:  # an interruption too must not leave a half cluster behind
         _clean(cluster.name)
         raise
@@ -304,7 +303,10 @@ def _failed(item: _Launched, what: str) -> ShoalError:
 def _found(
     cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart], beside: Beside
 ) -> ClusterRecord:
-    """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids."""
+    """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids,
+    which is written.
+
+    The process stays a driver of it: whoever started it has questions, and to join costs time."""
     connection.connect(record)
     try:
         import ray
@@ -325,9 +327,12 @@ def _found(
             missing = ", ".join(node.name for node in nodes if node.name not in found)
             raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
         start_services(cluster, record, beside)
-    finally:
+        record = replace(record, nodes=tuple(found[node.name] for node in nodes))
+        write_record(record)
+    except BaseException:
         connection.disconnect()
-    return replace(record, nodes=tuple(found[node.name] for node in nodes))
+        raise
+    return record
 
 
 def _require_here(name: str) -> None:

@@ -17,7 +17,8 @@ from cluster.config.sections.serve import LimitsConfig, ServeAppConfig
 from cluster.errors import RequestError, ShoalError
 from serve_apps.batch.manifest import MANIFEST
 from serve_apps.batch.progress import View
-from serve_apps.batch.run import BatchRequest, run_spec
+from serve_apps.batch.request import BatchRequest
+from serve_apps.batch.run import run_spec
 from serve_apps.spec import AppSpec
 from tests.clusters import LiveCluster
 from tests.serve_apps import driver
