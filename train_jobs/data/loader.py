@@ -106,8 +106,11 @@ class BatchLoader:
             generator=torch.Generator(),  # it would draw from the one that the model draws from
         )
         batches = iter(loader)
-        while True:
-            yield [_unless_raised(next(batches)) for _ in range(micro_batches)]
+        try:
+            while True:
+                yield [_unless_raised(next(batches)) for _ in range(micro_batches)]
+        finally:
+            del batches  # what was raised keeps this frame: see `close`
 
 
 class _Positions(Dataset[Batch]):

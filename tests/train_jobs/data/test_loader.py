@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import json
 import random
 import time
@@ -94,7 +95,7 @@ def test_what_a_process_that_loads_ahead_raises_is_what_this_one_would(
     loader = BatchLoader(DatasetSamples(Raising(error)), PLAN, seed=3, workers=1)
     with pytest.raises(type(error)) as found:
         loader.step(0, Place(0, 1))
-    loader.close()
+    assert not multiprocessing.active_children(), "whoever reports this waits for them"
     assert str(found.value) == str(error)
     assert class_of(type(error).__name__, str(found.value), bases_of(found.value)) is failure_class
     assert "raise self.error" in found.value.__notes__[0], "the traceback says where"
