@@ -83,7 +83,7 @@ def test_those_who_ask_meanwhile_wait_and_so_do_those_whose_answer_had_not_begun
             assert answers == [(200, "here")] * len(answers)
 
 
-@pytest.mark.parametrize("absent_s", [3.0, 6.0])
+@pytest.mark.parametrize("absent_s", [3.0, pytest.param(6.0, marks=pytest.mark.slow)])
 def test_they_do_not_wait_for_ever(absent_s: float) -> None:
     with front(Slots(3), absent_s=absent_s) as (_, public):
         began = time.monotonic()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import json
+import multiprocessing
 import random
 import time
 from collections.abc import Iterator

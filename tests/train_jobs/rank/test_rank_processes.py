@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ import psutil
 import pytest
 
 from cluster.node.agent import ProcessEnd
+from tests.train_jobs.fork_server import Server
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data
 from train_jobs.driver.failures import FailureClass, classify
 from train_jobs.errors import RankError
-from train_jobs.group.job_agents import PRELOADED
 from train_jobs.group.outcome import RankFailure
 from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank.script import RankPlace
@@ -30,47 +29,6 @@ from train_jobs.spec import DATA, group_spec
 from train_jobs.watch.progress import Activity, HangWatch
 from train_jobs.watch.rank_stacks import RankStacks, waits_for_others
 from train_jobs.watch.rank_watch import RankWatch
-
-RANK = "train_jobs.rank.process:run_rank_process"
-
-
-class Server:
-    """A fork server, as an actor of a node starts it."""
-
-    def __init__(self, *preloaded: str) -> None:
-        self._socket, theirs = socket.socketpair()
-        program = [sys.executable, "-m", "cluster.node.fork_server", str(theirs.fileno())]
-        self.process = subprocess.Popen(
-            [*program, json.dumps(sys.path), *preloaded], pass_fds=[theirs.fileno()]
-        )
-        theirs.close()
-        self._lines = self._socket.makefile("rw")
-        assert self.answer() == {}
-
-    def fork(self, number: int, at: LinkAddress) -> int:
-        """The pid of a rank's process."""
-        arguments = {"address": at.address, "authkey": at.authkey.hex()}
-        request = {"id": number, "function": RANK, "arguments": arguments}
-        self._lines.write(json.dumps(request) + "\n")
-        self._lines.flush()
-        answer = self.answer()
-        assert answer["id"] == number
-        return answer["pid"]
-
-    def answer(self) -> dict[str, int]:
-        return json.loads(self._lines.readline())
-
-    def close(self) -> None:
-        self._lines.close()
-        self._socket.close()
-        self.process.wait(10)
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    started = Server(*PRELOADED)
-    yield started
-    started.close()
 
 
 class LocalWorker:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ import pytest
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from tests.train_jobs.driver_alone import DriverAlone, do_without_ray
-from tests.train_jobs.rank.test_rank_processes import Server
+from tests.train_jobs.fork_server import Server
 from tests.train_jobs.rank.test_script_ranks import group_of, job_of, run
 from train_jobs.driver.work_directory import RECORD, update_work
-from train_jobs.group.job_agents import PRELOADED
 from train_jobs.spec import WORK
 
 KEEPS_A_DIARY = """
@@ -28,13 +26,6 @@ with open("given.txt", "a") as given:
     print(attempt, file=given)
 sys.exit(0 if attempt == 3 else 1)
 """
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    started = Server(PRELOADED[0])
-    yield started
-    started.close()
 
 
 class TriesTwice(DriverAlone):

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,8 @@ import psutil
 import pytest
 
 from cluster.config.sections.train import TrainJobConfig
-from tests.train_jobs.rank.test_rank_processes import LocalWorker, Server, start
+from tests.train_jobs.fork_server import Server
+from tests.train_jobs.rank.test_rank_processes import LocalWorker, start
 from train_jobs.driver.failures import FailureClass, classify
 from train_jobs.group.job_agents import PRELOADED
 from train_jobs.group.outcome import rank_failure
@@ -25,13 +25,6 @@ from train_jobs.spec import WORK, group_spec
 from train_jobs.watch.flight_recorder import FlightRecorder
 
 PROGRESS = r"step (?P<step>\d+)/(?P<steps>\d+), loss (?P<loss>\S+)"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    started = Server(*PRELOADED)
-    yield started
-    started.close()
 
 
 def job_of(world_size: int, **job: Any) -> TrainJobConfig:
