@@ -73,7 +73,7 @@ def with_replicas(lan: Lan, app: str = "chat") -> list[Host]:
     return [
         host
         for host in lan.hosts
-        if any(" ".join(each.cmdline()).startswith(title) for each in host.processes())
+        if any(" ".join(command).startswith(title) for _, command in host.commands())
     ]
 
 

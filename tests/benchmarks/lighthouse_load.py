@@ -79,7 +79,8 @@ class Nodes:
 
 def cpu_s() -> float:
     """CPU seconds of the lighthouse so far."""
-    (process,) = [each for each in psutil.process_iter() if "ray::Lighthouse" in " ".join(each.cmdline())]
+    found = psutil.process_iter(["cmdline"])
+    (process,) = [each for each in found if "ray::Lighthouse" in " ".join(each.info["cmdline"] or ())]
     return sum(process.cpu_times()[:2])
 
 

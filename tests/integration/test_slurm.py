@@ -57,7 +57,7 @@ def user(site: SlurmSite, homes: Path) -> Iterator[SlurmUser]:
 
 def left_on(site: SlurmSite) -> set[str]:
     """What runs on its nodes and is not Slurm's."""
-    return {each.name() for node in site.nodes for each in node.processes()} - {"munged", "slurmd"}
+    return set().union(*(node.names() for node in site.nodes)) - {"munged", "slurmd"}
 
 
 def refusal(user: SlurmUser, **slurm: Any) -> str:
@@ -97,7 +97,7 @@ def test_whoever_interrupts_up_leaves_the_job_in_the_queue(user: SlurmUser, site
             *user.command("up"), environment={"PYTHONPATH": str(_repository())}, user=user.name, output=said
         )
         wait_for(lambda: "waits in the queue" in (user.home / "said").read_text(), "it does not wait")
-        (command,) = [each for each in site.login.processes() if "infra.cli.main" in each.cmdline()]
+        (command,) = [each for each, words in site.login.commands() if "infra.cli.main" in words]
         command.send_signal(signal.SIGINT)
         assert up.wait(20) != 0
     text = (user.home / "said").read_text()

@@ -68,7 +68,7 @@ def number_of(user: SlurmUser) -> str:
 
 def left_on(site: SlurmSite) -> set[str]:
     """What runs on its nodes and is not Slurm's."""
-    return {each.name() for node in site.nodes for each in node.processes()} - {"munged", "slurmd"}
+    return set().union(*(node.names() for node in site.nodes)) - {"munged", "slurmd"}
 
 
 def apps_of(user: SlurmUser) -> list[tuple[str, str]]:

@@ -76,13 +76,13 @@ def ends_on(lan: Lan, after: str) -> Iterator[None]:
         yield
     except AssertionError:
         for host in lan.hosts:
-            print(after, host.name, [" ".join(each.cmdline())[:200] for each in host.processes()])
+            print(after, host.name, [" ".join(command)[:200] for _, command in host.commands()])
         raise
 
 
 def left_on(host: Host) -> set[str]:
     """What still runs on a host."""
-    return {each.name() for each in host.processes()}
+    return host.names()
 
 
 # -- what does not fit is told before anything starts ------------------------------------------------------
@@ -345,7 +345,9 @@ def test_a_connection_that_was_lost_is_made_again(up: SshCaller) -> None:
 @pytest.mark.slow
 def test_down_ends_all_of_it_though_a_supervisor_was_killed_and_a_host_is_away(up: SshCaller) -> None:
     gpu, away = up.lan.host("gpu-1"), up.lan.host("gpu-2")
-    (supervisor,) = [each for each in gpu.processes() if "cluster.hosts.on_host.supervisor" in each.cmdline()]
+    (supervisor,) = [
+        each for each, command in gpu.commands() if "cluster.hosts.on_host.supervisor" in command
+    ]
     os.kill(supervisor.pid, signal.SIGKILL)
     assert "raylet" in left_on(gpu), "Ray has outlived it"
     up.lan.network.unplug(3)

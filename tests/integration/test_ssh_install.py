@@ -81,4 +81,4 @@ def test_shoal_is_installed_once_and_starts_there(lan: Lan, tmp_path: Path) -> N
     assert caller.shoal("up").returncode == 0
     assert (made / "complete").stat().st_mtime_ns == before
     assert caller.shoal("down").returncode == 0
-    assert {each.name() for each in host.processes()} == set()
+    assert host.names() == set()

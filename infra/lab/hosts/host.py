@@ -105,6 +105,22 @@ class Host:
                     found.append(each)
         return found
 
+    def commands(self) -> list[tuple[psutil.Process, list[str]]]:
+        """Its processes with what each was started with; what ends meanwhile is left out."""
+        found = []
+        for each in self.processes():
+            with suppress(psutil.Error):
+                found.append((each, each.cmdline()))
+        return found
+
+    def names(self) -> set[str]:
+        """What its processes are called."""
+        found = set()
+        for each in self.processes():
+            with suppress(psutil.Error):
+                found.add(each.name())
+        return found
+
     # -- commands ---------------------------------------------------------------------------------------
 
     def command(

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from infra.lab.hosts.host import Host
 from infra.lab.hosts.lan import REPOSITORY, Lan, missing
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
@@ -60,8 +61,17 @@ def test_each_has_a_name_processes_and_an_address_of_its_own(lan: Lan) -> None:
         assert "sleep 61.7" not in said(lan, "two", "ps -e -o args")
         while "sleep 61.7" not in said(lan, "one", "ps -e -o args"):
             threading.Event().wait(0.05)
-        assert [each.name() for each in lan.host("one").processes()] == ["sleep"]
+        assert lan.host("one").names() == {"sleep"}
         sleeper.kill()
+
+
+def test_a_process_that_ends_while_it_is_asked_is_left_out(lan: Lan, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "0"]) as child:
+        ended = psutil.Process(child.pid)
+    there = psutil.Process()
+    monkeypatch.setattr(Host, "processes", lambda self: [ended, there])
+    assert lan.host("one").commands() == [(there, there.cmdline())]
+    assert lan.host("one").names() == {there.name()}
 
 
 def test_what_is_installed_is_seen_and_cannot_be_changed(lan: Lan) -> None:
@@ -131,7 +141,8 @@ def test_hosts_end_with_whoever_made_them(tmp_path: Path) -> None:
     )
     assert maker.stdout is not None
     namespace = maker.stdout.readline().strip()
-    sleeping = [each for each in psutil.process_iter() if each.cmdline()[:2] == ["sleep", "86.4"]]
+    found = psutil.process_iter(["cmdline"])
+    sleeping = [each for each in found if (each.info["cmdline"] or [])[:2] == ["sleep", "86.4"]]
     maker.send_signal(signal.SIGKILL)
     maker.communicate(timeout=10)
     try:
