@@ -169,6 +169,7 @@ def elsewhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         yield tmp_path / "there"
 
 
+@pytest.mark.slow
 def test_a_model_comes_from_a_cluster_that_is_elsewhere(
     elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

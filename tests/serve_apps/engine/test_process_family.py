@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from serve_apps.engine.process_family import ProcessFamily
+from tests.processes import children_with
 
 QUICKLY_S = 10.0
 
@@ -138,9 +139,7 @@ def test_a_killed_parent_leaves_nothing_behind(moment: str, stopped: bool) -> No
     assert parent.stdout is not None
     directory = Path(parent.stdout.readline().strip())
     child, grandchild = map(int, parent.stdout.readline().split())
-    guards = [
-        each for each in psutil.Process(parent.pid).children() if "process_guard" in str(each.cmdline())
-    ]
+    guards = children_with("process_guard", parent.pid)
     assert len(guards) == 1
     assert directory.is_dir()
     if stopped:

@@ -13,6 +13,7 @@ import pytest
 
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
+from tests.processes import children_with
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.token_streams import TokenStreams
 from train_jobs.driver.data_errors import StoppedError
@@ -21,8 +22,7 @@ from train_jobs.driver.data_process import prepare_apart
 
 def processes() -> list[psutil.Process]:
     """Those that prepare data for us."""
-    children = psutil.Process().children(recursive=True)
-    return [each for each in children if "train_jobs.driver.data_process" in " ".join(each.cmdline())]
+    return children_with("train_jobs.driver.data_process", recursive=True)
 
 
 def later(do: Callable[[], object]) -> threading.Thread:

@@ -10,6 +10,7 @@ import socket
 import psutil
 import pytest
 
+from tests.processes import children_with
 from train_jobs.elastic.heartbeats import Hearts
 from train_jobs.group.job_agents import JobAgent
 from train_jobs.rank.link import LinkAddress
@@ -18,11 +19,8 @@ GROUP, OTHER = "group-0", "group-1"
 
 
 def fork_server() -> psutil.Process:
-    """The one that this process has started."""
-    (server,) = [
-        each for each in psutil.Process().children() if "cluster.node.fork_server" in " ".join(each.cmdline())
-    ]
-    return server
+    """The one that this process has started last."""
+    return max(children_with("cluster.node.fork_server"), key=lambda each: float(each.create_time()))
 
 
 class Ends(Hearts):
