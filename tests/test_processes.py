@@ -16,7 +16,7 @@ def test_one_that_has_ended_and_that_nobody_has_waited_for_is_left_out() -> None
     try:
         while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
-        assert [each.pid for each in children_with("sleep")] == [lives.pid]
+        assert [each.pid for each in children_with("97.3")] == [lives.pid]
     finally:
         for process in (lives, ended):
             process.kill()
