@@ -59,13 +59,13 @@ class RemoteBackend:
     def write(self, path: str, data: bytes) -> None:
         filesystem, target = self.pyarrow(path)
         if filesystem.type_name in OBJECT_STORES:
-            with filesystem.open_output_stream(target) as stream:
+            with filesystem.open_output_stream(target, compression=None) as stream:
                 stream.write(data)
             return
         parent, name = target.rsplit("/", 1) if "/" in target else ("", target)
         self._make_parent(path)
         beside = f"{parent}/{temporary_name(name)}".lstrip("/" if not parent else "")
-        with filesystem.open_output_stream(beside) as stream:
+        with filesystem.open_output_stream(beside, compression=None) as stream:
             stream.write(data)
         filesystem.move(beside, target)
 
@@ -74,7 +74,7 @@ class RemoteBackend:
 
         def read() -> bytes:
             if start == 0:
-                with filesystem.open_input_stream(source) as stream:
+                with filesystem.open_input_stream(source, compression=None) as stream:
                     return bytes(stream.read())
             with filesystem.open_input_file(source) as file:
                 return bytes(file.read_at(max(0, file.size() - start), start))
@@ -85,7 +85,7 @@ class RemoteBackend:
     def writer(self, path: str) -> Iterator[BinaryIO]:
         filesystem, target = self.pyarrow(path)
         self._make_parent(path)
-        with filesystem.open_output_stream(target) as stream:
+        with filesystem.open_output_stream(target, compression=None) as stream:
             yield cast(BinaryIO, _Unhurried(stream))
 
     @contextmanager

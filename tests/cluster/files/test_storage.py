@@ -367,6 +367,33 @@ def test_files_are_written_bit_by_bit_read_from_anywhere_and_moved(storage: Stor
         assert file.read() == data[10_000_000:]
 
 
+def test_a_file_is_kept_as_it_is_whatever_its_name_says(storage: Storage, tmp_path: Path):
+    """pyarrow packs, and unpacks, what has such a name, if it is not told otherwise."""
+    given = tmp_path / "given"
+    given.mkdir()
+    names = [
+        f"{way}.{ending}" for way in ("bytes", "writer", "copy") for ending in ("gz", "bz2", "zst", "lz4")
+    ]
+    for name in names:
+        data = f"not packed: {name}".encode() * 100
+        if name.startswith("copy"):
+            (given / name).write_bytes(data)
+            storage.upload_dir(given, "kept")
+        elif name.startswith("bytes"):
+            storage.write_bytes(f"kept/{name}", data)
+        else:
+            with storage.writer(f"kept/{name}") as file:
+                file.write(data)
+        assert storage.read_bytes(f"kept/{name}") == data
+        assert storage.size_bytes(f"kept/{name}") == len(data)
+        with storage.reader(f"kept/{name}") as reader:
+            assert reader.read() == data
+    storage.download_dir("kept", tmp_path / "back")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back").iterdir()} == {
+        name: f"not packed: {name}".encode() * 100 for name in names
+    }
+
+
 def test_requests_that_an_object_store_turns_away_are_made_again(s3_port: int, tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(os.urandom(6_000_000))
