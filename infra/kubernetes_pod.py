@@ -2,7 +2,8 @@
 
     python -m infra.kubernetes_pod head|worker
 
-SIGTERM, which Kubernetes sends before it ends a pod, is the notice to leave.
+SIGTERM, which Kubernetes sends before it ends a pod, is the notice to leave. `end`, beside the head, is what
+`shoal down` has run first.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
+from cluster.files.storage import Storage
 from cluster.hosts.kubernetes.pod import HEAD_FILE, RayInPod, section_of_pod, section_on_head_pod
 from cluster.hosts.settings import TENANTS_VARIABLE
-from cluster.models.directory_here import is_uri
 from cluster.state.connection import connect, disconnect, require_record
 from cluster.state.state_directory import state_root, write_private
 from infra.lifecycle import COMMAND, UP
@@ -58,9 +59,6 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
     Raises:
         ShoalError: the cluster does not come up.
     """
-    if not is_uri(cluster.storage):
-        # What is kept of jobs and apps outlives the pod there.
-        os.environ[TENANTS_VARIABLE] = str(Path(cluster.storage, "control", f"tenants-{cluster.name}"))
     root = state_root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = root / HEAD_FILE  # before Ray: whoever finds that ready wants to use it
@@ -72,7 +70,7 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
             _run(COMMAND, UP, file)
         if cluster.kubernetes.autoscaler is not None and not notice.is_set():
             _run(_SELF, (tell_wants.__name__,), file)
-        if TENANTS_VARIABLE in os.environ and not notice.is_set():
+        if not notice.is_set():
             with suppress(ShoalError):  # it has said so
                 _run(_TENANTS, ("come-back",), file)
         while not ray.is_over and not notice.wait(LOOK_S):
@@ -84,6 +82,13 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
     finally:
         ray.end()
     return 0
+
+
+def end(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
+    """End jobs and apps for good, beside what runs as the head: the cluster is taken down."""
+    from infra.tenants import main
+
+    return main(("end", "-f", str(state_root() / HEAD_FILE)))
 
 
 def tell_wants(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
@@ -133,7 +138,10 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: notice.set())
     try:
         ray, cluster = RayInPod(os.environ), section_of_pod()
-        return {each.__name__: each for each in (head, worker, tell_wants)}[arguments[0]](
+        # What is kept of jobs and apps outlives the pod in the storage.
+        kept = ("control", "tenants", cluster.kubernetes.namespace, cluster.name)
+        os.environ[TENANTS_VARIABLE] = Storage(cluster.storage).child(*kept).location
+        return {each.__name__: each for each in (head, worker, end, tell_wants)}[arguments[0]](
             ray, cluster, notice
         )
     except ShoalError as error:

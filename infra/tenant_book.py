@@ -1,29 +1,31 @@
 """What is kept of the jobs and apps of a cluster whose nodes go and come back: enough to go on with them.
 
-    DIRECTORY/jobs/JOB/package/           what travelled with a job
-                       environment.json   the variables that it passes on
-    DIRECTORY/apps.json                   the apps, as they are served
-              left.json                   the jobs that were stopped since the nodes had to go
+    PLACE/jobs/JOB.json               the variables that a job passes on, and which package is its
+          packages/JOB/DIGEST.tar.gz  what travelled with it
+          apps.json                   the apps, as they are served
+          left.json                   the jobs that were stopped since the nodes had to go
 
-The directory outlives the nodes; it is the user's own, since variables may be secret.
+The place, a path or a URI as the storage has them, outlives the nodes. A directory is for the user alone,
+since variables may be secret; who reads an object store, its owner says.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
-from collections.abc import Collection, Mapping, Sequence
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from cluster.files.storage import MissingError, Storage
 from cluster.hosts.settings import TENANTS_VARIABLE
-from cluster.state.state_directory import require_private, write_private
+from cluster.state.state_directory import require_private
 from train_jobs.driver.package import Package
+from train_jobs.driver.packing import pack, unpacked
 
-_JOBS, _PACKAGE = "jobs", "package"
-_ENVIRONMENT, _APPS, _LEFT = "environment.json", "apps.json", "left.json"
+_JOBS, _PACKAGES, _APPS, _LEFT = "jobs", "packages", "apps.json", "left.json"
 
 
 @dataclass(frozen=True)
@@ -35,62 +37,59 @@ class KeptJob:
 
 
 class TenantBook:
-    """The directory."""
+    """The place.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    Raises:
+        ShoalError: it cannot be read, or written; from every method.
+    """
+
+    def __init__(self, location: str | os.PathLike[str]) -> None:
+        self._files = Storage(location)
 
     @classmethod
     def of_this_cluster(cls) -> TenantBook | None:
         """That of the cluster that this process runs on; None where its nodes stay."""
         place = os.environ.get(TENANTS_VARIABLE)
-        return None if place is None else cls(Path(place))
+        return None if place is None else cls(place)
 
     # -- jobs -------------------------------------------------------------------------------------------
 
     def keep_job(self, job: str, package: Package, environment: Mapping[str, str]) -> None:
         """Keep what came with a job that was submitted, or gone on with."""
-        for directory in (self._directory, self._directory / _JOBS):
-            require_private(directory)
-        place, half = self._job(job), self._job(f".{job}")
-        shutil.rmtree(half, ignore_errors=True)
-        require_private(half)
-        (half / _PACKAGE).mkdir()
-        package.copy(half / _PACKAGE)
-        write_private(half / _ENVIRONMENT, json.dumps(dict(environment)))
-        shutil.rmtree(place, ignore_errors=True)
-        half.rename(place)
+        with tempfile.TemporaryFile() as file:
+            name = f"{pack(package, file)}.tar.gz"
+            self._write(f"{_PACKAGES}/{job}/{name}", file.read())
+        # What names the package comes after it: whoever is killed between the two has changed nothing.
+        self._write(f"{_JOBS}/{job}.json", {"package": name, "environment": dict(environment)})
+        for other in self._files.list(f"{_PACKAGES}/{job}"):
+            if other != name:
+                self._files.delete(f"{_PACKAGES}/{job}/{other}")
 
     def jobs(self) -> list[str]:
         """The jobs that something is kept of."""
-        try:
-            return sorted(name for name in os.listdir(self._directory / _JOBS) if name[0] != ".")
-        except FileNotFoundError:
-            return []
+        return [name.removesuffix(".json") for name in self._files.list(_JOBS)]
 
-    def job(self, job: str) -> KeptJob:
-        """What is kept of one."""
-        base = self._job(job) / _PACKAGE
-        files = sorted(path for path in base.rglob("*") if path.is_file())
-        names = tuple(path.relative_to(base).as_posix() for path in files)
-        package = Package(base, names, sum(path.stat().st_size for path in files))
-        environment = json.loads((self._job(job) / _ENVIRONMENT).read_text(encoding="utf-8"))
-        return KeptJob(package, environment)
+    @contextmanager
+    def job(self, job: str) -> Iterator[KeptJob]:
+        """What is kept of one; its files go at the end."""
+        kept = self._read(f"{_JOBS}/{job}.json")
+        with (
+            self._files.reader(f"{_PACKAGES}/{job}/{kept['package']}") as file,
+            unpacked(file) as package,
+        ):
+            yield KeptJob(package, kept["environment"])
 
     def forget_job(self, job: str) -> None:
         """Of one that has ended."""
-        shutil.rmtree(self._job(job), ignore_errors=True)
-
-    def _job(self, job: str) -> Path:
-        return self._directory / _JOBS / job
+        self._files.delete(f"{_JOBS}/{job}.json")
+        self._files.delete_dir(f"{_PACKAGES}/{job}")
 
     # -- apps -------------------------------------------------------------------------------------------
 
     def keep_apps(self, specs: Sequence[Mapping[str, Any]]) -> None:
         """Keep the specs of all apps that are served; nothing happens while they leave."""
-        if not self.is_closed and specs != self.apps():
-            require_private(self._directory)
-            write_private(self._directory / _APPS, json.dumps(list(specs)))
+        if specs != self.apps() and not self.is_closed:
+            self._write(_APPS, list(specs))
 
     def apps(self) -> list[dict[str, Any]]:
         """The specs of the apps."""
@@ -105,12 +104,11 @@ class TenantBook:
         Args:
             jobs: those that run.
         """
-        require_private(self._directory)
-        write_private(self._directory / _LEFT, json.dumps(sorted(jobs)))
+        self._write(_LEFT, sorted(jobs))
 
     @property
     def is_closed(self) -> bool:
-        return (self._directory / _LEFT).exists()
+        return self._files.exists(_LEFT)
 
     def left(self) -> list[str]:
         """The jobs that were stopped since the nodes had to go; none where they were lost."""
@@ -119,15 +117,26 @@ class TenantBook:
 
     def open(self) -> None:
         """What ends does so by itself again."""
-        (self._directory / _LEFT).unlink(missing_ok=True)
+        self._files.delete(_LEFT)
 
     def forget(self) -> None:
         """Keep nothing, and nothing more: the cluster ends."""
-        shutil.rmtree(self._directory, ignore_errors=True)
         self.close(())
+        self._files.delete(_APPS)
+        for directory in (_JOBS, _PACKAGES):
+            self._files.delete_dir(directory)
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def _write(self, name: str, content: Any) -> None:
+        here = self._files.local_path()
+        if here is not None:
+            require_private(here)
+        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+        self._files.write_bytes(name, data)
 
     def _read(self, name: str) -> Any:
         try:
-            return json.loads((self._directory / name).read_text(encoding="utf-8"))
-        except FileNotFoundError:
+            return json.loads(self._files.read_bytes(name))
+        except MissingError:
             return None

@@ -96,10 +96,10 @@ def _resume_jobs(record: ClusterRecord, book: TenantBook, say: Say) -> list[str]
     jobs = Jobs(cluster, storage, lambda: submissions, lambda: ())
     problems = []
     for job in sorted(left.keys() - running):
-        kept = book.job(job)
         try:
-            plan = jobs.plan_to_resume(job, (), Path("/"))
-            jobs.resume(plan, kept.package, kept.environment)
+            with book.job(job) as kept:
+                plan = jobs.plan_to_resume(job, (), Path("/"))
+                jobs.resume(plan, kept.package, kept.environment)
             say(f"{job}: {plan.said[-1]}")
         except ShoalError as error:
             problems.append(f"{job}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,20 +13,27 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import yaml
 
 from cluster.config.reading.api_keys import digest_of
 from cluster.config.template import TEMPLATE
+from cluster.files.line_reader import read_lines
+from cluster.files.storage import Storage
 from infra.quickstart import adapt
 from tests import waiting
 from tests.kubernetes_pods import Pod
 from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site
+from tests.object_store import BUCKET, CREDENTIALS, make_bucket
 from tests.ssh_hosts import HEALTH
+from train_jobs.records.run_log import EVENTS, METRICS
 
 WAIT_S = 200.0
 wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 KEY = "sk-shoal-of-this-test"
 KEYS = json.dumps([{"sha256": digest_of(KEY), "tenant": "everybody"}])
+S3_PORT = 9000
+S3 = [sys.executable, "-m", "moto.server", "-H", "0.0.0.0", "-p", str(S3_PORT)]
 REDIS = ["redis-server", "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]
 CLUSTER = {
     "name": "lab",
@@ -48,8 +56,8 @@ BODY = {"model": "chat", "prompt": "import os", "max_tokens": 8, "temperature": 
 class BusySite:
     """Its app has one replica."""
 
-    def __init__(self, operator: Operator, user: KubernetesUser, share: Path) -> None:
-        self.operator, self.user, self._share = operator, user, share
+    def __init__(self, operator: Operator, user: KubernetesUser, share: Path, *, in_s3: bool) -> None:
+        self.operator, self.user, self._share, self._in_s3 = operator, user, share, in_s3
         self.answers: list[tuple[float, Any]] = []
         self._ended = threading.Event()
         self.job = ""
@@ -61,6 +69,11 @@ class BusySite:
         document = yaml.safe_load(adapt(TEMPLATE, "lab", CLUSTER))
         if store is not None:
             document["cluster"]["kubernetes"]["store"] = store
+        if self._in_s3:
+            document["cluster"] |= {"storage": _uri("s3")}
+            document["cluster"]["env"] |= dict.fromkeys(CREDENTIALS)
+            del document["cluster"]["kubernetes"]["storage_claim"]
+            threading.Thread(target=self._make_bucket, daemon=True).start()
         document["serve_apps"]["chat"] |= {"replicas": {"min": 1, "max": 1}, "model": "stdlib-lm@production"}
         document["train_jobs"]["stdlib-lm"] |= {"steps": 20, "evaluate": {"every_steps": None}}
         (self.user.home / "shoal.yaml").write_text(yaml.safe_dump(document))
@@ -90,16 +103,28 @@ class BusySite:
 
     # -- what is seen of it -----------------------------------------------------------------------------
 
+    def storage(self) -> Storage:
+        """The cluster's."""
+        return Storage(_uri(self._host("s3")) if self._in_s3 else self._share)
+
     def lines(self, name: str) -> list[dict[str, Any]]:
         """A log of the job's run."""
-        log = self._share / "jobs" / self.job / f"{name}.jsonl"
-        return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+        return read_lines(self.storage().child("jobs", self.job), name)
 
     def steps(self) -> list[int]:
-        return [line["step"] for line in self.lines("metrics")]
+        return [line["step"] for line in self.lines(METRICS)]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.lines("events") if event["kind"] == kind]
+        return [event for event in self.lines(EVENTS) if event["kind"] == kind]
+
+    def _host(self, name: str) -> str:
+        """The address of a host beside the pods."""
+        wait_for(lambda: self.operator.pods is not None, "there are no pods")
+        assert self.operator.pods is not None
+        return self.operator.pods.lan.host(name).address
+
+    def _make_bucket(self) -> None:
+        make_bucket(self._host("s3"), S3_PORT)
 
     def node_of_app(self) -> str:
         """The pod in which the app's replica is."""
@@ -142,15 +167,22 @@ class BusySite:
 
 
 @contextmanager
-def busy_site(directory: Path, store: dict[str, str] | None) -> Iterator[BusySite]:
+def busy_site(directory: Path, store: dict[str, str] | None, *, in_s3: bool = False) -> Iterator[BusySite]:
     """All of it, at work.
 
     Args:
         store: where what Ray knows is kept; None: on the head.
+        in_s3: whether the storage is an object store; else all pods have one volume.
     """
-    with kubernetes_site(directory, spare=4, beside={"redis": REDIS}) as (_, operator, user):
-        user.environment["KEYS"] = KEYS
-        site = BusySite(operator, user, directory / "share")
+    beside = {"redis": REDIS, **({"s3": S3} if in_s3 else {})}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        kubernetes_site(directory, spare=4, beside=beside) as (_, operator, user),
+    ):
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        user.environment |= {"KEYS": KEYS, **CREDENTIALS}
+        site = BusySite(operator, user, directory / "share", in_s3=in_s3)
         try:
             site.begin(store)
             yield site
@@ -160,3 +192,7 @@ def busy_site(directory: Path, store: dict[str, str] | None) -> Iterator[BusySit
             user.shoal("down")  # and with it what forwards ports to this machine
             for log in logs:
                 print(f"== {log.name}\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def _uri(host: str) -> str:
+    return f"s3://{BUCKET}/lab?endpoint_override={host}:{S3_PORT}&scheme=http&region=us-east-1"

@@ -1,53 +1,27 @@
-"""What travels with a job, on its way: packed where the job is submitted, kept on the head until then."""
+"""What was sent to travel with jobs: kept on the head until one wants it."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import tarfile
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO
 
 from cluster.errors import RequestError, ShoalError
 from train_jobs.driver.package import Package
+from train_jobs.driver.packing import unpacked
 
 KEPT_S = 3600.0
 """A package that nobody takes is deleted after that."""
-COMPRESSION = 1
-"""Of gzip: fast, since the way is mostly short."""
-_CHUNK = 1 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class UnknownPackageError(RequestError):
     """No package of this digest is here; it has to be sent (again)."""
-
-
-def pack(package: Package, file: BinaryIO) -> str:
-    """Write the files of a package, with their rights and times; the SHA-256 of what was written.
-
-    What links lead to is packed in their stead, so that it means the same elsewhere.
-    """
-    with tarfile.open(fileobj=file, mode="w:gz", compresslevel=COMPRESSION, dereference=True) as archive:
-        for path in package.files:
-            archive.add((package.base / path).resolve(), arcname=path, recursive=False, filter=_anonymous)
-    file.seek(0)
-    digest = hashlib.sha256()
-    while chunk := file.read(_CHUNK):
-        digest.update(chunk)
-    file.seek(0)
-    return digest.hexdigest()
-
-
-def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    member.uid = member.gid = 0
-    member.uname = member.gname = ""
-    return member
 
 
 class Packages:
@@ -104,30 +78,16 @@ class Packages:
             UnknownPackageError: it is not here.
             RequestError: it holds what no package may.
         """
-        with tempfile.TemporaryDirectory(prefix="shoal-package-") as directory:
-            base = Path(directory)
-            if digest is not None:
-                with self._lock:  # several may want one file
-                    kept = self._kept.get(digest)
-                    if kept is None:
-                        raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
-                    kept[0].seek(0)
-                    _unpack(kept[0], base)
-            found = sorted(path for path in base.rglob("*") if path.is_file())
-            files = tuple(path.relative_to(base).as_posix() for path in found)
-            yield Package(base, files, sum(path.stat().st_size for path in found))
+        with ExitStack() as opened:
+            with self._lock:  # several may want one file
+                kept = None if digest is None else self._kept.get(digest)
+                if digest is not None and kept is None:
+                    raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
+                package = opened.enter_context(unpacked(None if kept is None else kept[0]))
+            yield package
 
     def drop(self, digest: str | None) -> None:
         """Forget a package that was taken."""
         if digest is not None:
             with self._lock:
                 self._kept.pop(digest, None)
-
-
-def _unpack(file: IO[bytes], base: Path) -> None:
-    try:
-        with tarfile.open(fileobj=file, mode="r:gz") as archive:
-            # `data`: regular files and directories, below the base; no links to elsewhere, no devices.
-            archive.extractall(base, filter="data")
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise RequestError(f"the package cannot be unpacked: {error}") from error

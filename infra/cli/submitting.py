@@ -63,8 +63,8 @@ def send_with(
         RequestError: see `submit`.
     """
     from cluster.config.checks.ground import local_path
-    from infra.api.packages import pack
     from train_jobs.driver.package import package_of
+    from train_jobs.driver.packing import pack
     from train_jobs.spec import env_of
 
     storage = local_path(loaded.resolved.cluster.storage)

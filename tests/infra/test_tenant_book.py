@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cluster.errors import ShoalError
+from cluster.files.storage import Storage, StorageError
 from infra.tenant_book import TenantBook
+from tests.object_store import reached, uri
 from train_jobs.driver.package import Package
 
 
-@pytest.fixture
-def book(tmp_path: Path) -> TenantBook:
-    return TenantBook(tmp_path / "state" / "tenants")
+@pytest.fixture(scope="module")
+def store() -> Iterator[int]:
+    with reached() as port:
+        yield port
+
+
+@pytest.fixture(params=["path", "object store"])
+def book(request: pytest.FixtureRequest, tmp_path: Path) -> TenantBook:
+    if request.param == "path":
+        return TenantBook(tmp_path / "state" / "tenants")
+    return TenantBook(uri(request.getfixturevalue("store"), f"{tmp_path.name}/tenants"))
 
 
 def package(directory: Path, **files: str) -> Package:
@@ -25,39 +38,66 @@ def package(directory: Path, **files: str) -> Package:
 
 
 def test_what_came_with_a_job_is_there_again(book: TenantBook, tmp_path: Path) -> None:
-    sent = package(tmp_path / "sent", **{"task.py": "a", "lib/b.py": "bb"})
+    sent = package(tmp_path / "sent", **{"task.py": "a", "lib/b.py": "bb", "run.sh": ""})
+    (tmp_path / "sent/run.sh").chmod(0o755)
     book.keep_job("lm-1", sent, {"SECRET": "x"})
-    for path in (tmp_path / "sent").rglob("*.py"):
-        path.unlink()  # as what was sent goes when the job is submitted
-    kept = book.job("lm-1")
-    assert kept.environment == {"SECRET": "x"}
-    assert kept.package.files == ("lib/b.py", "task.py")
-    assert kept.package.size_bytes == 3
-    assert (kept.package.base / "lib/b.py").read_text() == "bb"
+    for path in sent.files:
+        (sent.base / path).unlink()  # as what was sent goes when the job is submitted
+    with book.job("lm-1") as kept:
+        assert kept.environment == {"SECRET": "x"}
+        assert kept.package.files == ("lib/b.py", "run.sh", "task.py")
+        assert kept.package.size_bytes == 3
+        assert (kept.package.base / "lib/b.py").read_text() == "bb"
+        assert os.access(kept.package.base / "run.sh", os.X_OK)
+    assert not kept.package.base.exists()
     assert book.jobs() == ["lm-1"]
     book.forget_job("lm-1")
     assert book.jobs() == []
 
 
-def test_secrets_are_for_nobody_else(book: TenantBook, tmp_path: Path) -> None:
-    book.keep_job("lm-1", package(tmp_path / "sent"), {"SECRET": "x"})
-    (file,) = (tmp_path / "state").rglob("environment.json")
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    modes = {
-        stat.S_IMODE(each.stat().st_mode)
-        for each in file.parents
-        if each.is_relative_to(tmp_path / "state/tenants")
-    }
-    assert modes == {0o700}
+def test_secrets_are_for_nobody_else(tmp_path: Path) -> None:
+    place = tmp_path / "state/tenants"
+    TenantBook(place).keep_job("lm-1", package(tmp_path / "sent"), {"SECRET": "x"})
+    assert "SECRET" in (place / "jobs/lm-1.json").read_text()
+    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    place.chmod(0o755)
+    with pytest.raises(ShoalError, match=r"it must be 700\."):
+        TenantBook(place).keep_job("lm-1", package(tmp_path / "sent"), {"SECRET": "y"})
 
 
 def test_a_job_that_is_gone_on_with_is_kept_as_it_came_then(book: TenantBook, tmp_path: Path) -> None:
+    def files() -> tuple[str, ...]:
+        with book.job("lm-1") as kept:
+            return kept.package.files
+
     book.keep_job("lm-1", package(tmp_path / "first", **{"a.py": "1"}), {})
     book.keep_job("lm-1", package(tmp_path / "second", **{"b.py": "2"}), {"NEW": "1"})
-    assert book.job("lm-1").package.files == ("b.py",)
-    book.keep_job("lm-1", book.job("lm-1").package, {"NEW": "2"})
-    assert book.job("lm-1").package.files == ("b.py",)
+    assert files() == ("b.py",)
+    with book.job("lm-1") as kept:
+        book.keep_job("lm-1", kept.package, {"NEW": "2"})
+    assert files() == ("b.py",)
     assert book.jobs() == ["lm-1"]
+
+
+def test_a_job_is_kept_as_it_was_by_whoever_dies_while_it_is_written(
+    book: TenantBook, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book.keep_job("lm-1", package(tmp_path / "first", **{"a.py": "1"}), {"A": "1"})
+    write_bytes = Storage.write_bytes
+
+    def write(storage: Storage, path: str, data: bytes) -> None:
+        if path.endswith(".json"):
+            raise StorageError("it is full")
+        write_bytes(storage, path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "write_bytes", write)
+        for job in ("lm-1", "lm-2"):
+            with pytest.raises(StorageError):
+                book.keep_job(job, package(tmp_path / "second", **{"b.py": "2"}), {})
+    assert book.jobs() == ["lm-1"]
+    with book.job("lm-1") as kept:
+        assert (kept.package.files, kept.environment) == (("a.py",), {"A": "1"})
 
 
 def test_apps_that_leave_with_the_nodes_stay_in_the_book(book: TenantBook) -> None:
@@ -80,6 +120,7 @@ def test_what_is_forgotten_is_not_written_again_by_those_that_end(book: TenantBo
     book.forget()
     book.keep_apps([{"name": "chat"}])
     assert (book.apps(), book.jobs(), book.left()) == ([], [], [])
+    book.forget()
     book.open()
     book.keep_apps([{"name": "chat"}])
     assert book.apps() == [{"name": "chat"}]
@@ -95,3 +136,5 @@ def test_it_is_the_one_of_the_cluster_that_one_runs_on(
     assert book is not None
     book.close([])
     assert (tmp_path / "tenants/left.json").exists()
+    monkeypatch.setenv("SHOAL_TENANTS", "s3://bucket/shoal/tenants")
+    assert TenantBook.of_this_cluster() is not None

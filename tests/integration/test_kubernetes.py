@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.hosts.kubernetes.port_forward import KubernetesCluster
+from cluster.state.state_directory import require_private, state_directory
 from tests.api_server import ApiServer, Object
 from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site, needs_kubectl
 
@@ -57,6 +59,22 @@ def test_what_kubernetes_refuses_is_told_in_its_words(site: Site) -> None:
     assert 'context "elsewhere" does not exist' in refusal(user)
     user.environment["PATH"] = "/nowhere"
     assert "there is no `kubectl` here, which `provider: kubernetes` needs" in refusal(user)
+
+
+def test_jobs_and_apps_that_are_not_ended_since_there_is_no_head_are_told_to_come_back(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, operator, user = site
+    operator.works = False
+    file = user.write()
+    monkeypatch.setenv("XDG_STATE_HOME", user.environment["XDG_STATE_HOME"])
+    require_private(state_directory("lab"))
+    KubernetesCluster("lab", str(file), "ml", None).write()  # as of an `up` that was killed
+    done = user.shoal("down")
+    assert done.returncode == 0, done.stderr
+    said = "jobs and apps are not ended first, so the next `shoal up` goes on with them: no head is ready"
+    assert said in done.stderr.splitlines()
+    assert not (user.home / "state/shoal/lab").exists()
 
 
 @pytest.mark.slow

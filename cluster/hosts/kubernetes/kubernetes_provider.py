@@ -15,7 +15,7 @@ from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts.kubernetes.kubectl import Kubectl
-from cluster.hosts.kubernetes.manifests import as_yaml, manifests
+from cluster.hosts.kubernetes.manifests import PROGRAM, as_yaml, manifests
 from cluster.hosts.kubernetes.pod import HEAD_FILE
 from cluster.hosts.kubernetes.pod_states import problems_of, state_of
 from cluster.hosts.kubernetes.port_forward import KubernetesCluster, read_cluster
@@ -101,12 +101,12 @@ class KubernetesProvider:
             kubectl = known.kubectl
             try:
                 pods = [state_of(pod) for pod in self._pods(kubectl, name)]
-                for pod in pods:
-                    if pod.is_head and pod.ready:
-                        end = ["python", "-m", "infra.tenants", "end", "-f", self._file(kubectl, pod.name)]
-                        kubectl.execute(pod.name, _HEAD_CONTAINER, end, tell)
+                head = next((pod for pod in pods if pod.is_head and pod.ready), None)
+                if head is None:
+                    raise ShoalError("no head is ready")
+                kubectl.execute(head.name, _HEAD_CONTAINER, [*PROGRAM, "end"], tell)
             except ShoalError as error:
-                tell(f"jobs and apps could not be ended first: {error}")
+                tell(f"jobs and apps are not ended first, so the next `shoal up` goes on with them: {error}")
             self._delete(known, tell)
             return True
 

@@ -17,8 +17,9 @@ import pytest
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError, ShoalError
-from infra.api.packages import KEPT_S, Packages, UnknownPackageError, pack
+from infra.api.packages import KEPT_S, Packages, UnknownPackageError
 from train_jobs.driver.package import Package, package_of
+from train_jobs.driver.packing import pack
 
 
 def send(packages: Packages, digest: str, data: bytes, piece: int = 1000) -> int:
