@@ -394,6 +394,7 @@ def test_a_file_is_kept_as_it_is_whatever_its_name_says(storage: Storage, tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_requests_that_an_object_store_turns_away_are_made_again(s3_port: int, tmp_path: Path):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "weights").write_bytes(os.urandom(6_000_000))

@@ -64,6 +64,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_does_not_count_it() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", STOPPED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -192,6 +192,7 @@ def test_a_model_comes_from_a_cluster_that_is_elsewhere(
     assert list((elsewhere.parent / "head").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_code_of_a_task_goes_where_it_is_exported(
     elsewhere: Path, project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -352,6 +352,7 @@ def test_a_slow_reader_learns_that_its_stream_was_cut(gateway: FrontedGateway) -
     assert answer.endswith(b"0\r\n\r\n")
 
 
+@pytest.mark.slow
 def test_who_takes_nothing_of_an_answer_is_cut_off(gateway: FrontedGateway) -> None:
     assert_serves(gateway)
     with gateway.connect(receive_buffer=4096) as client:

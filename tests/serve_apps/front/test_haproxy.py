@@ -126,6 +126,7 @@ def test_its_figures_are_for_who_may_read_them(gateway: RunningGateway) -> None:
             assert httpx.get(f"{url}/metrics/front", timeout=20).status_code == status
 
 
+@pytest.mark.slow
 def test_without_a_gateway_clients_are_told_to_try_again(tmp_path: Path) -> None:
     with running_gateway(tmp_path, gateway={"front_secret": SECRET}) as gateway, front(gateway) as url:
         gateway.process.suspend()
@@ -169,6 +170,7 @@ def test_tls_with_http_2(gateway: RunningGateway, tmp_path: Path) -> None:
             context.wrap_socket(plain, server_hostname=HOST)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_changed_is_shown_while_it_runs(gateway: RunningGateway, tmp_path: Path) -> None:
     certificate, key = make_certificate(tmp_path, "front", f"IP:{HOST}")
     Path(f"{certificate}.key").write_bytes(Path(key).read_bytes())

@@ -60,6 +60,7 @@ def ask_again(url: str) -> tuple[int, str]:
         return answer.status_code, answer.text
 
 
+@pytest.mark.slow
 def test_those_who_ask_meanwhile_wait_and_so_do_those_whose_answer_had_not_begun() -> None:
     slots = Slots(3)
     with gateway(60.0) as (lost, url), gateway(0.0) as (_, other), ThreadPoolExecutor(40) as clients:

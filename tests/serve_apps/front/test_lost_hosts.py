@@ -38,7 +38,9 @@ def gateway(lan: Network, host: int, after_s: float) -> Iterator[subprocess.Pope
         process.wait()
 
 
-@pytest.mark.parametrize("cut", ["before it is asked", "while it answers"])
+@pytest.mark.parametrize(
+    "cut", ["before it is asked", pytest.param("while it answers", marks=pytest.mark.slow)]
+)
 def test_a_request_at_a_host_that_is_gone_is_answered_by_another(cut: str) -> None:
     with Network(2) as lan, gateway(lan, 1, 60.0) as lost, gateway(lan, 2, 0.0):
         port, haproxy, slots = free_port("127.0.0.1"), Haproxy(), Slots(2)

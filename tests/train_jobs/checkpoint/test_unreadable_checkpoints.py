@@ -191,6 +191,7 @@ def saved(disk: TroubledDisk, tmp_path: Path) -> tuple[list[str], dict[str, Any]
     return [config.model_dump_json(), *places], json.loads(out.read_text())[0]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_read_is_not_damaged_and_none_is_not_step_0(
     saved: tuple[list[str], dict[str, Any]], tmp_path: Path
 ) -> None:

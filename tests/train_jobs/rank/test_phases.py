@@ -115,7 +115,8 @@ def test_the_others_wait_for_rank_0_where_it_works_alone(
     assert (tmp_path / "export" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("strategy", [pytest.param("fsdp", marks=pytest.mark.slow), "ddp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "ddp"])
 def test_nobody_waits_in_a_group_of_steps_for_one_that_builds_its_model(
     strategy: str, corpus: Path, tmp_path: Path
 ) -> None:

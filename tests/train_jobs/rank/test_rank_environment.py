@@ -61,6 +61,7 @@ def run(workers: list[LocalWorker]) -> list[ProcessEnd]:
     return asyncio.run(go())
 
 
+@pytest.mark.slow
 def test_variables_of_a_job_reach_its_script_and_its_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -108,6 +108,7 @@ dist.all_reduce(torch.ones(1))
 """
 
 
+@pytest.mark.slow
 def test_a_script_that_hangs_is_found_and_it_is_told_which_rank_does(server: Server, tmp_path: Path) -> None:
     ranks = ranks_of(tmp_path, HANGS, recovery={"hang_timeout_s": 3.0})
     began = time.monotonic()
