@@ -15,7 +15,7 @@ JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
 
 TENANTS_VARIABLE = "SHOAL_TENANTS"
-"""Names the directory of what is kept of jobs and apps, where nodes go and come back."""
+"""Names the place, a path or a URI, of what is kept of jobs and apps where nodes go and come back."""
 
 ANOTHER_CLUSTERS = (
     "RAY_ADDRESS",

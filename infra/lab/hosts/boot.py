@@ -33,7 +33,6 @@ class Build:
 
     Attributes:
         disk: a directory of this machine, the host's own.
-        gateway: the address of this machine in the network.
         names: addresses by name, of all hosts.
         software: directories of this machine that it sees, and cannot change.
         shared: (place on the host, directory of this machine), which it can: as a file server's are.
@@ -43,7 +42,6 @@ class Build:
 
     name: str
     address: str
-    gateway: str
     disk: str
     names: dict[str, str]
     software: tuple[str, ...]
@@ -134,9 +132,10 @@ def _assemble(build: Build, root: Path) -> None:
     names = "".join(f"{address} {name}\n" for name, address in build.names.items())
     # As installers of Debian write it: a host's name means loopback to itself.
     (disk / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {build.name}\n{names}")
-    # Who is asked for names says at once that it knows none; a server that does not answer is waited for.
+    # Nobody is there to ask for names, and the host's own kernel says so at once, each time. Another machine's
+    # would limit how often it does, and who is not answered waits for seconds.
     (disk / "etc/resolv.conf").unlink(missing_ok=True)
-    (disk / "etc/resolv.conf").write_text(f"nameserver {build.gateway}\n")
+    (disk / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
     for name in OWN:
         _bind(disk / name, root / name, writable=True)
     for name in ("dev", "sys"):

@@ -110,7 +110,6 @@ class Lan:
         build = Build(
             name=name,
             address=self.network.address(number),
-            gateway=self.network.address(0),
             disk=str(place / "disk"),
             names={each: self.network.address(place + 1) for place, each in enumerate(self._names)},
             software=software(),

@@ -105,6 +105,22 @@ def test_hosts_know_each_other_by_their_names(lan: Lan) -> None:
     ]
 
 
+def test_a_name_that_nobody_knows_is_not_waited_for_however_often_one_asks(lan: Lan) -> None:
+    """Nothing of it is limited, as the answers of another machine's kernel are."""
+    ask = (
+        "import socket, time\n"
+        "began = time.monotonic()\n"
+        "for each in range(100):\n"
+        "    try:\n"
+        "        socket.getaddrinfo(f'nobody-{each}', 80)\n"
+        "    except socket.gaierror:\n"
+        "        pass\n"
+        "print(time.monotonic() - began)\n"
+    )
+    done = lan.host("one").run(sys.executable, "-c", ask)
+    assert float(done.stdout) < 2.0
+
+
 def test_a_loss_of_power_ends_everything_and_tells_nobody(lan: Lan) -> None:
     two = lan.host("two")
     said(lan, "two", "echo kept > /srv/file; echo lost > /dev/shm/file; echo lost > /run/file")
