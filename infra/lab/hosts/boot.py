@@ -132,8 +132,8 @@ def _assemble(build: Build, root: Path) -> None:
     names = "".join(f"{address} {name}\n" for name, address in build.names.items())
     # As installers of Debian write it: a host's name means loopback to itself.
     (disk / "etc/hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {build.name}\n{names}")
-    # Nobody is there to ask for names, and the host's own kernel says so at once, each time. Another machine's
-    # would limit how often it does, and who is not answered waits for seconds.
+    # Nobody is there to ask for names, and the host's own kernel says so at once. Another machine's would do
+    # so only now and then, and who is not answered waits for seconds.
     (disk / "etc/resolv.conf").unlink(missing_ok=True)
     (disk / "etc/resolv.conf").write_text("nameserver 127.0.0.1\n")
     for name in OWN:
