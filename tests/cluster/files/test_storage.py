@@ -161,7 +161,7 @@ class SlowFileSystem:
     def __init__(self, stream: io.RawIOBase) -> None:
         self.stream = stream
 
-    def open_output_stream(self, _: str) -> io.RawIOBase:
+    def open_output_stream(self, _: str, compression: str | None) -> io.RawIOBase:
         return self.stream
 
 
