@@ -21,7 +21,6 @@ from pathlib import Path
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
-from cluster.files.storage import Storage
 from cluster.hosts.kubernetes.pod import HEAD_FILE, RayInPod, section_of_pod, section_on_head_pod
 from cluster.hosts.settings import TENANTS_VARIABLE
 from cluster.state.connection import connect, disconnect, require_record
@@ -59,6 +58,7 @@ def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
     Raises:
         ShoalError: the cluster does not come up.
     """
+    _keep_tenants(cluster)
     root = state_root()
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = root / HEAD_FILE  # before Ray: whoever finds that ready wants to use it
@@ -88,6 +88,7 @@ def end(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:
     """End jobs and apps for good, beside what runs as the head: the cluster is taken down."""
     from infra.tenants import main
 
+    _keep_tenants(cluster)
     return main(("end", "-f", str(state_root() / HEAD_FILE)))
 
 
@@ -105,6 +106,14 @@ def tell_wants(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -
     finally:
         disconnect()
     return 0
+
+
+def _keep_tenants(cluster: ClusterConfig) -> None:
+    """Have what is kept of jobs and apps be in the storage, where it outlives the pod."""
+    from cluster.files.storage import Storage  # which other pods, and the first process, do not load
+
+    kept = ("control", "tenants", cluster.kubernetes.namespace, cluster.name)
+    os.environ[TENANTS_VARIABLE] = Storage(cluster.storage).child(*kept).location
 
 
 def _run(program: Sequence[str], arguments: Sequence[str], file: Path) -> None:
@@ -138,9 +147,6 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: notice.set())
     try:
         ray, cluster = RayInPod(os.environ), section_of_pod()
-        # What is kept of jobs and apps outlives the pod in the storage.
-        kept = ("control", "tenants", cluster.kubernetes.namespace, cluster.name)
-        os.environ[TENANTS_VARIABLE] = Storage(cluster.storage).child(*kept).location
         return {each.__name__: each for each in (head, worker, end, tell_wants)}[arguments[0]](
             ray, cluster, notice
         )

@@ -11,9 +11,9 @@ since variables may be secret; who reads an object store, its owner says.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,23 +56,24 @@ class TenantBook:
 
     def keep_job(self, job: str, package: Package, environment: Mapping[str, str]) -> None:
         """Keep what came with a job that was submitted, or gone on with."""
-        with tempfile.TemporaryFile() as file:
-            name = f"{pack(package, file)}.tar.gz"
-            self._write(f"{_PACKAGES}/{job}/{name}", file.read())
+        packed = io.BytesIO()  # a package is bounded; the head's disk may be full
+        name = f"{pack(package, packed)}.tar.gz"
+        self._write(f"{_PACKAGES}/{job}/{name}", packed.getvalue())
         # What names the package comes after it: whoever is killed between the two has changed nothing.
-        self._write(f"{_JOBS}/{job}.json", {"package": name, "environment": dict(environment)})
+        kept = {"package": name, "environment": dict(environment)}
+        self._write(f"{_JOBS}/{job}.json", json.dumps(kept).encode())
         for other in self._files.list(f"{_PACKAGES}/{job}"):
             if other != name:
                 self._files.delete(f"{_PACKAGES}/{job}/{other}")
 
     def jobs(self) -> list[str]:
         """The jobs that something is kept of."""
-        return [name.removesuffix(".json") for name in self._files.list(_JOBS)]
+        return [name.removesuffix(".json") for name in self._files.list(_JOBS) if name.endswith(".json")]
 
     @contextmanager
     def job(self, job: str) -> Iterator[KeptJob]:
         """What is kept of one; its files go at the end."""
-        kept = self._read(f"{_JOBS}/{job}.json")
+        kept = json.loads(self._files.read_bytes(f"{_JOBS}/{job}.json"))
         with (
             self._files.reader(f"{_PACKAGES}/{job}/{kept['package']}") as file,
             unpacked(file) as package,
@@ -89,7 +90,7 @@ class TenantBook:
     def keep_apps(self, specs: Sequence[Mapping[str, Any]]) -> None:
         """Keep the specs of all apps that are served; nothing happens while they leave."""
         if specs != self.apps() and not self.is_closed:
-            self._write(_APPS, list(specs))
+            self._write(_APPS, json.dumps(list(specs)).encode())
 
     def apps(self) -> list[dict[str, Any]]:
         """The specs of the apps."""
@@ -104,7 +105,7 @@ class TenantBook:
         Args:
             jobs: those that run.
         """
-        self._write(_LEFT, sorted(jobs))
+        self._write(_LEFT, json.dumps(sorted(jobs)).encode())
 
     @property
     def is_closed(self) -> bool:
@@ -128,12 +129,15 @@ class TenantBook:
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def _write(self, name: str, content: Any) -> None:
-        here = self._files.local_path()
-        if here is not None:
-            require_private(here)
-        data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    def _write(self, name: str, data: bytes) -> None:
+        place, file = self._files.local_path(), self._files.local_path(name)
+        if place is not None and file is not None:
+            for above in reversed(file.parents):
+                if above.is_relative_to(place):
+                    require_private(above)
         self._files.write_bytes(name, data)
+        if file is not None:
+            file.chmod(0o600)
 
     def _read(self, name: str) -> Any:
         try:

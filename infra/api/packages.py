@@ -79,11 +79,13 @@ class Packages:
             RequestError: it holds what no package may.
         """
         with ExitStack() as opened:
+            file = None
             with self._lock:  # several may want one file
-                kept = None if digest is None else self._kept.get(digest)
-                if digest is not None and kept is None:
-                    raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
-                package = opened.enter_context(unpacked(None if kept is None else kept[0]))
+                if digest is not None:
+                    if digest not in self._kept:
+                        raise UnknownPackageError(f"no package {digest[:12]}… is here; send it first")
+                    file, _ = self._kept[digest]
+                package = opened.enter_context(unpacked(file))
             yield package
 
     def drop(self, digest: str | None) -> None:

@@ -59,7 +59,11 @@ def test_secrets_are_for_nobody_else(tmp_path: Path) -> None:
     place = tmp_path / "state/tenants"
     TenantBook(place).keep_job("lm-1", package(tmp_path / "sent"), {"SECRET": "x"})
     assert "SECRET" in (place / "jobs/lm-1.json").read_text()
-    assert stat.S_IMODE(place.stat().st_mode) == 0o700
+    (packed,) = place.rglob("*.tar.gz")
+    for file in (place / "jobs/lm-1.json", packed):
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        above = [each for each in file.parents if each.is_relative_to(place)]
+        assert {stat.S_IMODE(each.stat().st_mode) for each in above} == {0o700}
     place.chmod(0o755)
     with pytest.raises(ShoalError, match=r"it must be 700\."):
         TenantBook(place).keep_job("lm-1", package(tmp_path / "sent"), {"SECRET": "y"})
@@ -98,6 +102,13 @@ def test_a_job_is_kept_as_it_was_by_whoever_dies_while_it_is_written(
     assert book.jobs() == ["lm-1"]
     with book.job("lm-1") as kept:
         assert (kept.package.files, kept.environment) == (("a.py",), {"A": "1"})
+
+
+def test_what_is_no_job_is_none_and_who_asks_for_it_is_told(book: TenantBook, tmp_path: Path) -> None:
+    book._files.write_bytes("jobs/lm-0/package/task.py", b"as a version before kept it")
+    assert book.jobs() == []
+    with pytest.raises(ShoalError, match="it is not there"), book.job("lm-0"):
+        pass
 
 
 def test_apps_that_leave_with_the_nodes_stay_in_the_book(book: TenantBook) -> None:
