@@ -66,7 +66,8 @@ from cluster.sharing.demand import Demand
 from cluster.sharing.growth import NodeKind
 from cluster.actors.head_actor import start_on_head
 
-start_broker({"name": "lab", "storage": sys.argv[1], "probed": False})
+start_broker({"name": "lab", "storage": sys.argv[1], "probed": False,
+              "head_ip": ray.util.get_node_ip_address()})
 kinds = [NodeKind("node", 3, {"CPU": 2.0})]
 start_on_head(pod_wants.PodWants, pod_wants.NAME, "shoal", kinds, what="it", first_call="hears")
 broker = BrokerClient()
