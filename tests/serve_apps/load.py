@@ -13,13 +13,11 @@ from itertools import pairwise
 
 import httpx
 
-from serve_apps.gateway.options import GatewayOptions
 from tests.serve_apps.background import in_background
 from tests.serve_apps.event_lines import DONE, data_of
 
 COMPLETIONS = "/v1/completions"
 PROMPT = 100
-KEEPALIVE_S = GatewayOptions.keepalive_s
 
 
 @dataclass
@@ -33,7 +31,8 @@ class Answer:
     """What the header says."""
     text: str
     error: str = ""
-    stream: bool = False
+    waited: bool = False
+    """Whether a stream began before any replica had it, so that its head names no version."""
 
 
 @dataclass
@@ -48,23 +47,28 @@ class Load:
         return [answer for answer in self.answers if answer.status != 200 or answer.error]
 
     def mixed(self) -> list[Answer]:
-        """The answers that are not wholly of the version that their header names: `NAME@v` counts up from
-        `PROMPT + 1 + 1000 * v`."""
-        wrong = []
-        for answer in self.answers:
-            if answer.status == 200 and answer.version is not None:
-                first = PROMPT + 1 + 1000 * int(answer.version.rpartition("@")[2])
-                if answer.text != "".join(f" {first + step}" for step in range(self.max_tokens)):
-                    wrong.append(answer)
-        return wrong
+        """The answers that are not wholly of the version that their header names; those that `waited`, of one
+        that the header of another names. `NAME@v` counts up from `PROMPT + 1 + 1000 * v`."""
+        texts = {version: self._text(version) for version in self.versions() if version}
+        return [
+            answer
+            for answer in self.answers
+            if answer.status == 200
+            and (
+                (answer.version and answer.text != texts[answer.version])
+                or (answer.waited and not answer.error and answer.text not in texts.values())
+            )
+        ]
 
     def versions(self) -> list[str]:
-        """The versions that answered, in the order of the first request of each; "" for what names none.
+        """The versions that answered, in the order of the first request of each; "" for what names none
+        though it has not `waited`."""
+        heads = [answer for answer in self.answers if not answer.waited]
+        return list(dict.fromkeys(a.version or "" for a in sorted(heads, key=lambda a: a.began)))
 
-        A stream that had no token for `KEEPALIVE_S` has sent its head before any replica had it, and cannot.
-        """
-        named = [a for a in self.answers if a.version or not (a.stream and a.seconds >= KEEPALIVE_S)]
-        return list(dict.fromkeys(a.version or "" for a in sorted(named, key=lambda a: a.began)))
+    def _text(self, version: str) -> str:
+        first = PROMPT + 1 + 1000 * int(version.rpartition("@")[2])
+        return "".join(f" {first + step}" for step in range(self.max_tokens))
 
     def longest_gap(self, since: float, until: float) -> float:
         """The longest time in which nothing was answered."""
@@ -76,7 +80,7 @@ class Load:
 async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
     began = time.monotonic()
     body = {"model": "chat", "prompt": [PROMPT], "max_tokens": load.max_tokens, "stream": stream}
-    text, error = "", ""
+    text, error, waited = "", "", False
     try:
         async with http.stream("POST", COMPLETIONS, json=body) as answer:
             content = (await answer.aread()).decode()
@@ -84,6 +88,7 @@ async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
         if status != 200:
             error = content
         elif stream:
+            waited = content.startswith(": waiting")
             if not content.endswith("data: [DONE]\n\n"):
                 error = "the stream ended without [DONE]"
             for line in content.split("\n\n"):
@@ -96,7 +101,7 @@ async def _ask(http: httpx.AsyncClient, load: Load, stream: bool) -> None:
             text = answer.json()["choices"][0]["text"]
     except httpx.HTTPError as failure:
         status, version, error = 0, None, repr(failure)
-    load.answers.append(Answer(began, time.monotonic() - began, status, version, text, error, stream))
+    load.answers.append(Answer(began, time.monotonic() - began, status, version, text, error, waited))
 
 
 @contextmanager

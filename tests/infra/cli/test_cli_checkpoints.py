@@ -158,9 +158,8 @@ def elsewhere(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     head.mkdir()
     monkeypatch.setenv("TMPDIR", str(head))
     monkeypatch.setattr("tempfile.tempdir", str(head))
-    monkeypatch.setenv(
-        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor")
-    )  # torch's own, made by an import
+    # Of torch's own, made by an import.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
     lab = control(Storage(project / "kept"), RayJobs())

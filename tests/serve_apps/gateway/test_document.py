@@ -63,8 +63,11 @@ ALIKE = frozenset(
 
 
 def answered(gateway: RunningGateway) -> list[dict[str, Any]]:
-    """The lines of requests; what is no HTTP is refused below them, in lines of uvicorn's own."""
-    return [line for line in gateway.lines() if "status" in line]
+    """The lines of requests. There are no others but uvicorn's own, about what is no HTTP."""
+    lines = gateway.lines()
+    others = {line["message"] for line in lines if "status" not in line}
+    assert others <= {"Invalid HTTP request received."}
+    return [line for line in lines if "status" in line]
 
 
 def assert_document_holds(
