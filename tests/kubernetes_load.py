@@ -58,7 +58,8 @@ class BusySite:
 
     def __init__(self, operator: Operator, user: KubernetesUser, share: Path, *, in_s3: bool) -> None:
         self.operator, self.user, self._share, self._in_s3 = operator, user, share, in_s3
-        self.answers: list[tuple[float, Any]] = []
+        self._answers: list[tuple[float, Any, float]] = []
+        """When each was asked, what came of it, and after how many seconds."""
         self._ended = threading.Event()
         self.job = ""
         self.version = ""
@@ -155,11 +156,15 @@ class BusySite:
                 self.version = asked.headers.get("x-shoal-model-version", self.version)
             except httpx.HTTPError as error:
                 said = type(error).__name__
-            self.answers.append((began, said))
+            self._answers.append((began, said, time.monotonic() - began))
 
     def said(self, since: float = 0.0) -> list[Any]:
         """What came of what was asked since then."""
-        return [said for began, said in self.answers if began >= since]
+        return [said for began, said, _ in self._answers if began >= since]
+
+    def longest_s(self, since: float) -> float:
+        """What the slowest answer to those asked since then took."""
+        return max(took for began, _, took in self._answers if began >= since)
 
     def is_used(self, pod: Pod) -> bool:
         """Whether a job or an app holds something there."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.lab.hosts.host import Host
 from tests import waiting
 from tests.lans import SHARE, Workplace, needs_hosts, with_replicas, workplace
 
@@ -274,6 +275,11 @@ def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: T
     assert training.events("leaving") == []
     assert set(asking.said()) == {200}
 
+    lose(victim, lab, asking, training)
+
+
+def lose(victim: Host, lab: Workplace, asking: Asking, training: Training) -> None:
+    """Cut the power of the host of the app's replica."""
     cut = time.time()
     victim.cut_power()
     back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
@@ -288,6 +294,11 @@ def test_a_host_that_is_back_is_used_and_may_be_lost_again(
     lab: Workplace, asking: Asking, training: Training
 ) -> None:
     """That of one of the job's two groups."""
+    if all(nodes(lab).values()):  # where this test runs alone
+        (victim,) = with_replicas(lab.lan)
+        training.wait_for_steps()
+        wait_for(lambda: training.nodes() - {victim.name}, "the job is on that host alone")
+        lose(victim, lab, asking, training)
     (name,) = [name for name, alive in nodes(lab).items() if not alive]
     victim = lab.lan.host(name)
     victim.boot()

@@ -41,6 +41,7 @@ def test_planned_changes_lose_no_step_and_no_request(site: BusySite) -> None:
     print(f"{made.name} is used {waited:.1f} s after its container was started")
     done = len(site.steps())
     wait_for(lambda: len(site.steps()) > done + 20, "the job does not go on")
+    print(f"the slowest answer took {site.longest_s(asked):.1f} s")
     assert set(site.said(asked)) == {200}, "a request was lost"
     logged = site.steps()
     assert logged == list(range(1, len(logged) + 1)), "a step was lost, or done twice"

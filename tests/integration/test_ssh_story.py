@@ -130,7 +130,7 @@ def test_a_loss_of_power_is_got_over(caller: SshCaller, tour: Path, monkeypatch:
         print(f"{len(failed)} of {len(asking.said(cut))} requests failed: {failed}")
         victim.boot()
         up = caller.shoal("up", file=tour)
-        assert f"{victim.name} ({USER}@{victim.address}) did not run; it does now" in up.stderr
+        assert f"{victim.name} ({USER}@{victim.address}) did not run; it does now" in up.stderr, up.stderr
         asked = time.monotonic()
         wait_for(lambda: len(asking.said(asked)) > 10, "nobody asks any more")
         assert set(asking.said(asked)) == {200}
