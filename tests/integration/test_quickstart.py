@@ -17,7 +17,8 @@ import pytest
 from cluster.state.state_directory import state_directory
 from tests.clusters import caller_environment, shoal, shoal_command
 
-TIMEOUT_S = 200.0
+TIMEOUT_S = 400.0
+"""Far more than a quickstart takes on a machine that does nothing else."""
 
 
 def processes_below(directory: Path) -> list[psutil.Process]:
@@ -79,6 +80,7 @@ def nothing_stays(*directories: Path) -> Iterator[None]:
                 process.kill()
 
 
+@pytest.mark.timeout(TIMEOUT_S + 60)
 @pytest.mark.parametrize(
     ("moment", "number"),
     [

@@ -16,7 +16,7 @@ from cluster.state.record import RECORD_FILE, ClusterRecord, read_record
 from cluster.state.state_directory import state_directory
 from tests.clusters import REPOSITORY, caller_environment, leftovers, shoal, unique_name
 
-TIMEOUT_S = 290.0
+TIMEOUT_S = 500.0
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 MARK = "-- block"
 
