@@ -29,6 +29,8 @@ from infra.lifecycle import COMMAND, UP
 
 MARGIN_S = 10.0
 """So long before the end of the notice Ray is ended, whoever has left by then."""
+FINISH = 1 / 3
+"""Of the time to leave, kept for requests to finish where no other replica has started in the rest of it."""
 LOOK_S, LEFT_LOOK_S = 0.2, 1.0
 _SELF, _TENANTS = ("-m", "infra.kubernetes_pod"), ("-m", "infra.tenants")
 
@@ -43,13 +45,25 @@ def worker(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> in
     seconds = cluster.kubernetes.notice_s - MARGIN_S
     deadline = time.monotonic() + seconds
     try:
-        node = ray.drain(seconds)
-        while not ray.is_over and not ray.is_left(node) and time.monotonic() < deadline:
-            time.sleep(LEFT_LOOK_S)
+        # Once Serve knows a deadline, it stops replicas here that have less time than their longest request
+        # may take, whether others run in their place or not.
+        node = ray.drain(None)
+        if not _left_by(ray, node, deadline - seconds * FINISH):
+            ray.drain(deadline - time.monotonic())
+            _left_by(ray, node, deadline)
     except ShoalError as error:
         print(error, file=sys.stderr)
     ray.end()
     return 0
+
+
+def _left_by(ray: RayInPod, node: str, deadline: float) -> bool:
+    """Whether nobody runs on this node any more; waits for that until a time of a steady clock."""
+    while not ray.is_over and not ray.is_left(node):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(LEFT_LOOK_S)
+    return True
 
 
 def head(ray: RayInPod, cluster: ClusterConfig, notice: threading.Event) -> int:

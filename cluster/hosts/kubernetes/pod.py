@@ -86,11 +86,11 @@ class RayInPod:
         # Its control store answers before it knows of any node.
         return self.address in node_ids_by_address(address, DRAIN_ASK_S)
 
-    def drain(self, seconds: float) -> str:
+    def drain(self, seconds: float | None) -> str:
         """Have nothing new start here, and tell those that run here to leave; Ray's id of this node.
 
         Args:
-            seconds: so long they have.
+            seconds: so long they have; None: Serve's replicas stay until others run in their place.
 
         Raises:
             ShoalError: Ray does not answer.
@@ -99,9 +99,13 @@ class RayInPod:
         command = [
             *(sys.executable, "-m", "ray.scripts.scripts", "drain-node"),
             *("--node-id", node, "--reason", "DRAIN_NODE_REASON_PREEMPTION"),
-            *("--reason-message", _REASON, "--deadline-remaining-seconds", f"{seconds:.0f}"),
+            *("--reason-message", _REASON),
+            *(() if seconds is None else ("--deadline-remaining-seconds", f"{max(0.0, seconds):.0f}")),
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DRAIN_ASK_S, check=False)
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=DRAIN_ASK_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise ShoalError(f"this node cannot be drained: no answer for {DRAIN_ASK_S:.0f} s") from error
         if done.returncode != 0:
             raise ShoalError(f"this node cannot be drained: {(done.stderr or done.stdout).strip()[-300:]}")
         return node
