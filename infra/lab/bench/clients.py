@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import httpx
@@ -92,18 +91,23 @@ class SteadyLoad:
         self._level = 0
         self._stopping = False
         self._changed = threading.Condition()
-        self._pool = ThreadPoolExecutor(clients)
+        # A process that is interrupted before the `with` has begun must not wait for them.
+        self._threads = [
+            threading.Thread(target=self._ask_again_and_again, args=(index,), daemon=True)
+            for index in range(clients)
+        ]
 
     def __enter__(self) -> SteadyLoad:
-        for index in range(self.clients):
-            self._pool.submit(self._ask_again_and_again, index)
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        self._pool.shutdown()
+        for thread in self._threads:
+            thread.join()
 
     @property
     def level(self) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -199,3 +202,15 @@ def test_an_answer_that_begins_before_its_replica_is_known_is_one() -> None:
     assert not load.failures
     assert (load.answers[0].replica, load.answers[0].tokens) == (None, 1)
     assert not load.first_tokens, "nobody knows whose they are"
+
+
+INTERRUPTED = """
+from infra.lab.bench.clients import SteadyLoad
+SteadyLoad("http://127.0.0.1:9/v1", "chat", "import", clients=2).__enter__()
+raise KeyboardInterrupt  # before the body of the `with`
+"""
+
+
+def test_a_process_that_is_interrupted_while_a_load_begins_does_not_wait_for_it() -> None:
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGINT, done.stderr
