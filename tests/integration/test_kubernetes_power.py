@@ -18,6 +18,9 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
+QUICKER_S = 10.0
+"""No replica starts in so short a time, and no answer takes as long."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BusySite]:
@@ -43,6 +46,7 @@ def test_planned_changes_lose_no_step_and_no_request(site: BusySite) -> None:
     wait_for(lambda: len(site.steps()) > done + 20, "the job does not go on")
     print(f"the slowest answer took {site.longest_s(asked):.1f} s")
     assert set(site.said(asked)) == {200}, "a request was lost"
+    assert site.longest_s(asked) < QUICKER_S, "for a while no replica answered"
     logged = site.steps()
     assert logged == list(range(1, len(logged) + 1)), "a step was lost, or done twice"
     print(f"none of {len(logged)} steps lost, none of {len(site.said(asked))} requests")
