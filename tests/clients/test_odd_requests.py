@@ -72,7 +72,7 @@ def test_answers_and_streams_come_whatever_curl_is_told(base_url: str, options: 
 
 
 def test_a_client_that_speaks_only_http2_is_answered(base_url: str) -> None:
-    """The front speaks it, with TLS and without."""
+    """By the front, without TLS too."""
     shown = ("--write-out", "\n%{http_version}")
     done = curl("--fail", "--http2-prior-knowledge", "--max-time", "10", *shown, f"{base_url}/models")
     assert done.returncode == 0, done.stderr
