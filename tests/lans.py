@@ -69,12 +69,7 @@ class Workplace:
 
 def with_replicas(lan: Lan, app: str = "chat") -> list[Host]:
     """The hosts on which an app has some."""
-    title = f"ray::ServeReplica:{app}"
-    return [
-        host
-        for host in lan.hosts
-        if any(" ".join(command).startswith(title) for _, command in host.commands())
-    ]
+    return [host for host in lan.hosts if host.running(f"ray::ServeReplica:{app}")]
 
 
 @contextmanager

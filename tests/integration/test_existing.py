@@ -269,7 +269,7 @@ def test_a_loss_of_power_is_got_over(lab: Workplace, asking: Asking, training: T
     (victim,) = with_replicas(lab.lan)
     training.wait_for_steps()
     wait_for(lambda: training.nodes() - {victim.name}, "the job is on that host alone")
-    (broker,) = [each for each, command in lab.head.commands() if command[:1] == ["ray::Broker"]]
+    (broker,) = lab.head.running("ray::Broker")
     broker.kill()  # and with it what it knew of the nodes
     wait_for(lambda: misfits(lab) == {"odd"}, "the nodes are not looked at again")
     assert training.events("leaving") == []

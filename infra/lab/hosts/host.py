@@ -113,6 +113,10 @@ class Host:
                 found.append((each, each.cmdline()))
         return found
 
+    def running(self, words: str) -> list[psutil.Process]:
+        """Its processes with these words in their command line; Ray's tell what they do, after a name."""
+        return [each for each, command in self.commands() if words in " ".join(command)]
+
     def names(self) -> set[str]:
         """What its processes are called."""
         found = set()

@@ -74,6 +74,17 @@ def test_a_process_that_ends_while_it_is_asked_is_left_out(lan: Lan, monkeypatch
     assert lan.host("one").names() == {there.name()}
 
 
+def test_an_actor_is_found_whatever_it_does_at_the_moment(lan: Lan) -> None:
+    """Ray's title of a process is that of its actor, and of the method in it that is called."""
+    busy = ["bash", "-c", "exec -a 'ray::Broker.grants' sleep 61.8"]
+    with subprocess.Popen(lan.host("one").command(busy)) as sleeper:
+        while not (found := lan.host("one").running("ray::Broker")):
+            threading.Event().wait(0.05)
+        assert [each.name() for each in found][-1] == "sleep"
+        assert lan.host("two").running("ray::Broker") == []
+        sleeper.kill()
+
+
 def test_what_is_installed_is_seen_and_cannot_be_changed(lan: Lan) -> None:
     for place in (REPOSITORY, sys.prefix, "/usr"):
         done = lan.host("one").run("touch", f"{place}/changed")
