@@ -21,7 +21,7 @@ from cluster.errors import RequestError, ShoalError
 from cluster.hosts.provider import Beside, Started, Tell, nothing_beside
 from cluster.hosts.settings import JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
 from cluster.state import connection
-from cluster.state.health import answers
+from cluster.state.health import answers, listens, tls_variables
 from cluster.state.record import SERVE_PORT, TOKEN_FILE, ClusterRecord, read_record, write_record
 from cluster.state.state_directory import (
     locked,
@@ -67,7 +67,7 @@ class ExistingProvider:
             record = read_record(name)
             if record is None:
                 return False
-            if answers(record.gcs_address):
+            if answers(record.gcs_address, environment=record.tls):
                 from cluster.hosts.services import broker_facts, end_services
 
                 connection.connect(record)
@@ -79,6 +79,12 @@ class ExistingProvider:
                         tell(f"the Ray cluster carries another Shoal cluster by now ({there['name']})")
                 finally:
                     connection.disconnect()
+            elif listens(record.gcs_address):
+                raise ShoalError(
+                    f"what listens at {record.gcs_address} does not answer as Ray does, so nothing is ended:"
+                    " is it frozen, or are its certificates others by now (RAY_TLS_*)? If Ray is gone from"
+                    f" there, remove {state_directory(name)}"
+                )
             else:
                 tell(
                     f"the Ray cluster at {record.gcs_address} does not answer; what is known of it is removed"
@@ -87,7 +93,7 @@ class ExistingProvider:
             return True
 
     def silent(self, record: ClusterRecord) -> list[str]:
-        return [] if answers(record.gcs_address) else ["the head"]
+        return [] if answers(record.gcs_address, environment=record.tls) else ["the head"]
 
 
 def _start(
@@ -131,6 +137,7 @@ def _start(
             gateway_host="",
             gateway_port=0,
             token_path=_keep_token(cluster.name),
+            tls=tls_variables(os.environ),
             serve_host=cluster.serve_proxy.host,
             serve_port=cluster.serve_proxy.port or SERVE_PORT,
             provider="existing",
@@ -199,7 +206,10 @@ def _address(wanted: str | None) -> str:
             " cluster.address nor RAY_ADDRESS names one"
         )
     if not answers(address):
-        raise ShoalError(f"no Ray cluster answers at {address}")
+        why = ""
+        if listens(address):
+            why = ", though something listens there: does it use TLS, and RAY_USE_TLS does not say so?"
+        raise ShoalError(f"no Ray cluster answers at {address}{why}")
     return address
 
 

@@ -53,6 +53,7 @@ def environment(record: ClusterRecord) -> dict[str, str]:
         "RAY_API_SERVER_ADDRESS": record.dashboard_url,
         "RAY_DASHBOARD_ADDRESS": record.dashboard_url,
         "RAY_AUTH_MODE": "disabled",
+        **record.tls,
     }
     if not record.is_here:
         del variables["RAY_ADDRESS"]  # only nodes can join
@@ -79,7 +80,7 @@ def head_is_silent(record: ClusterRecord) -> str | None:
     parts = {"Ray's control store (GCS)": record.gcs_address}
     if record.nodes:
         parts["the head's raylet"] = record.nodes[0].raylet_address
-    return ", ".join(f"{part} at {parts[part]}" for part in silent(parts)) or None
+    return ", ".join(f"{part} at {parts[part]}" for part in silent(parts, environment=record.tls)) or None
 
 
 def connect(record: ClusterRecord) -> None:

@@ -56,6 +56,8 @@ class ClusterRecord:
     gateway_port: int
     token_path: str | None
     """The file with Ray's token; None where the cluster asks for none."""
+    tls: Mapping[str, str] = field(default_factory=dict)
+    """Ray's variables for its own channels, as health.tls_variables names them."""
     nodes: tuple[NodeRecord, ...] = ()
     """Those that were started with the cluster, the head first; none where somebody else starts them."""
     serve_host: str | None = None

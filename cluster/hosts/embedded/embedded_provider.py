@@ -47,7 +47,7 @@ from cluster.hosts.endpoints import (
 )
 from cluster.hosts.provider import Beside, Started, Tell, nothing_beside
 from cluster.state import connection
-from cluster.state.health import answers, silent, wait_until
+from cluster.state.health import answers, silent, tls_variables, wait_until
 from cluster.state.nodes import NODE_LABEL
 from cluster.state.record import (
     SERVE_PORT,
@@ -108,8 +108,8 @@ class EmbeddedProvider:
 
     def silent(self, record: ClusterRecord) -> list[str]:
         head = record.nodes[0].name
-        found = silent({node.name: node.raylet_address for node in record.nodes})
-        if head not in found and not answers(record.gcs_address):
+        found = silent({node.name: node.raylet_address for node in record.nodes}, environment=record.tls)
+        if head not in found and not answers(record.gcs_address, environment=record.tls):
             found.insert(0, head)
         return found
 
@@ -166,6 +166,7 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
             api_certificate=cluster.api.certificate,
             gateway_certificate=cluster.gateway.certificate,
             token_path=str(state / TOKEN_FILE),
+            tls=tls_variables(os.environ),
         )
         record = _found(cluster, record, nodes, beside)
     except BaseException:  # an interruption too must not leave a half cluster behind

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cluster.hosts.existing import living_dashboard
+from cluster.errors import ShoalError
+from cluster.hosts.existing import ExistingProvider, living_dashboard
+from cluster.state.record import ClusterRecord, read_record, write_record
+from cluster.state.state_directory import require_private, state_directory
 from infra.lab.hosts.host import Host
 from tests.clusters import LiveCluster, caller_environment, shoal, write_config
 from tests.lans import Workplace, needs_hosts, workplace
@@ -26,6 +30,30 @@ def test_where_there_is_no_ray_cluster(tmp_path: Path) -> None:
     assert "no Ray cluster answers at" in done.stderr
     done = shoal("down", "-f", str(auto))
     assert (done.returncode, done.stdout) == (0, "cluster lab was not up\n")
+
+
+def test_a_cluster_that_cannot_be_spoken_to_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as deaf:
+        address = f"127.0.0.1:{deaf.getsockname()[1]}"
+        config = write_config(tmp_path, "lab", "provider: existing", f"address: {address}")
+        done = shoal("up", "-f", str(config))
+        assert done.returncode == 1
+        assert f"no Ray cluster answers at {address}, though something listens there: does" in done.stderr
+        require_private(state_directory("lab"))
+        record = ClusterRecord(
+            "lab", "1", str(config), str(tmp_path), "/data", "127.0.0.1", address, "", "", 0, None
+        )
+        write_record(record)
+        with pytest.raises(ShoalError, match=f"^what listens at {address} does not .* so nothing is ended: "):
+            ExistingProvider().down("lab", said.append)
+        assert (read_record("lab"), said) == (record, [])
+    assert ExistingProvider().down("lab", said.append)
+    assert said == [f"the Ray cluster at {address} does not answer; what is known of it is removed"]
+    assert read_record("lab") is None
 
 
 def test_what_is_private_of_ray_says_what_the_public_says(running_cluster: LiveCluster) -> None:
