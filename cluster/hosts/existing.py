@@ -124,6 +124,12 @@ def _start(
     for sentence in findings.notes:
         tell(sentence)
     try:
+        token_path = _keep_token(cluster.name)
+        if token_path is None:
+            tell(
+                "this Ray cluster asks for no token: whoever reaches it can run anything on its nodes"
+                " (RAY_AUTH_MODE=token where Ray is started changes that)"
+            )
         head_ip = next(node.address for node in nodes if node.node_id == head)
         record = ClusterRecord(
             name=cluster.name,
@@ -136,7 +142,7 @@ def _start(
             dashboard_url=f"http://{living_dashboard(found['dashboard'], head_ip, ray.nodes())}",
             gateway_host="",
             gateway_port=0,
-            token_path=_keep_token(cluster.name),
+            token_path=token_path,
             tls=tls_variables(os.environ),
             serve_host=cluster.serve_proxy.host,
             serve_port=cluster.serve_proxy.port or SERVE_PORT,

@@ -85,6 +85,7 @@ def tour(lab: Workplace) -> dict[str, Any]:
     """What the quickstart says of the cluster, which it leaves up."""
     done = lab.shoal("quickstart", "-f", CONFIG, "--dir", TOUR, "--keep", "--json", timeout_s=400)
     assert done.returncode == 0, done.stderr
+    assert "this Ray cluster asks for no token: whoever reaches it can run anything" in done.stderr
     report: dict[str, Any] = json.loads(done.stdout)
     for step in report["steps"]:
         print(f"{step['name']}: {step['seconds']:.1f} s: {step['detail']}")
