@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from cluster.state.health import CERTIFICATES, USE_TLS
+
 SERVE_SETTINGS = {
     "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
@@ -28,5 +30,7 @@ ANOTHER_CLUSTERS = (
     "RAY_RUNTIME_ENV",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
     "RAY_JOB_ID",
+    USE_TLS,
+    *CERTIFICATES,
 )
 """Variables that would tie new nodes to whatever cluster the caller's shell points at."""

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
+from cluster.environment import passed_on
 from cluster.errors import RequestError, ShoalError
 from cluster.hosts import processes
 from cluster.hosts.embedded.addresses import (
@@ -147,7 +148,8 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
             for index, ((name, shape), ip) in enumerate(zip(shapes, ips, strict=True))
         ]
         tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
-        gcs_address = _start_nodes(nodes, identity, state, cluster.env)
+        tls = tls_variables(passed_on(cluster.env, os.environ, "cluster.env"))
+        gcs_address = _start_nodes(nodes, identity, state, cluster.env, tls)
         record = ClusterRecord(
             name=cluster.name,
             cluster_id=identity.cluster_id,
@@ -166,7 +168,7 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
             api_certificate=cluster.api.certificate,
             gateway_certificate=cluster.gateway.certificate,
             token_path=str(state / TOKEN_FILE),
-            tls=tls_variables(os.environ),
+            tls=tls,
         )
         record = _found(cluster, record, nodes, beside)
     except BaseException:  # an interruption too must not leave a half cluster behind
@@ -226,6 +228,7 @@ def _start_nodes(
     identity: Identity,
     state: Path,
     own: Mapping[str, str | None],
+    tls: Mapping[str, str],
 ) -> str:
     """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
     head_ip = nodes[0].ip
@@ -269,7 +272,7 @@ def _start_nodes(
 
     with _reaped(launched):
         launch(nodes[0], ports)
-        wait(lambda: answers(gcs_address, timeout_s=1.0), "did not begin to answer")
+        wait(lambda: answers(gcs_address, 1.0, tls), "did not begin to answer")
         for node in nodes[1:]:
             launch(node, None)
         wait(lambda: all(item.process.poll() == 0 for item in launched), "did not start")

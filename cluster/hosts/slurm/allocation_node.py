@@ -108,10 +108,10 @@ def run(name: str, head: str | None) -> int:
     signal.signal(signal.SIGUSR2, lambda *_: ended.set())
     job = require_batch_job(name)
     cluster = ClusterConfig.model_validate(job.section)
-    if head is not None:
-        watching = (job, head, ended, cluster.slurm.requeue)
-        threading.Thread(target=_watch_head, args=watching, daemon=True).start()
     task = node_task(job, cluster, os.environ, head)
+    if head is not None:
+        watching = (job.number, head, {**os.environ, **task.env}, ended, cluster.slurm.requeue)
+        threading.Thread(target=watch_head, args=watching, daemon=True).start()
     token = (job.directory / TOKEN_FILE).read_text(encoding="utf-8")
     directory, step = node_directory(name), os.environ["SLURM_STEP_ID"]
     threading.Thread(target=_live, args=(task.node, ended), daemon=True).start()
@@ -147,17 +147,25 @@ def _pass_on(node: str, noticed: threading.Event) -> None:
     _say({"node": node, "state": NOTICE})
 
 
-def _watch_head(job: BatchJob, head: str, ended: threading.Event, requeue: bool) -> None:
-    """Give the job back to Slurm when its head is gone: Slurm lets it run without the node that it has lost,
-    where nothing of the cluster is left that could do so."""
+def watch_head(
+    number: str, head: str, environment: Mapping[str, str], ended: threading.Event, requeue: bool
+) -> None:
+    """Give a job back to Slurm when its head is gone: Slurm lets it run without the node that it has lost,
+    where nothing of the cluster is left that could do so.
+
+    Args:
+        number: the job's.
+        head: HOST:PORT of Ray's control store.
+        environment: that of Ray on the nodes.
+    """
     answered = time.monotonic()
     while not ended.wait(LOOK_S):
-        if answers(head):
+        if answers(head, environment=environment):
             answered = time.monotonic()
         elif time.monotonic() - answered > HEAD_SILENT_S:
             print(f"the head has not answered for {HEAD_SILENT_S:.0f} s", file=sys.stderr, flush=True)
             with suppress(ShoalError):  # another node was faster
-                (slurm.requeue if requeue else slurm.cancel)(job.number)
+                (slurm.requeue if requeue else slurm.cancel)(number)
             return
 
 

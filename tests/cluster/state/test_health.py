@@ -4,64 +4,33 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import grpc
 import pytest
 
 from cluster.errors import ShoalError
-from cluster.state.health import HEALTH_CHECK, answers, listens, silent, tls_variables
+from cluster.state.health import answers, listens, silent, tls_variables
 from tests.certificates import make_certificate
+from tests.grpc_health import healthy_server, tls_of_ray
 
 PLAIN = {"RAY_USE_TLS": "0"}
 
 
-class _Healthy(grpc.GenericRpcHandler):
-    def service(self, called: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        asked = called.method == HEALTH_CHECK
-        return grpc.unary_unary_rpc_method_handler(lambda request, context: b"\x08\x01") if asked else None
-
-
-def _serve(credentials: grpc.ServerCredentials | None) -> tuple[grpc.Server, str]:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[_Healthy()])
-    where = "127.0.0.1:0"
-    if credentials is None:
-        port = server.add_insecure_port(where)
-    else:
-        port = server.add_secure_port(where, credentials)
-    server.start()
-    return server, f"127.0.0.1:{port}"
-
-
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Ray's variables, as its guide has them set."""
-    folder = tmp_path_factory.mktemp("tls")
-    certificate, key = make_certificate(folder, "ray", "IP:127.0.0.1")
-    return {
-        "RAY_USE_TLS": "1",
-        "RAY_TLS_SERVER_CERT": certificate,
-        "RAY_TLS_SERVER_KEY": key,
-        "RAY_TLS_CA_CERT": certificate,
-    }
+    return tls_of_ray(tmp_path_factory.mktemp("tls"))
 
 
 @pytest.fixture(scope="module")
 def secure(tls: dict[str, str]) -> Iterator[str]:
-    """The address of a server that knows whom it speaks to, as Ray's do."""
-    key, certificate = (Path(tls[f"RAY_TLS_SERVER_{part}"]).read_bytes() for part in ("KEY", "CERT"))
-    credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
-    server, address = _serve(credentials)
-    yield address
-    server.stop(None)
+    with healthy_server(tls) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[str]:
-    server, address = _serve(None)
-    yield address
-    server.stop(None)
+    with healthy_server() as address:
+        yield address
 
 
 def test_a_server_with_tls_answers_who_has_its_certificates(

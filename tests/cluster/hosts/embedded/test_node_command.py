@@ -72,13 +72,15 @@ def test_nothing_of_another_cluster_reaches_the_node() -> None:
         "RAY_AUTH_MODE": "disabled",
         "SHOAL_CLUSTER_ID": "outer",
         "RAY_memory_usage_threshold": "0.9",
+        "RAY_USE_TLS": "1",
+        "RAY_TLS_CA_CERT": "theirs.pem",
     }
     variables = node_environment(caller, PYTHON, node(), IDENTITY, GCS, STATE)
     assert variables["SHOAL_CLUSTER_ID"] == "the-id"
     assert variables["RAY_AUTH_MODE"] == "token"
     assert variables["RAY_AUTH_TOKEN_PATH"] == f"{STATE}/token"
     assert variables["RAY_memory_usage_threshold"] == "0.9"
-    assert "RAY_AUTH_TOKEN" not in variables
+    assert not {"RAY_AUTH_TOKEN", "RAY_USE_TLS", "RAY_TLS_CA_CERT"} & variables.keys()
     assert variables["RAY_ADDRESS"] == GCS
 
 
