@@ -160,7 +160,11 @@ def watch_head(
     """
     answered = time.monotonic()
     while not ended.wait(LOOK_S):
-        if answers(head, environment=environment):
+        try:
+            is_there = answers(head, environment=environment)
+        except ShoalError:  # a certificate cannot be read just now, which says nothing of the head
+            continue
+        if is_there:
             answered = time.monotonic()
         elif time.monotonic() - answered > HEAD_SILENT_S:
             print(f"the head has not answered for {HEAD_SILENT_S:.0f} s", file=sys.stderr, flush=True)

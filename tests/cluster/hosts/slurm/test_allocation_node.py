@@ -32,6 +32,13 @@ def test_a_head_that_answers_keeps_the_job_and_one_that_is_gone_gives_it_back(
         watcher = threading.Thread(target=watch_head, args=("7", head, tls, ended, True), daemon=True)
         watcher.start()
         assert not gone.wait(2.0), "it was given back though its head answers"
+        for file in tls.values():
+            if Path(file).exists():
+                Path(file).rename(f"{file}.away")
+        assert not gone.wait(1.0), "it was given back though nobody could ask the head"
+        for file in tls.values():
+            if Path(f"{file}.away").exists():
+                Path(f"{file}.away").rename(file)
     assert gone.wait(15.0)
     watcher.join(15.0)
     assert (back, watcher.is_alive()) == (["7"], False)
