@@ -48,7 +48,7 @@ from cluster.hosts.endpoints import (
 )
 from cluster.hosts.provider import Beside, Started, Tell, nothing_beside
 from cluster.state import connection
-from cluster.state.health import answers, silent, tls_variables, wait_until
+from cluster.state.health import answers, listens, silent, tls_variables, wait_until
 from cluster.state.nodes import NODE_LABEL
 from cluster.state.record import (
     SERVE_PORT,
@@ -118,6 +118,11 @@ class EmbeddedProvider:
         """The record when the cluster is up; what is left of a dead one is cleaned away."""
         record, identity = read_record(cluster.name), read_identity(cluster.name)
         gone = self.silent(record) if record is not None else []
+        if record is not None and record.nodes[0].name in gone and _head_listens(record):
+            raise ShoalError(
+                f"the head of cluster {cluster.name} is there and does not answer: is this machine"
+                " overloaded, or are Ray's processes stopped? `shoal up` when it answers again; `shoal down` ends it"
+            )
         if record is None or identity is None or record.nodes[0].name in gone:
             why = "its start was not finished" if record is None else "its head was dead"
             if _clean(cluster.name):
@@ -133,6 +138,11 @@ class EmbeddedProvider:
         if dict(identity.cluster) != cluster.model_dump(mode="json"):
             tell("the cluster section of the config has changed since; `shoal down` and `shoal up` apply it")
         return record
+
+
+def _head_listens(record: ClusterRecord) -> bool:
+    """Whether both servers of the head have not ended, though they may be stopped."""
+    return listens(record.gcs_address) and listens(record.nodes[0].raylet_address)
 
 
 def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside) -> ClusterRecord:

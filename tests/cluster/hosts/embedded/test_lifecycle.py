@@ -163,7 +163,8 @@ def test_a_node_that_does_not_start_is_told_with_its_log_and_nothing_is_left(tmp
 def test_a_cluster_beside_another_through_its_whole_life(
     running_cluster: LiveCluster, tmp_path: Path
 ) -> None:
-    """One story, because a start costs seconds: two `up` at once, side by side, head killed, up, down."""
+    """One story, because a start costs seconds: two `up` at once, side by side, head stopped, head killed,
+    up, down."""
     name = unique_name()
     path = write_config(tmp_path, name, *ONE_NODE)
     with taken_down(path):
@@ -185,6 +186,16 @@ def test_a_cluster_beside_another_through_its_whole_life(
         names = [name, running_cluster.record.name, name]
         done = one.python(JOIN_EACH.format(names=names))
         assert done.stdout.split() == ["1", "3", "1"], done.stderr
+
+        # The head is stopped for a while: `up` does not take it for dead.
+        (control_store,) = servers(one.record.cluster_id, "gcs_server")
+        control_store.suspend()
+        done = shoal("up", "-f", str(path))
+        control_store.resume()
+        assert done.returncode == 1
+        assert f"the head of cluster {name} is there and does not answer: is this machine over" in done.stderr
+        assert live(path, name).record == one.record
+        assert one.python(COUNT_NODES).stdout.strip() == "1"
 
         # The head dies: told soon, and `up` starts again under a new identity with nothing left of the old.
         first_life = processes_of(one.record)
