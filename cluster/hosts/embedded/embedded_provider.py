@@ -121,7 +121,8 @@ class EmbeddedProvider:
         if record is not None and record.nodes[0].name in gone and _head_listens(record):
             raise ShoalError(
                 f"the head of cluster {cluster.name} is there and does not answer: is this machine"
-                " overloaded, or are Ray's processes stopped? `shoal up` when it answers again; `shoal down` ends it"
+                " overloaded, or are Ray's processes stopped? `shoal up` when it answers again;"
+                " `shoal down` ends it"
             )
         if record is None or identity is None or record.nodes[0].name in gone:
             why = "its start was not finished" if record is None else "its head was dead"
