@@ -26,9 +26,10 @@ wait_for = partial(waiting.wait_for, timeout_s=WAIT_S)
 
 
 @pytest.fixture
-def user(tmp_path: Path) -> Iterator[SlurmUser]:
+def user(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SlurmUser]:
+    """Of a site with these settings, where a test names some."""
     tmp_path.chmod(0o755)
-    with slurm_site_of(tmp_path) as site:
+    with slurm_site_of(tmp_path, settings=getattr(request, "param", None)) as site:
         yield SlurmUser(site, tmp_path / "homes")
 
 
@@ -134,6 +135,8 @@ def test_the_time_limit_is_a_notice_to_leave(user: SlurmUser) -> None:
     assert user.document("down")["stopped"]
 
 
+# A host that is back after that is no node of the job's any more.
+@pytest.mark.parametrize("user", [{"SlurmdTimeout": "60"}], indirect=True)
 def test_a_loss_of_power_is_got_over(user: SlurmUser) -> None:
     user.write(
         train_jobs={"lm": {**JOB, "checkpoint": {"every_steps": 20}}, "short": {**JOB, "steps": 20}},
