@@ -34,8 +34,10 @@ def healthy_server(tls: Mapping[str, str] | None = None) -> Iterator[str]:
         credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
         port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    yield f"127.0.0.1:{port}"
-    server.stop(None)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        server.stop(None)
 
 
 def tls_of_ray(folder: Path, *addresses: str) -> dict[str, str]:

@@ -39,14 +39,16 @@ def _over_tls(environment: Mapping[str, str]) -> bool:
     return environment.get(USE_TLS, "0").lower() in ("1", "true")
 
 
-def _channel(address: str, environment: Mapping[str, str]) -> grpc.Channel:
-    """A channel as Ray's own are under these variables.
+def _channel(address: str, environment: Mapping[str, str] | None) -> grpc.Channel:
+    """A channel as Ray's own are under these variables; None for those of this process.
 
     Raises:
         ShoalError: a file of theirs cannot be read.
     """
     import grpc
 
+    if environment is None:
+        environment = os.environ
     if not _over_tls(environment):
         return grpc.insecure_channel(address)
     parts = []
@@ -66,7 +68,7 @@ def answers(address: str, timeout_s: float = TIMEOUT_S, environment: Mapping[str
     """
     import grpc
 
-    with _channel(address, os.environ if environment is None else environment) as channel:
+    with _channel(address, environment) as channel:
         try:
             channel.unary_unary(HEALTH_CHECK)(b"", timeout=timeout_s)
         except grpc.RpcError:
@@ -90,8 +92,7 @@ def silent(
     environment: Mapping[str, str] | None = None,
 ) -> list[str]:
     """The names, of {name: HOST:PORT}, that do not answer; all are asked at once. See `answers`."""
-    variables = os.environ if environment is None else environment
-    channels = {name: _channel(address, variables) for name, address in addresses.items()}
+    channels = {name: _channel(address, environment) for name, address in addresses.items()}
     calls = {
         name: channel.unary_unary(HEALTH_CHECK).future(b"", timeout=timeout_s)
         for name, channel in channels.items()

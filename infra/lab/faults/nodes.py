@@ -80,5 +80,5 @@ def start_node(record: ClusterRecord, name: str) -> None:
 def kill_head(record: ClusterRecord) -> None:
     """SIGKILL for every process of the head node: the control store, its raylet, the drivers and actors."""
     kill_node(record, record.nodes[0].name)
-    if answers(record.gcs_address, timeout_s=1.0):
+    if answers(record.gcs_address, 1.0, record.tls):
         raise ShoalError(f"the control store at {record.gcs_address} survived the head")

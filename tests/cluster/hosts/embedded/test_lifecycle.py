@@ -190,8 +190,10 @@ def test_a_cluster_beside_another_through_its_whole_life(
         # The head is stopped for a while: `up` does not take it for dead.
         (control_store,) = servers(one.record.cluster_id, "gcs_server")
         control_store.suspend()
-        done = shoal("up", "-f", str(path))
-        control_store.resume()
+        try:
+            done = shoal("up", "-f", str(path))
+        finally:
+            control_store.resume()
         assert done.returncode == 1
         assert f"the head of cluster {name} is there and does not answer: is this machine over" in done.stderr
         assert live(path, name).record == one.record
