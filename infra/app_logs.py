@@ -23,7 +23,7 @@ from cluster.hosts.embedded.session_directory import session_directory
 from cluster.state.connection import ClusterRecord, point_at
 from infra.log_lines import LogLine, Origin
 from serve_apps.controller.ray_private import replica_named
-from serve_apps.spec import GATEWAY, RANK, SERVE_NAMESPACE, is_gateway
+from serve_apps.spec import GATEWAY, SERVE_NAMESPACE, is_gateway
 
 OUTPUTS = ("out", "err")
 LOOK_EVERY_S = 2.0
@@ -102,21 +102,17 @@ def sources_of(rows: Iterable[Any], app: str, replica: str | None = None) -> lis
             s.alive,
             s.application,
             s.origin.replica,
-            s.origin.rank or 0,
         ),
     )
 
 
 def _source(row: Any) -> AppProcess | None:
     name = row.name or ""
-    if name.startswith(RANK):
-        application, replica, rank = name.removeprefix(RANK).split("#")
-        origin = Origin("rank", replica, int(rank))
-    elif (named := replica_named(name)) is not None:
-        application, replica = named
-        origin = Origin("gateway" if is_gateway(application) else "replica", replica)
-    else:
+    named = replica_named(name)
+    if named is None:
         return None
+    application, replica = named
+    origin = Origin("gateway" if is_gateway(application) else "replica", replica)
     return AppProcess(origin, application, row.actor_id, row.node_id, row.pid, row.state != "DEAD")
 
 
@@ -163,7 +159,7 @@ class AppLogs:
                 try:
                     lines = _numbered(self._raw(source, suffix), wanted)
                     for number, line in lines if wanted.tail is None else deque(lines, maxlen=wanted.tail):
-                        emit(Written(source.origin, line, _key(source, suffix), number))
+                        emit(Written(source.origin.of(line), line, _key(source, suffix), number))
                 except ShoalError as error:
                     say(str(error))
 
@@ -226,11 +222,11 @@ class AppLogs:
                 if wanted.tail is not None and not past:
                     chosen, past = _last(self._raw(source, suffix), wanted)
                     for number, line in chosen:
-                        put(Written(source.origin, line, log, number))
+                        put(Written(source.origin.of(line), line, log, number))
                 for text in islice(self._raw(source, suffix, follow=not ends), past, None):
                     past, broken = past + 1, False
                     for _, line in _numbered((text,), wanted):
-                        put(Written(source.origin, line, log, past))
+                        put(Written(source.origin.of(line), line, log, past))
             except ShoalError as error:
                 if not broken:
                     say(str(error))
@@ -327,5 +323,4 @@ def _is_of(file: Path, source: AppProcess) -> bool:
     """Whether a process of this kind wrote a file: process ids come again."""
     with file.open(errors="replace") as lines:
         head = "".join(islice(lines, 5))
-    name = f"ServeReplica:{source.application}:" if source.origin.rank is None else "_Rank"
-    return f":actor_name:{name}" in head
+    return f":actor_name:ServeReplica:{source.application}:" in head

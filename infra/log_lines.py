@@ -22,7 +22,8 @@ class Origin:
     """The process that wrote a line."""
 
     kind: str
-    """`gateway`, `replica`, or `rank` (a tensor-parallel rank beside rank 0)."""
+    """`gateway`, `replica`, or `rank` (a tensor-parallel rank beside rank 0, which writes where its replica
+    does, and says so)."""
     replica: str
     """The replica's id; the gateway's own, too."""
     rank: int | None = None
@@ -33,6 +34,11 @@ class Origin:
         if self.kind == "gateway":
             return "[gateway]"
         return f"[{self.replica}]" if self.rank is None else f"[{self.replica} rank {self.rank}]"
+
+    def of(self, line: LogLine) -> Origin:
+        """The process that wrote this line, among those that write where this one does."""
+        rank = None if line.document is None else line.document.get("rank")
+        return self if rank is None else Origin("rank", self.replica, rank)
 
     def as_json(self) -> dict[str, Any]:
         return {"source": self.kind, "replica": self.replica, "rank": self.rank}

@@ -22,9 +22,6 @@ FRONT = "shoal-front"
 """The same of what stands in front of the gateways."""
 SERVE_NAMESPACE = "serve"
 """Ray's namespace of Serve's actors."""
-RANK = "SHOAL_RANK::"
-"""How the names of the actors of a replica's ranks ≥ 1 begin, in Serve's namespace; APPLICATION#REPLICA#RANK
-follows."""
 
 
 def gateway_of(node_id: str) -> str:

@@ -22,6 +22,7 @@ WALL_CLOCK_IS_RIGHT = {
     "serve_apps/gateway/embedding_call.py": "`created` of an answer",
     "serve_apps/batch/run.py": "when a run began",
     "serve_apps/controller/store.py": "times of events",
+    "serve_apps/replica/engine_process.py": "times of what a rank prints",
     "serve_apps/replica/deployment.py": "when a replica started and was ready, as events have it",
     # What is told across restarts and machines, which share no other clock. A jump may let a node
     # be trusted an hour early or late; a rollout's trial or the hold on a checkpoint may end so too.

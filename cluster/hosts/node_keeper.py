@@ -1,17 +1,20 @@
-"""Looks at every node that joins while the cluster is up, and tells the broker whether it fits."""
+"""Sees to every node that joins while the cluster is up: it gets an agent, and the broker is told whether it
+fits."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import ray
 
 from cluster.actors import NAMESPACE
-from cluster.actors.head_actor import start_on_head
+from cluster.actors.head_actor import begin_on_head
 from cluster.errors import ShoalError
 from cluster.hosts.probe import ProbedNode, probe
+from cluster.node.node_agent import start_node_agents
 from cluster.ray_private import HEAD_RESOURCE
 from cluster.sharing.client import BrokerClient
 from cluster.state.nodes import node_names
@@ -27,10 +30,12 @@ class NodeKeeper:
 
     Args:
         storage: the cluster's.
+        probed: whether nodes have to be looked at.
     """
 
-    def __init__(self, storage: str) -> None:
+    def __init__(self, storage: str, probed: bool) -> None:
         self._storage = storage
+        self._probed = probed
         threading.Thread(target=self._run, daemon=True).start()
 
     def hears(self) -> None:
@@ -40,7 +45,9 @@ class NodeKeeper:
         pause = threading.Event()
         while True:
             try:
-                look(self._storage)
+                start_node_agents(living_node_ids())
+                if self._probed:
+                    look(self._storage)
             except (ShoalError, ray.exceptions.RayError) as error:
                 logger.warning("the nodes could not be looked at: %s", error)
             pause.wait(LOOK_EVERY_S)
@@ -73,14 +80,21 @@ def living_nodes() -> tuple[list[ProbedNode], str | None]:
     return nodes, head
 
 
+def living_node_ids() -> list[str]:
+    """Ids of the nodes that are alive. Also of those without devices: drivers of jobs have processes too."""
+    return [row["NodeID"] for row in ray.nodes() if row["Alive"]]
+
+
 def _gpus(row: dict[str, Any]) -> float:
     return float(row["Resources"].get("GPU", 0.0))
 
 
-def start_node_keeper(storage: str) -> None:
-    """Start it on the head, and wait until it answers; one that runs is left alone.
+def begin_node_keeper(storage: str, *, probed: bool) -> Callable[[], Any]:
+    """Have it started on the head; what is returned waits until it answers. One that runs is left alone.
 
     Raises:
-        ShoalError: it did not start in time.
+        ShoalError: from what is returned, it did not start in time.
     """
-    start_on_head(NodeKeeper, NAME, NAMESPACE, storage, what="what looks at new nodes", first_call="hears")
+    return begin_on_head(
+        NodeKeeper, NAME, NAMESPACE, storage, probed, what="what looks at new nodes", first_call="hears"
+    )

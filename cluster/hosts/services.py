@@ -82,12 +82,12 @@ def start_services(cluster: ClusterConfig, record: ClusterRecord, beside: Beside
         ShoalError: one did not start in time.
     """
     facts = facts_of(cluster, record)
+    from cluster.hosts.node_keeper import begin_node_keeper
+
+    keeper = begin_node_keeper(record.storage, probed=facts["probed"])
     wait = beside(record)
     start_broker(facts)
-    if facts["probed"]:
-        from cluster.hosts.node_keeper import start_node_keeper
-
-        start_node_keeper(record.storage)
+    keeper()
     wait()
 
 

@@ -9,7 +9,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from cluster.node.agent import NodeAgent
+from cluster.node.forked_processes import ForkedProcesses
 
 _END_TIMEOUT_S = 10.0
 _HEARS_TIMEOUT_S = 2.0
@@ -26,7 +26,7 @@ class NodeAgents:
     """
 
     def __init__(
-        self, kind: type[NodeAgent], *arguments: Any, runtime_env: Mapping[str, Any] | None = None
+        self, kind: type[ForkedProcesses], *arguments: Any, runtime_env: Mapping[str, Any] | None = None
     ) -> None:
         options = {"runtime_env": dict(runtime_env)} if runtime_env else {}
         self._kind: Any = ray.remote(num_cpus=0, max_restarts=-1, **options)(kind)

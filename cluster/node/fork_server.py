@@ -1,4 +1,4 @@
-"""Forks processes out of one that has imported everything: `python -m cluster.node.fork_server`.
+"""Forks processes of one owner out of one that has imported everything: `python -m cluster.node.fork_server`.
 
 Torch, transformers and what is built on them take seconds to import, on every core that a node has; a fork
 has them at once, and shares their memory. multiprocessing's own fork server runs its caller's main module
@@ -153,9 +153,14 @@ def main() -> None:
     sys.path[:] = json.loads(sys.argv[2])  # that of whoever started it: packages may lie anywhere
     for module in sys.argv[3:]:
         importlib.import_module(module)
-    gc.collect()
-    gc.freeze()  # no collection in a child has to copy what all share
+    settle()
     ForkServer(requests).serve()
+
+
+def settle() -> None:
+    """Everything is imported: no collection in a child has to copy what all share."""
+    gc.collect()
+    gc.freeze()
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from cluster.files.storage import Storage
 from serve_apps.batch.board import CALL_TIMEOUT_S, find_board
 from serve_apps.batch.manifest import MANIFEST, Totals
 from serve_apps.batch.plan import Shard
+from serve_apps.batch.rank_group import RankGroup
 from serve_apps.batch.rows import RowReader, RowRequest, RowResult, totals, with_results
 from serve_apps.batch.shard_file import read_totals, write_shard
 from serve_apps.batch.shared_lock import SharedLock
@@ -35,7 +36,6 @@ from serve_apps.engine.protocol import AnswerError, EngineError, PromptError, Qu
 from serve_apps.models import model_directory
 from serve_apps.openai.errors import ApiError
 from serve_apps.replica.prompts import Prompts
-from serve_apps.replica.rank_group import RankGroup
 from serve_apps.spec import AppSpec
 
 logger = logging.getLogger(__name__)

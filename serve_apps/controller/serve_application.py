@@ -29,21 +29,21 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
     from ray.serve.schema import LoggingConfig
 
-    from serve_apps.engine.config import replica_bundles
     from serve_apps.replica.deployment import Replica
     from serve_apps.routing import ROUTER
 
-    bundles = replica_bundles(spec)
+    # One bundle: the replica has the devices of all its engine's ranks, and shares them out.
+    devices = spec.replica_resources
     options: dict[str, Any] = {
         "name": DEPLOYMENT,
         "ray_actor_options": {
-            "num_cpus": bundles[0].get("CPU", 0.0),
-            "num_gpus": bundles[0].get("GPU", 0.0),
+            "num_cpus": devices.get("CPU", 0.0),
+            "num_gpus": devices.get("GPU", 0.0),
             **own_runtime_env(),
         },
-        "placement_group_bundles": bundles,
+        "placement_group_bundles": [devices],
         "placement_group_strategy": "STRICT_PACK",
-        "placement_group_bundle_label_selector": spec.bundle_labels(len(bundles)),
+        "placement_group_bundle_label_selector": spec.bundle_labels(1),
         # What does not fit in the batch waits at the gateway, where a new replica can take it.
         "max_ongoing_requests": spec.config.limits.batch,
         "autoscaling_config": AutoscalingConfig(

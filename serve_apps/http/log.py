@@ -19,7 +19,15 @@ _LEVELS = {"shoal": logging.INFO, "serve_apps": logging.INFO, "uvicorn": logging
 
 
 class JsonFormatter(logging.Formatter):
-    """A log record as one line of JSON, with the id of the request that was answered."""
+    """A log record as one line of JSON, with the id of the request that was answered.
+
+    Args:
+        facts: what every line says besides.
+    """
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__()
+        self._facts = facts
 
     def format(self, record: logging.LogRecord) -> str:
         if record.name == requests_logger.name:
@@ -30,6 +38,7 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
             "request_id": current_id(),
+            **self._facts,
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
@@ -42,16 +51,20 @@ class _JsonHandler(logging.StreamHandler[Any]):
     Serve puts a logger in its place that looks through the stack for each line, and writes no plain JSON.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **facts: Any) -> None:
         super().__init__(sys.__stderr__)
-        self.setFormatter(JsonFormatter())
+        self.setFormatter(JsonFormatter(**facts))
 
 
-def log_as_json(levels: Mapping[str, int] = _LEVELS) -> None:
-    """Write what the gateway logs to standard error as lines of JSON, whoever else has set up logging."""
+def log_as_json(levels: Mapping[str, int] = _LEVELS, **facts: Any) -> None:
+    """Write what a process logs to standard error as lines of JSON, whoever else has set up logging.
+
+    Args:
+        facts: what every line says besides.
+    """
     for name, level in levels.items():
         logger = logging.getLogger(name)
         if not any(isinstance(handler, _JsonHandler) for handler in logger.handlers):
-            logger.addHandler(_JsonHandler())
+            logger.addHandler(_JsonHandler(**facts))
             logger.setLevel(level)
             logger.propagate = False

@@ -19,7 +19,6 @@ from infra import app_logs
 from infra.app_logs import AppLogs, AppProcess, Wanted, Written, _last, _lines, sources_of
 from infra.log_lines import LogLine, Origin
 from serve_apps.http.request_record import RequestRecord, client_id
-from serve_apps.spec import RANK
 
 ENDED = {
     "time": "2026-01-02T03:04:05.678Z",
@@ -107,19 +106,25 @@ ROWS = [
     row("SERVE_REPLICA::gateway#gateway#gw"),
     row("SERVE_REPLICA::chat:1#replica#new"),
     row("SERVE_REPLICA::chat:1#replica#old", "DEAD"),
-    row(f"{RANK}chat:1#old#1", "DEAD"),
-    row(f"{RANK}chat:1#new#1"),
     row("SERVE_REPLICA::chat-2:1#replica#other"),
 ]
 
 
 def test_the_processes_of_an_app_are_found_by_their_names() -> None:
     prefixes = [source.origin.prefix for source in sources_of(ROWS, "chat")]
-    assert prefixes == ["[old]", "[old rank 1]", "[new]", "[new rank 1]", "[gateway]"]
-    assert [s.origin.prefix for s in sources_of(ROWS, "chat", "old")] == ["[old]", "[old rank 1]"]
+    assert prefixes == ["[old]", "[new]", "[gateway]"]
+    assert [s.origin.prefix for s in sources_of(ROWS, "chat", "old")] == ["[old]"]
     assert [s.origin.prefix for s in sources_of(ROWS, "gateway")] == ["[gateway]"]
     assert sources_of(ROWS, "nothing") == sources_of(ROWS, "") == []
-    assert [s.alive for s in sources_of(ROWS, "chat")] == [False, False, True, True, True]
+    assert [s.alive for s in sources_of(ROWS, "chat")] == [False, True, True]
+
+
+def test_a_line_of_a_rank_says_so() -> None:
+    replica = Origin("replica", "new")
+    said = {"time": "2026-01-01T00:00:00Z", "rank": 1, "message": "rank 1 follows"}
+    assert replica.of(read(said)).prefix == "[new rank 1]"
+    assert replica.of(read({**said, "rank": None})) is replica
+    assert replica.of(read("anything")) is replica
 
 
 def test_lines_are_whole_whatever_the_pieces_are() -> None:

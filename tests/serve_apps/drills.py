@@ -106,8 +106,7 @@ class Stage:
 
     def rank_beside(self, replica: Notes) -> int:
         """The process of rank 1 of a replica."""
-        node = psutil.Process(replica.pid).ppid()
-        (rank,) = [each.pid for each in self.cluster.processes("ray::_Rank") if each.ppid() == node]
+        (rank,) = {each.pid for each in ranks_of(replica.pid)} - {replica.pid}
         return rank
 
 
@@ -121,6 +120,13 @@ def staged(cluster: LiveCluster, app: App, directory: Path, tensor: int = 2) -> 
             yield stage
         finally:
             call(driver.stop)
+
+
+def ranks_of(engine: int) -> list[psutil.Process]:
+    """The processes of an engine's ranks: forks of one process, rank 0 among them."""
+    parent = psutil.Process(engine).parent()
+    assert parent is not None
+    return parent.children()
 
 
 Act = Callable[[Stage, Notes], None]

@@ -7,11 +7,14 @@ must not matter. The functions here run in that process.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
+
+import psutil
 
 from cluster.actors import NAMESPACE
 from cluster.state.record import ClusterRecord
@@ -135,14 +138,23 @@ def replica_nodes(app: str) -> tuple[str, ...]:
 
 
 def rank_beside(replica: str) -> int:
-    """The process of rank 1 of a replica: the actor in the replica's placement group."""
+    """The process of rank 1 of a replica: of the forks that write where the replica does, the second."""
     from ray.util.state import list_actors
 
     rows = list_actors(filters=[("state", "=", "ALIVE")], limit=1000, detail=True)
     home = next(row for row in rows if row.name and row.name.endswith(f"#{replica}"))
-    ranks = [r for r in rows if r.class_name == "_Rank" and r.placement_group_id == home.placement_group_id]
-    assert len(ranks) == 1
-    return int(ranks[0].pid)
+    output = os.readlink(f"/proc/{home.pid}/fd/1")
+    forks = [each for each in psutil.process_iter() if each.pid != home.pid and _writes_to(each, output)]
+    ranks = [each for each in forks if each.ppid() in {other.pid for other in forks}]
+    _, second = sorted(ranks, key=lambda each: each.create_time())
+    return second.pid
+
+
+def _writes_to(process: psutil.Process, output: str) -> bool:
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1") == output
+    except OSError:
+        return False
 
 
 def apply(spec: AppSpec) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from serve_apps.engine.protocol import Delta, EngineConfig, SamplingParams
+from serve_apps.replica.engine_process import REPLICA
 
 STARTED, TOOK, DONE = "=", "+", "-"
 
@@ -26,12 +27,10 @@ class Noting:
     config: EngineConfig
 
     async def start(self) -> None:
-        from ray import serve
-
         engine: Any = super()
         await engine.start()
         self._path = Path(self.config.model_path, f"replica-{os.getpid()}")
-        self._note(STARTED, str(serve.get_replica_context().replica_tag))
+        self._note(STARTED, os.environ[REPLICA])
 
     async def generate(
         self,

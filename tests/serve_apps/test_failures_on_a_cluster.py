@@ -31,6 +31,7 @@ from tests.serve_apps.drills import (
     TORCH,
     App,
     Stage,
+    ranks_of,
     replicas_by_deployment,
     run_drill,
     staged,
@@ -128,7 +129,7 @@ def stage(
 
 
 def ranks_that_hang(stage: Stage) -> list[psutil.Process]:
-    found = stage.cluster.processes("ray::_Rank")
+    found = [rank for notes in stage.replicas() for rank in ranks_of(notes.pid)]
     return [rank for rank in found if rank.status() == psutil.STATUS_STOPPED]
 
 

@@ -6,11 +6,13 @@ import asyncio
 import os
 from collections.abc import Sequence
 
+import ray
 from ray.actor import ActorHandle
 
 from cluster.config.sections.train import TrainJobConfig
-from cluster.node.agent import NodeAgent, ProcessEnd
 from cluster.node.agents import NodeAgents
+from cluster.node.forked_processes import ForkedProcesses, ProcessEnd
+from cluster.node.node_agent import address_on_node, node_is_kept
 from train_jobs.elastic.heartbeats import Hearts
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import heartbeat_period_s
@@ -24,8 +26,8 @@ PRELOADED = ("train_jobs.rank.process", "transformers.models.llama.modeling_llam
 """What ranks import, whatever they train."""
 
 
-class JobAgent(NodeAgent):
-    """A node's agent, as one job has it there: its processes are ranks, their owners groups.
+class JobAgent(ForkedProcesses):
+    """What one job has on a node: its processes are ranks, their owners groups.
 
     It passes on to the job's other groups that a rank is there, and to the driver that one has failed.
 
@@ -33,8 +35,13 @@ class JobAgent(NodeAgent):
         hearts: what takes the ranks' heartbeats to the job's other groups.
     """
 
-    def __init__(self, preloaded: Sequence[str] = PRELOADED, hearts: Hearts | None = None) -> None:
-        super().__init__(preloaded)
+    def __init__(
+        self,
+        preloaded: Sequence[str] = PRELOADED,
+        hearts: Hearts | None = None,
+    ) -> None:
+        address = address_on_node() if ray.is_initialized() else None
+        super().__init__(preloaded, address, node_is_kept)
         self._hearts = hearts or Hearts()
         self._heart: RankLink | None = None
         self._opening = asyncio.Lock()

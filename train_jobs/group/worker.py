@@ -21,7 +21,7 @@ from ray.actor import ActorHandle
 from cluster.actors.named_actor import NamedActor
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
-from cluster.node.agent import ProcessEnd
+from cluster.node.forked_processes import ProcessEnd
 from cluster.state.nodes import node_name
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View

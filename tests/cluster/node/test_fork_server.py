@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.node import sessions
-from cluster.node.agent import ProcessEnd
+from cluster.node.forked_processes import ProcessEnd
 
 MODULE = "tests.cluster.node.left_behind"
 

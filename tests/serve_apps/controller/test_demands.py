@@ -32,7 +32,8 @@ def test_serve_places_replicas_on_nodes_of_that_kind_only() -> None:
     spec = with_config(spec_of(1), accelerator="L4", tensor=2, gpus=1)
     deployment = application(spec, "chat:1", 1)._bound_deployment
     labels = deployment._replica_config.placement_group_bundle_label_selector
-    assert labels == [{"shoal.io/accelerator": "L4"}] * 2
+    assert labels == [{"shoal.io/accelerator": "L4"}]
+    assert deployment._replica_config.placement_group_bundles == [{"CPU": 2.0, "GPU": 2.0}]
     free = application(spec_of(1), "chat:1", 1)._bound_deployment
     assert free._replica_config.placement_group_bundle_label_selector is None
 

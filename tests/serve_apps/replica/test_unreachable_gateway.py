@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from serve_apps.openai.errors import ApiError
-from serve_apps.replica.deployment import Replica
+from serve_apps.replica.engine_host import EngineHost
 from serve_apps.replica.gateway_calls import GatewayCalls
 from serve_apps.tokens import stream
 from serve_apps.tokens.stream import StreamAddress, TokenReceiver
@@ -19,8 +19,8 @@ HOST = "127.0.0.1"
 
 
 async def refused(address: StreamAddress) -> ApiError:
-    replica = Replica.__new__(Replica)  # neither Serve nor an engine: it must not come so far
-    replica.id, replica.revision, replica._node = "chat#1", 1, "10.0.0.7"
+    replica = EngineHost("chat#1")  # without an engine: it must not come so far
+    replica.revision, replica._node = 1, "10.0.0.7"
     replica.spec = SimpleNamespace(name="chat", model_version="tiny@1")  # type: ignore[assignment]
     replica._gateways = GatewayCalls(lambda keys: None)
     try:
@@ -34,7 +34,6 @@ async def refused(address: StreamAddress) -> ApiError:
 
 def test_both_ends_are_named_and_another_replica_may_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream, "CONNECT_S", 0.3)
-    monkeypatch.setattr(Replica, "__del__", lambda self: None)
 
     async def go() -> tuple[ApiError, str]:
         receiver = TokenReceiver(HOST)

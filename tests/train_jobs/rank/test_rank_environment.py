@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.config.sections.train import TrainJobConfig
-from cluster.node.agent import ProcessEnd
+from cluster.node.forked_processes import ProcessEnd
 from tests.train_jobs.group.test_job_agents import fork_server
 from tests.train_jobs.rank.test_rank_processes import LocalWorker
 from train_jobs.driver.failures import FailureClass, class_of

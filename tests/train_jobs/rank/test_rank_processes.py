@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.node.agent import ProcessEnd
+from cluster.node.forked_processes import ProcessEnd
 from tests.train_jobs.fork_server import Server
 from tests.train_jobs.ranks import tiny_job, write_corpus
 from train_jobs.data.preparation import prepare_data

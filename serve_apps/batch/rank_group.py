@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import ray
@@ -18,16 +15,13 @@ from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineConfig
 from serve_apps.http.log import log_as_json
-from serve_apps.spec import RANK, SERVE_NAMESPACE, AppSpec
+from serve_apps.spec import AppSpec
 
 logger = logging.getLogger(__name__)
 
 
 class _Rank:
     """The process of one rank ≥ 1."""
-
-    def process_id(self) -> int:
-        return os.getpid()
 
     def follow(self, engine: str, config: EngineConfig, rank: int, host: str, port: int) -> None:
         log_as_json()
@@ -39,16 +33,11 @@ class RankGroup:
     """Starts ranks 1… of a replica and says at once when one of them ends.
 
     The actors belong to the process that makes them: Ray ends them with it, however it ends.
-
-    Args:
-        replica: APPLICATION#ID, by which people find the actors and their logs; None leaves them unnamed.
     """
 
-    def __init__(self, spec: AppSpec, replica: str | None = None) -> None:
+    def __init__(self, spec: AppSpec) -> None:
         self._spec = spec
-        self._replica = replica
         self._ranks: list[Any] = []
-        self._process_ids: list[int] = []
         self._stopping = False
         self.lost: str | None = None
         """Why the group is broken; None while it is whole."""
@@ -61,7 +50,6 @@ class RankGroup:
             actor = (
                 ray.remote(_Rank)
                 .options(
-                    **self._name(rank),
                     num_cpus=self._spec.config.cpus,
                     num_gpus=self._spec.config.gpus,
                     scheduling_strategy=PlacementGroupSchedulingStrategy(
@@ -71,22 +59,10 @@ class RankGroup:
                 .remote()
             )
             self._ranks.append(actor)
-            started = actor.process_id.remote().future()
-            started.add_done_callback(self._started)
             ended = actor.follow.remote(self._spec.engine, config, rank, host, port).future()
             ended.add_done_callback(
                 lambda future, rank=rank: loop.call_soon_threadsafe(self._ended, rank, future, on_lost)
             )
-
-    def _name(self, rank: int) -> dict[str, str]:
-        if self._replica is None:
-            return {}
-        return {"name": f"{RANK}{self._replica}#{rank}", "namespace": SERVE_NAMESPACE}
-
-    def _started(self, future: Any) -> None:
-        # One that does not start does not run `follow` either, which says why.
-        if future.exception() is None:
-            self._process_ids.append(future.result())
 
     def _ended(self, rank: int, future: Any, on_lost: Callable[[str], None]) -> None:
         if self._stopping or self.lost is not None:
@@ -95,16 +71,6 @@ class RankGroup:
         self.lost = f"rank {rank} ended" + (f": {error}" if error is not None else "")
         logger.error("%s: %s", self._spec.name, self.lost)
         on_lost(self.lost)
-
-    def kill(self) -> None:
-        """End the ranks' processes at once, those that hang too: the whole group is on this node.
-
-        Ray would ask them to end first, and wait for an answer.
-        """
-        self._stopping = True
-        for process_id in self._process_ids:
-            with suppress(ProcessLookupError):
-                os.kill(process_id, signal.SIGKILL)
 
     def stop(self) -> None:
         """End the ranks; their ends are no failures from here on."""

@@ -1,0 +1,213 @@
+"""The agent of a node: an actor, one on each node, that keeps the node's fork server for all who have
+processes there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import psutil
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from cluster.actors import NAMESPACE
+from cluster.actors.named_actor import NamedActor
+from cluster.errors import ShoalError
+from cluster.node.forked_processes import FOR_FORKS
+from cluster.node.surroundings import address_here
+
+logger = logging.getLogger(__name__)
+
+ENTRY_POINTS = "shoal.processes"
+"""The group of the installed packages' entry points whose modules are imported for all processes."""
+_NAME = "shoal-agent-"
+_WAITING = 1024
+"""Owners that may wait while the fork server imports."""
+_ASK_EVERY_S = 2.0
+_SILENCE_S = 30.0
+"""A fork server that says nothing for so long, once it has imported, is replaced."""
+_IMPORT_S = 600.0
+_PAUSE_S = 1.0
+"""Between two tries, where one failed."""
+
+
+def modules_of_processes() -> list[str]:
+    """The modules that the processes of a node need, as the installed packages say."""
+    return sorted({point.module for point in entry_points(group=ENTRY_POINTS)})
+
+
+@dataclass
+class _Server:
+    """A fork server of this node, and the line to it."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    began_at: float
+    ready_s: float | None = None
+
+    def end(self) -> None:
+        self.line.close()
+        self.process.kill()
+        self.process.wait()
+
+
+class NodeAgent:
+    """Keeps a fork server running from when it is made, in a thread.
+
+    On a machine with several nodes of a cluster one of their agents does, and the others stand by.
+
+    Args:
+        address: where the fork server listens, see `address_here`.
+        modules: what it imports.
+    """
+
+    def __init__(self, address: str, modules: Sequence[str]) -> None:
+        self._address = address
+        self._modules = modules
+        self._server: _Server | None = None
+        self._over = threading.Event()
+        self._keeping = threading.Thread(target=self._keep, name="node's fork server", daemon=True)
+        self._keeping.start()
+
+    def facts(self) -> dict[str, Any]:
+        """Of the fork server: `pid` (None: another node's agent on this machine has it), `ready_s` (how long
+        its imports took; None: they are not done), `memory_bytes` (what is its own, shared pages counted by
+        their share)."""
+        server = self._server
+        if server is None:
+            return {"pid": None, "ready_s": None, "memory_bytes": 0}
+        return {
+            "pid": server.process.pid,
+            "ready_s": server.ready_s,
+            "memory_bytes": memory_of([server.process.pid]),
+        }
+
+    def stop(self) -> None:
+        """End the fork server; what it has forked goes on."""
+        self._over.set()
+        self._keeping.join()
+
+    def _keep(self) -> None:
+        while not self._over.is_set():
+            listener = socket.socket(socket.AF_UNIX)
+            with listener:
+                try:
+                    listener.bind(self._address)
+                except OSError:
+                    self._over.wait(_PAUSE_S)  # another node's agent has it
+                    continue
+                listener.listen(_WAITING)
+                self._keep_one(listener)
+
+    def _keep_one(self, listener: socket.socket) -> None:
+        """Replace every fork server that ends; who waits at the listener is answered by the next."""
+        while not self._over.is_set():
+            self._server = server = self._start(listener)
+            try:
+                why = self._watch(server)
+            finally:
+                self._server = None
+                server.end()
+            if why is not None:
+                logger.warning("the fork server of this node is replaced: %s", why)
+                self._over.wait(_PAUSE_S)
+
+    def _start(self, listener: socket.socket) -> _Server:
+        ours, theirs = socket.socketpair()
+        program = [sys.executable, "-m", "cluster.node.node_fork_server"]
+        with theirs:
+            descriptors = [listener.fileno(), theirs.fileno()]
+            process = subprocess.Popen(
+                [*program, *map(str, descriptors), json.dumps(sys.path), *self._modules],
+                pass_fds=descriptors,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **FOR_FORKS},
+                # What is sent to this process's group does not end it.
+                start_new_session=True,
+            )
+        return _Server(process, ours, time.monotonic())
+
+    def _watch(self, server: _Server) -> str | None:
+        """Return when it has to be replaced, and why; None: this agent ends."""
+        server.line.settimeout(_ASK_EVERY_S)
+        silent_s = 0.0
+        while not self._over.is_set():
+            try:
+                if not server.line.recv(64):
+                    return "it has ended"
+            except TimeoutError:
+                silent_s += _ASK_EVERY_S
+                if silent_s > (_IMPORT_S if server.ready_s is None else _SILENCE_S):
+                    return f"it has said nothing for {silent_s:.0f} s"
+            except OSError as error:
+                return f"its line broke: {error}"
+            else:
+                silent_s = 0.0
+                if server.ready_s is None:
+                    server.ready_s = time.monotonic() - server.began_at
+                if self._over.wait(_ASK_EVERY_S):
+                    return None
+            if server.ready_s is not None:
+                with suppress(OSError):
+                    server.line.sendall(b".")
+        return None
+
+
+def memory_of(pids: Iterable[int]) -> int:
+    """Bytes of memory that processes take, pages that they share with others by their share."""
+    total = 0
+    for pid in pids:
+        with suppress(psutil.Error):
+            total += psutil.Process(pid).memory_full_info().pss
+    return total
+
+
+def start_node_agents(nodes: Iterable[str]) -> None:
+    """Start the agents of these nodes, without waiting; those that run are left alone."""
+    there = {each["name"] for each in ray.util.list_named_actors(all_namespaces=True)}
+    missing = [node for node in nodes if _NAME + node not in there]
+    if not missing:
+        return
+    kind: Any = ray.remote(_ActorOfNode)
+    for node in missing:
+        kind.options(
+            name=_NAME + node,
+            namespace=NAMESPACE,
+            get_if_exists=True,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+        ).remote()
+
+
+class _ActorOfNode(NodeAgent):
+    """As Ray makes it on a node."""
+
+    def __init__(self) -> None:
+        super().__init__(address_on_node(), modules_of_processes())
+
+
+def address_on_node() -> str:
+    """Where the fork server of this node listens, in a process of Ray's."""
+    return address_here(ray.get_runtime_context().gcs_address)
+
+
+def node_is_kept() -> bool:
+    """Whether this node has an agent, in a process of Ray's."""
+    try:
+        NamedActor(_NAME + ray.get_runtime_context().get_node_id()).find()
+    except ShoalError:
+        return False
+    return True
