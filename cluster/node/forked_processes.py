@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from cluster.node.node_fork_server import send_hello
@@ -70,6 +71,7 @@ class ForkedProcesses:
         preloaded: modules that the processes need, whatever they do.
         address: where the node's fork server listens, see `surroundings.address_here`; None: there is none.
         is_kept: whether somebody sees to it that there is one, so that it is waited for.
+        variables: of the processes' environment, beside that of this process.
     """
 
     def __init__(
@@ -77,8 +79,10 @@ class ForkedProcesses:
         preloaded: Sequence[str],
         address: str | None = None,
         is_kept: Callable[[], bool] = lambda: False,
+        variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._preloaded = preloaded
+        self._variables = variables
         self._address = address
         self._is_kept = is_kept
         self.note: str | None = None
@@ -188,7 +192,7 @@ class ForkedProcesses:
                 await asyncio.sleep(_LOOK_S)
                 continue
             try:
-                await asyncio.to_thread(send_hello, connection, Surroundings.here(), 1, 2)
+                await asyncio.to_thread(send_hello, connection, Surroundings.here(self._variables), 1, 2)
                 streams = await asyncio.open_connection(sock=connection)
                 answer = await streams[0].readline()  # once everything is imported
             except OSError:
@@ -208,7 +212,7 @@ class ForkedProcesses:
             [*program, json.dumps(sys.path), *self._preloaded],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **FOR_FORKS},
+            env={**os.environ, **self._variables, **FOR_FORKS},
         )
         theirs.close()
         return await asyncio.open_connection(sock=ours)
@@ -230,7 +234,8 @@ class ForkedProcesses:
     def _lose(self, forks: Iterable[_Fork]) -> None:
         for fork in forks:
             self.died(fork.owner)
-            fork.ended.set_exception(ConnectionError("the fork server of the node has ended"))
+            if not fork.ended.done():  # who waited may have been cancelled
+                fork.ended.set_exception(ConnectionError("the fork server of the node has ended"))
 
     def _hear(self, answer: dict[str, Any]) -> None:
         if not answer:
@@ -242,7 +247,8 @@ class ForkedProcesses:
             fork = self._forks.pop(answer["id"])
             if end.code:
                 self.died(fork.owner)
-            fork.ended.set_result(end)
+            if not fork.ended.done():
+                fork.ended.set_result(end)
 
 
 def _connect(address: str) -> socket.socket:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 _READ_AT_IMPORT = (
@@ -62,10 +63,14 @@ class Surroundings:
     package: str
 
     @classmethod
-    def here(cls) -> Surroundings:
-        """Those of this process."""
+    def here(cls, variables: Mapping[str, str] = MappingProxyType({})) -> Surroundings:
+        """Those of this process, with these variables besides."""
         return cls(
-            dict(os.environ), list(sys.path), os.getcwd(), [sys.executable, sys.prefix], str(Path(__file__))
+            {**os.environ, **variables},
+            list(sys.path),
+            os.getcwd(),
+            [sys.executable, sys.prefix],
+            str(Path(__file__)),
         )
 
     @classmethod

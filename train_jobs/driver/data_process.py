@@ -1,29 +1,30 @@
-"""A job's data is prepared in a process of its own: it can be ended, and the driver hears meanwhile.
-
-`python -m train_jobs.driver.data_process ANSWER PLACE SYS_PATH NODES HAND_OVER` is that process; it reads
-the job's config. Lines of JSON go to the file descriptor ANSWER: how far it is, and what has come of it.
-"""
+"""A job's data is prepared in a process of its own: it can be ended, and the driver hears meanwhile."""
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import secrets
 import select
-import signal
-import subprocess
-import sys
+import socket
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import ray
+
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage, as_storage
+from cluster.node.forked_call import ForkedCall
+from cluster.node.forked_processes import ForkedProcesses, ProcessEnd
+from cluster.node.node_agent import address_on_node, node_is_kept
+from cluster.node.surroundings import is_own
 from train_jobs.data.preparation import is_prepared, prepare_data
 from train_jobs.data.tokenizing import Encode, LongWorkError, Tell, encode_here
 from train_jobs.driver.data_errors import ERRORS, StoppedError
@@ -32,7 +33,6 @@ from train_jobs.driver.left_behind import unless_stopped
 from train_jobs.spec import env_of
 
 _LOOK_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 def prepare_apart(
@@ -66,45 +66,28 @@ def prepare_apart(
     changed = unless_stopped(look, stop, "it is looked at what there is of the job's data")
     if changed is not None:
         return changed
-    ours, theirs = os.pipe()
-    program = [sys.executable, "-m", "train_jobs.driver.data_process", str(theirs), place.location]
-    program += [json.dumps(sys.path), json.dumps(nodes), json.dumps(hand_over)]
+    arguments = {
+        "place": place.location,
+        "config": config.model_dump_json(),
+        "nodes": None if nodes is None else list(nodes),
+        "hand_over": hand_over,
+    }
+    answer: dict[str, Any] = {}
     with (
-        open(ours, "rb", buffering=0) as answers,
-        subprocess.Popen(
-            program,
-            stdin=subprocess.PIPE,
-            pass_fds=[theirs],
-            start_new_session=True,
-            env={**os.environ, **env_of(config, os.environ)},
-        ) as process,
+        _Answers() as answers,
+        ForkedCall(
+            lambda: _owner(config), f"{__name__}:run_data_process", {**arguments, "answers": answers.address}
+        ) as call,
     ):
-        os.close(theirs)
-        assert process.stdin is not None
-        try:
-            process.stdin.write(config.model_dump_json().encode())
-            process.stdin.close()
-            answer: dict[str, Any] = {}
-            unread = b""
-            while True:
-                if stop():
-                    raise StoppedError("it is stopped while the job's data is prepared")
-                if not select.select([answers], [], [], _LOOK_S)[0]:
-                    continue
-                if not (received := answers.read(65536)):
-                    break
-                *lines, unread = (unread + received).split(b"\n")
-                for line in lines:
-                    answer = json.loads(line)
-                    if "said" in answer:
-                        tell(answer["said"])
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)  # with the processes that it has started
-            raise
-    if not answer or "said" in answer:
-        code = process.returncode
-        how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-        raise ShoalError(f"the process that prepared the data ended without a word ({how})")
+        for told in answers.until(call.end.done):
+            if stop():
+                raise StoppedError("it is stopped while the job's data is prepared")
+            if told is not None:
+                answer = told
+            if "said" in answer and told is not None:
+                tell(answer["said"])
+        if not answer or "said" in answer:
+            raise ShoalError(f"the process that prepared the data ended without a word ({_how(call.end)})")
     if "rest_s" in answer:
         raise LongWorkError(answer["rest_s"])
     if "error" in answer:
@@ -112,32 +95,89 @@ def prepare_apart(
     return bool(answer["changed"])
 
 
-def main() -> None:
-    # Whoever asked may be killed; nobody would know of this process then.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    answers, place = int(sys.argv[1]), Storage(sys.argv[2])
-    sys.path[:] = json.loads(sys.argv[3])
-    nodes: list[str] | None = json.loads(sys.argv[4])
-    config = TrainJobConfig.model_validate_json(sys.stdin.read())
-    answer: dict[str, object]
+def _owner(config: TrainJobConfig) -> ForkedProcesses:
+    address = address_on_node() if ray.is_initialized() else None
+    return ForkedProcesses((__name__,), address, node_is_kept, env_of(config, os.environ))
+
+
+def _how(end: Future[ProcessEnd]) -> str:
     try:
-        encode = encode_here if nodes is None else _encoder(config, nodes)
-        with _telling(answers) as tell:
-            answer = {"changed": prepare_data(config, place, tell, encode, json.loads(sys.argv[5]))}
-    except LongWorkError as error:
-        answer = {"rest_s": error.rest_s}
-    except ShoalError as error:
-        kinds = [name for name, kind in ERRORS.items() if isinstance(error, kind)]
-        answer = {"error": str(error), "kind": kinds[-1]}
-    except Exception as error:  # noqa: BLE001  (the job has to hear of it, whatever it is)
-        traceback.print_exc()
-        words = f"the data cannot be prepared: {type(error).__name__}: {error}"
-        answer = {"error": words, "kind": ShoalError.__name__}
-    _write(answers, answer)
+        return str(end.result())
+    except ConnectionError as error:
+        return str(error)
+
+
+class _Answers:
+    """Where the process answers: a socket of Linux's abstract namespace."""
+
+    def __init__(self) -> None:
+        self.address = f"\0shoal-data-{secrets.token_hex(16)}"
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen(1)
+        self._process: socket.socket | None = None
+
+    def __enter__(self) -> _Answers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        if self._process is not None:
+            self._process.close()
+
+    def until(self, ended: Callable[[], bool]) -> Iterator[dict[str, Any] | None]:
+        """What it answers, and None again and again, until all has come; or until it has ended in silence."""
+        unread = b""
+        while True:
+            over = ended()  # before the last look at what it has said
+            source = self._process or self._listener
+            if not select.select([source], [], [], 0 if over else _LOOK_S)[0]:
+                yield None
+                if over:
+                    return
+            elif self._process is None:
+                process, _ = self._listener.accept()
+                if is_own(process):
+                    self._process = process
+            else:
+                received = self._process.recv(65536)
+                if not received:
+                    return
+                *lines, unread = (unread + received).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+
+
+def run_data_process(place: str, config: str, nodes: list[str] | None, hand_over: bool, answers: str) -> None:
+    """Prepare a job's data, and tell whoever listens how that goes.
+
+    Args:
+        place: the data directory.
+        config: the job's, as JSON.
+        answers: where lines of JSON go: how far it is, and what has come of it.
+    """
+    job = TrainJobConfig.model_validate_json(config)
+    with socket.socket(socket.AF_UNIX) as told:
+        told.connect(answers)
+        answer: dict[str, object]
+        try:
+            encode = encode_here if nodes is None else _encoder(job, nodes)
+            with _telling(told) as tell:
+                answer = {"changed": prepare_data(job, Storage(place), tell, encode, hand_over)}
+        except LongWorkError as error:
+            answer = {"rest_s": error.rest_s}
+        except ShoalError as error:
+            kinds = [name for name, kind in ERRORS.items() if isinstance(error, kind)]
+            answer = {"error": str(error), "kind": kinds[-1]}
+        except Exception as error:  # noqa: BLE001  (the job has to hear of it, whatever it is)
+            traceback.print_exc()
+            words = f"the data cannot be prepared: {type(error).__name__}: {error}"
+            answer = {"error": words, "kind": ShoalError.__name__}
+        _write(told, answer)
 
 
 @contextmanager
-def _telling(answers: int) -> Iterator[Tell]:
+def _telling(answers: socket.socket) -> Iterator[Tell]:
     """Passes on how far the data is; a thread does so where a library works in silence."""
     words, one_at_a_time, over = DataWords(time.monotonic()), threading.Lock(), threading.Event()
 
@@ -163,15 +203,11 @@ def _telling(answers: int) -> Iterator[Tell]:
         thread.join()  # the answer is the last word
 
 
-def _write(answers: int, answer: Mapping[str, object]) -> None:
-    os.write(answers, json.dumps(answer).encode() + b"\n")
+def _write(answers: socket.socket, answer: Mapping[str, object]) -> None:
+    answers.sendall(json.dumps(answer).encode() + b"\n")
 
 
 def _encoder(config: TrainJobConfig, nodes: Sequence[str]) -> Encode:
     from train_jobs.driver.tokenizing_nodes import NodesEncoder
 
     return NodesEncoder(config.data, nodes, config.workers.cpus, env_of(config, os.environ))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -23,6 +24,13 @@ from train_jobs.driver.data_process import prepare_apart
 def processes() -> list[psutil.Process]:
     """Those that prepare data for us."""
     return children_with("train_jobs.driver.data_process", recursive=True)
+
+
+def kill_it() -> None:
+    """Kill the one that prepares, and not what has forked it."""
+    while not (forked := [each for each in processes() if each.ppid() != os.getpid()]):
+        time.sleep(0.01)
+    forked[0].kill()
 
 
 def later(do: Callable[[], object]) -> threading.Thread:
@@ -81,8 +89,8 @@ def test_a_job_that_is_stopped_waits_for_no_storage_that_hangs(
 
 def test_a_process_that_is_killed_is_no_data(tmp_path: Path) -> None:
     config = tiny_job(Path("python-stdlib"), model={"vocab_size": 30_000})
-    thread = later(lambda: processes()[0].kill())
-    with pytest.raises(ShoalError, match=r"ended without a word \(SIGKILL\)"):
+    thread = later(kill_it)
+    with pytest.raises(ShoalError, match=r"ended without a word \(killed by SIGKILL\)"):
         prepare_apart(config, tmp_path / "data", lambda: False)
     thread.join()
 
