@@ -50,9 +50,10 @@ class ForkServer:
     """Answers requests, one JSON document a line, until the other end of the socket is closed.
 
     An empty document says first that it is ready. `{"id", "function", "arguments"}` asks for a process that
-    calls a function (`module:name`) with named arguments; the answers are `{"id", "pid"}` and, when it has
-    ended, `{"id", "code", "memory", "left"}`: its exit code, or minus a signal, whether the kernel has killed
-    something on this node for want of memory while it ran, and how many of its processes have not ended. What
+    calls a function (`module:name`) with named arguments; `{"kill": id}` kills one. The answers are
+    `{"id", "pid"}` and, when it has ended, `{"id", "code", "memory", "left"}`: its exit code, or minus a
+    signal, whether the kernel has killed something on this node for want of memory while it ran, and how many
+    of its processes have not ended. What
     a process leaves behind is killed with it, and its end is told when that has ended too, or does not for
     `cluster.node.sessions.DEATH_S`. All processes are killed when this one ends.
     """
@@ -84,7 +85,11 @@ class ForkServer:
             return False
         *lines, self._unread = (self._unread + received).split(b"\n")
         for line in lines:
-            self._fork(json.loads(line))
+            request = json.loads(line)
+            if "kill" in request:
+                self._kill(request["kill"])
+            else:
+                self._fork(request)
         return bool(received)
 
     def _fork(self, request: dict[str, Any]) -> None:
@@ -95,6 +100,12 @@ class ForkServer:
         self._answer(id=request["id"], pid=pid)
         child = _Child(request["id"], pid, out_of_memory_kills())
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, child)
+
+    def _kill(self, number: int) -> None:
+        """Kill a process that was asked for, unless it has ended; its end is told as any other."""
+        for key in tuple(self._selector.get_map().values()):
+            if isinstance(key.data, _Child) and key.data.number == number:
+                os.kill(key.data.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
 
     def _clear_up(self, descriptor: int, child: _Child) -> None:
         self._selector.unregister(descriptor)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from cluster.node.dial import Streams
 from cluster.node.node_fork_server import send_hello
 from cluster.node.sessions import DEATH_S
 from cluster.node.surroundings import Surroundings
@@ -26,7 +27,6 @@ unusable after a fork."""
 _LOOK_S = 0.05
 _KEPT_S = 60.0
 """How long the node's fork server is waited for where somebody sees to it that there is one."""
-_Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(frozen=True)
@@ -129,11 +129,15 @@ class ForkedProcesses:
 
     def kill(self, owner: str) -> list[_Fork]:
         """The same, without waiting; those that were killed."""
-        left = [fork for fork in self._forks.values() if fork.owner == owner and fork.pid is not None]
-        for fork in left:
-            assert fork.pid is not None, "it was looked at"
-            os.kill(fork.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
-        return left
+        left = [each for each in self._forks.items() if each[1].owner == owner and each[1].pid is not None]
+        for number, fork in left:
+            self._kill(number, fork)
+        return [fork for _, fork in left]
+
+    def _kill(self, number: int, fork: _Fork) -> None:
+        """Kill one that has a process, also where what has forked it does not move."""
+        assert fork.pid is not None, "it was looked at"
+        os.kill(fork.pid, signal.SIGKILL)  # not reaped yet, so that the number is still its own
 
     def pids(self, owner: str) -> list[int]:
         """An owner's processes, in the order in which they were asked for; those that are there."""
@@ -144,7 +148,7 @@ class ForkedProcesses:
         does not move, and is left for another one."""
         for number, fork in [each for each in self._forks.items() if each[1].owner == owner]:
             if fork.pid is not None:
-                os.kill(fork.pid, signal.SIGKILL)
+                self._kill(number, fork)
             elif self._server is not None:
                 self._server.kill()  # another one is started for whoever asks next
             else:
@@ -176,16 +180,20 @@ class ForkedProcesses:
         async with self._starting:
             if self._writer is None:
                 self._ready.clear()
-                reader, self._writer = await self._reach_the_nodes() or await self._start_own()
+                reader, self._writer = await self._open()
                 self._listening = asyncio.create_task(self._listen(reader, self._writer))
             return self._writer
 
-    async def _reach_the_nodes(self) -> _Streams | None:
+    async def _open(self) -> Streams:
+        """What forks for this owner, and answers when it is ready."""
+        return await self._reach_the_nodes() or await self._start_own()
+
+    async def _reach_the_nodes(self) -> Streams | None:
         """A connection to a fork of the node's fork server; None where there is none for this owner."""
         until = time.monotonic() + _KEPT_S
         while self._address is not None:
             try:
-                connection = self._connection = _connect(self._address)
+                connection = self._connection = connect(self._address)
             except OSError:
                 if time.monotonic() > until or not await asyncio.to_thread(self._is_kept):
                     return None
@@ -205,7 +213,7 @@ class ForkedProcesses:
                 self._address, self.note = None, json.loads(answer)["refused"]
         return None
 
-    async def _start_own(self) -> _Streams:
+    async def _start_own(self) -> Streams:
         ours, theirs = socket.socketpair()
         program = [sys.executable, "-m", "cluster.node.fork_server", str(theirs.fileno())]
         self._server = subprocess.Popen(
@@ -251,7 +259,26 @@ class ForkedProcesses:
                 fork.ended.set_result(end)
 
 
-def _connect(address: str) -> socket.socket:
+class CalledProcesses(ForkedProcesses):
+    """Those of an owner that a fork server has called, from whichever node that is on (cluster.node.dial)."""
+
+    def __init__(self, streams: Streams) -> None:
+        super().__init__(())
+        self._streams: Streams | None = streams
+
+    async def _open(self) -> Streams:
+        streams, self._streams = self._streams, None
+        if streams is None:
+            raise ConnectionError("the fork server has ended")
+        return streams
+
+    def _kill(self, number: int, fork: _Fork) -> None:
+        """Have it killed by what has forked it: it may be on another node."""
+        if self._writer is not None:
+            self._writer.write(json.dumps({"kill": number}).encode() + b"\n")
+
+
+def connect(address: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.setblocking(False)  # where many wait already, one tries again

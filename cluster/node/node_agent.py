@@ -3,18 +3,21 @@ processes there."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -24,8 +27,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.actors import NAMESPACE
 from cluster.actors.named_actor import NamedActor
 from cluster.errors import ShoalError
-from cluster.node.forked_processes import FOR_FORKS
-from cluster.node.surroundings import address_here
+from cluster.node.dial import DialAddress
+from cluster.node.forked_processes import FOR_FORKS, connect
+from cluster.node.node_fork_server import send_hello
+from cluster.node.surroundings import Surroundings, address_here
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,7 @@ _ASK_EVERY_S = 2.0
 _SILENCE_S = 30.0
 """A fork server that says nothing for so long, once it has imported, is replaced."""
 _IMPORT_S = 600.0
+_MOST_ANSWER = 65536
 _PAUSE_S = 1.0
 """Between two tries, where one failed."""
 
@@ -92,6 +98,32 @@ class NodeAgent:
             "ready_s": server.ready_s,
             "memory_bytes": memory_of([server.process.pid]),
         }
+
+    def fork_for(self, whom: DialAddress, output: str) -> None:
+        """Have a fork server of its own call whoever asks, on whichever node, for processes on this one.
+
+        Args:
+            output: where those write, in the directory of this process's own output: NAME.out and NAME.err.
+
+        Raises:
+            ShoalError: it cannot be had.
+        """
+        directory = _output_directory()
+        with ExitStack() as stack:
+            files = [
+                stack.enter_context(open(directory / f"{output}.{kind}", "ab", buffering=0))
+                for kind in ("out", "err")
+            ]
+            try:
+                connection = stack.enter_context(connect(self._address))
+                connection.settimeout(_IMPORT_S)
+                send_hello(connection, Surroundings.here(), files[0].fileno(), files[1].fileno(), whom)
+                answer = connection.recv(_MOST_ANSWER)  # one line, sent at once
+            except OSError as error:
+                raise ShoalError(f"this node's fork server does not answer: {error}") from error
+        if answer != b"{}\n":
+            why = json.loads(answer)["refused"] if answer else "it has ended"
+            raise ShoalError(f"this node's fork server has made no process: {why}")
 
     def stop(self) -> None:
         """End the fork server; what it has forked goes on."""
@@ -164,6 +196,12 @@ class NodeAgent:
         return None
 
 
+def _output_directory() -> Path:
+    """Where this process's own output goes, if to a file: with Ray, where its logs are."""
+    file = Path(os.readlink("/proc/self/fd/1"))
+    return file.parent if file.is_file() else Path(tempfile.gettempdir())
+
+
 def memory_of(pids: Iterable[int]) -> int:
     """Bytes of memory that processes take, pages that they share with others by their share."""
     total = 0
@@ -197,6 +235,24 @@ class _ActorOfNode(NodeAgent):
 
     def __init__(self) -> None:
         super().__init__(address_on_node(), modules_of_processes())
+
+    async def ask_for_fork(self, whom: DialAddress, output: str) -> None:
+        """See `fork_for`; several at once."""
+        await asyncio.to_thread(self.fork_for, whom, output)
+
+
+async def fork_on(node: str, whom: DialAddress, output: str, timeout_s: float = _IMPORT_S) -> None:
+    """Have a fork server call whom, for processes on a node, see `NodeAgent.fork_for`.
+
+    Raises:
+        ShoalError: it cannot be had there.
+    """
+    try:
+        await NamedActor(_NAME + node).ask("ask_for_fork", whom, output, timeout_s=timeout_s)
+    except ray.exceptions.RayTaskError as error:
+        raise (error.cause if isinstance(error.cause, ShoalError) else ShoalError(str(error))) from error
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        raise ShoalError(f"the agent of node {node} does not answer: {error}") from error
 
 
 def address_on_node() -> str:

@@ -21,11 +21,14 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
+from cluster.node.dial import DialAddress, dial
 from cluster.node.fork_server import ForkServer, settle
 from cluster.node.surroundings import Surroundings, imported_packages, is_own, show_environment
 
 LENGTH = struct.Struct("!I")
 """Before the surroundings of an owner, its bytes; with them come the descriptors of its output and errors."""
+FORKS = "forks"
+"""What a fork server calls for that is to be another node's process's."""
 MOST_BYTES = 16 * 2**20
 HELLO_S = 10.0
 """How long an owner may take to say what it is."""
@@ -72,8 +75,8 @@ def _answer(listener: socket.socket, keeper: socket.socket, own: Surroundings) -
         keeper.close()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()  # what is sent to the group of the node's server is not for this one
-        if is_own(owner) and _become(owner, own):
-            ForkServer(owner).serve()
+        if is_own(owner) and (requests := _become(owner, own)) is not None:
+            ForkServer(requests).serve()
         code = 0
     except BaseException:  # noqa: BLE001  (nothing may run on into the loop above)
         traceback.print_exc()
@@ -81,10 +84,11 @@ def _answer(listener: socket.socket, keeper: socket.socket, own: Surroundings) -
         os._exit(code)
 
 
-def _become(owner: socket.socket, own: Surroundings) -> bool:
-    """Take on what an owner has around it; False: that cannot be, and it has been told why."""
+def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
+    """Take on what an owner has around it; where its requests come, or None: that cannot be, and it has been
+    told why."""
     owner.settimeout(HELLO_S)
-    wanted, descriptors = receive_hello(owner)
+    wanted, descriptors, call = receive_hello(owner)
     owner.settimeout(None)
     for place, descriptor in enumerate(descriptors, 1):
         os.dup2(descriptor, place)
@@ -95,15 +99,24 @@ def _become(owner: socket.socket, own: Surroundings) -> bool:
             os.chdir(wanted.directory)
         except OSError as error:
             why_not = f"it cannot be where it is: {error}"
+    requests = owner
+    if why_not is None and call is not None:
+        try:
+            requests = dial(call, FORKS)
+        except OSError as error:
+            why_not = f"{call.host}:{call.port} cannot be called: {error}"
     if why_not is not None:
         owner.sendall(json.dumps({"refused": why_not}).encode() + b"\n")
-        return False
+        return None
     os.environ.clear()
     os.environ.update(wanted.environment)
     show_environment(wanted.environment)
     sys.path[:] = wanted.path
     _take_threads()
-    return True
+    if requests is not owner:
+        owner.sendall(b"{}\n")
+        owner.close()
+    return requests
 
 
 def _take_threads() -> None:
@@ -113,14 +126,25 @@ def _take_threads() -> None:
         torch.set_num_threads(max(1, int(threads)))
 
 
-def send_hello(connection: socket.socket, surroundings: Surroundings, output: int, errors: int) -> None:
-    """Say what an owner has around it; its forks write to these two descriptors."""
-    said = json.dumps(surroundings.as_json()).encode()
+def send_hello(
+    connection: socket.socket,
+    surroundings: Surroundings,
+    output: int,
+    errors: int,
+    call: DialAddress | None = None,
+) -> None:
+    """Say what an owner has around it; its forks write to these two descriptors.
+
+    Args:
+        call: whom the fork server is to call, for FORKS, and whose it is then; None: it is the caller's.
+    """
+    document = {**surroundings.as_json(), "call": None if call is None else call.as_json()}
+    said = json.dumps(document).encode()
     socket.send_fds(connection, [LENGTH.pack(len(said))], [output, errors])
     connection.sendall(said)
 
 
-def receive_hello(owner: socket.socket) -> tuple[Surroundings, list[int]]:
+def receive_hello(owner: socket.socket) -> tuple[Surroundings, list[int], DialAddress | None]:
     """See `send_hello`.
 
     Raises:
@@ -136,7 +160,10 @@ def receive_hello(owner: socket.socket) -> tuple[Surroundings, list[int]]:
         if not received:
             raise ConnectionError("an owner of processes has gone")
         said += received
-    return Surroundings.from_json(json.loads(said)), descriptors
+    document = json.loads(said)
+    call = document.pop("call")
+    whom = None if call is None else DialAddress.from_json(call)
+    return Surroundings.from_json(document), descriptors, whom
 
 
 class Imported:

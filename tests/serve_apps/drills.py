@@ -155,9 +155,9 @@ def _kill(pid: int) -> None:
 
 
 def _kill_raylet(stage: Stage, victim: Notes) -> None:
-    raylet = psutil.Process(victim.pid).parent()
-    assert raylet is not None
-    assert raylet.name() == "raylet"
+    node = psutil.Process(victim.pid).environ()[NODE_NAME]
+    raylets = [each for each in stage.cluster.processes("raylet") if each.name() == "raylet"]
+    (raylet,) = [each for each in raylets if each.environ()[NODE_NAME] == node]
     raylet.kill()
 
 
