@@ -10,14 +10,12 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -44,6 +42,8 @@ _SILENCE_S = 30.0
 """A fork server that says nothing for so long, once it has imported, is replaced."""
 _IMPORT_S = 600.0
 _MOST_ANSWER = 65536
+_LOOK_S = 0.05
+_OTHERS_S = 10.0
 _PAUSE_S = 1.0
 """Between two tries, where one failed."""
 
@@ -99,28 +99,19 @@ class NodeAgent:
             "memory_bytes": memory_of([server.process.pid]),
         }
 
-    def fork_for(self, whom: DialAddress, output: str) -> None:
+    def fork_for(self, whom: DialAddress) -> None:
         """Have a fork server of its own call whoever asks, on whichever node, for processes on this one.
-
-        Args:
-            output: where those write, in the directory of this process's own output: NAME.out and NAME.err.
 
         Raises:
             ShoalError: it cannot be had.
         """
-        directory = _output_directory()
-        with ExitStack() as stack:
-            files = [
-                stack.enter_context(open(directory / f"{output}.{kind}", "ab", buffering=0))
-                for kind in ("out", "err")
-            ]
-            try:
-                connection = stack.enter_context(connect(self._address))
+        try:
+            with _patiently(self._address) as connection:
                 connection.settimeout(_IMPORT_S)
-                send_hello(connection, Surroundings.here(), files[0].fileno(), files[1].fileno(), whom)
+                send_hello(connection, Surroundings.here(), 1, 2, whom)
                 answer = connection.recv(_MOST_ANSWER)  # one line, sent at once
-            except OSError as error:
-                raise ShoalError(f"this node's fork server does not answer: {error}") from error
+        except OSError as error:
+            raise ShoalError(f"this node's fork server does not answer: {error}") from error
         if answer != b"{}\n":
             why = json.loads(answer)["refused"] if answer else "it has ended"
             raise ShoalError(f"this node's fork server has made no process: {why}")
@@ -196,10 +187,16 @@ class NodeAgent:
         return None
 
 
-def _output_directory() -> Path:
-    """Where this process's own output goes, if to a file: with Ray, where its logs are."""
-    file = Path(os.readlink("/proc/self/fd/1"))
-    return file.parent if file.is_file() else Path(tempfile.gettempdir())
+def _patiently(address: str) -> socket.socket:
+    """Connect to the fork server, which another node's agent on this machine may be about to start."""
+    until = time.monotonic() + _OTHERS_S
+    while True:
+        try:
+            return connect(address)
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(_LOOK_S)
 
 
 def memory_of(pids: Iterable[int]) -> int:
@@ -236,19 +233,19 @@ class _ActorOfNode(NodeAgent):
     def __init__(self) -> None:
         super().__init__(address_on_node(), modules_of_processes())
 
-    async def ask_for_fork(self, whom: DialAddress, output: str) -> None:
+    async def ask_for_fork(self, whom: DialAddress) -> None:
         """See `fork_for`; several at once."""
-        await asyncio.to_thread(self.fork_for, whom, output)
+        await asyncio.to_thread(self.fork_for, whom)
 
 
-async def fork_on(node: str, whom: DialAddress, output: str, timeout_s: float = _IMPORT_S) -> None:
+async def fork_on(node: str, whom: DialAddress, timeout_s: float = _IMPORT_S) -> None:
     """Have a fork server call whom, for processes on a node, see `NodeAgent.fork_for`.
 
     Raises:
         ShoalError: it cannot be had there.
     """
     try:
-        await NamedActor(_NAME + node).ask("ask_for_fork", whom, output, timeout_s=timeout_s)
+        await NamedActor(_NAME + node).ask("ask_for_fork", whom, timeout_s=timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, ShoalError) else ShoalError(str(error))) from error
     except (ray.exceptions.RayError, TimeoutError) as error:

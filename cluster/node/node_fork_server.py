@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from cluster.node.dial import DialAddress, dial
 from cluster.node.fork_server import ForkServer, settle
+from cluster.node.output import send_output
 from cluster.node.surroundings import Surroundings, imported_packages, is_own, show_environment
 
 LENGTH = struct.Struct("!I")
@@ -103,6 +104,7 @@ def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
     if why_not is None and call is not None:
         try:
             requests = dial(call, FORKS)
+            send_output(call)
         except OSError as error:
             why_not = f"{call.host}:{call.port} cannot be called: {error}"
     if why_not is not None:
@@ -136,7 +138,8 @@ def send_hello(
     """Say what an owner has around it; its forks write to these two descriptors.
 
     Args:
-        call: whom the fork server is to call, for FORKS, and whose it is then; None: it is the caller's.
+        call: whom the fork server is to call, for FORKS, whose it is then, and where its output goes; None:
+            it is the caller's.
     """
     document = {**surroundings.as_json(), "call": None if call is None else call.as_json()}
     said = json.dumps(document).encode()

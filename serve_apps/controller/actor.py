@@ -18,6 +18,7 @@ from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.changes import began, change, roll_back
 from serve_apps.controller.decision import Decision
+from serve_apps.controller.engine_keeper import EngineKeeper
 from serve_apps.controller.execution import Execution
 from serve_apps.controller.gateway_desk import GatewayDesk
 from serve_apps.controller.gateway_table import GatewayTable
@@ -30,6 +31,7 @@ from serve_apps.controller.store import AppStore
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView, Lookout
 from serve_apps.replica.watchdog import show_life
+from serve_apps.routing.active import tell_active
 from serve_apps.spec import AppSpec
 
 logger = logging.getLogger(__name__)
@@ -43,6 +45,8 @@ LATE_TICK_S = 3.0
 """A look that is so late was held up, and so may have been what others said meanwhile."""
 HEAR_S = 15.0
 """How long a controller that comes back waits for the gateway and the replicas to be heard."""
+HOLD_S = 0.5
+"""How long a replica that says how it is may wait for something to do."""
 SLOW_S = 0.5
 """How long a look waits for what is done about each app."""
 
@@ -81,9 +85,12 @@ class AppController:
         self._following: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
+        self._ordered = asyncio.Event()
+        """Set when there may be something to do for a replica."""
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
         self._keeper = ServeKeeper(as_here(info), self._calls, self._threads, start_gateway)
+        self._engines = EngineKeeper(self._view, self._calls, self._threads, self._call_orders)
         self._execution = Execution(
             self._view, self._keeper, self._calls, self._threads, self._gateways, self._publish
         )
@@ -174,13 +181,13 @@ class AppController:
         return None if record is None or record.outcome is None else vars(record.outcome)
 
     async def size(self, application: str) -> int | None:
-        """How many replicas a Serve application is to have, by what Serve counts; None: not known.
+        """How many replicas Serve is to have of an application, by what it counts; None: not known.
 
         It counts those that are lost until Ray declares their node dead.
         """
         self._ensure_running()
-        sizes = (app.sizes for app in self._apps.values() if application in app.sizes)
-        size = next((known[application] for known in sizes), None)
+        app = self._app_of(application)
+        size = None if app is None else app.standing(application)
         return None if size is None else size + self._view.lost.get(application, 0)
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,7 +213,7 @@ class AppController:
         answer["number"], answer["poll_s"] = self._table.number, BUSY_TICK_S if self._busy() else TICK_S
         if report["seen"] != self._table.number:
             answer["apps"] = self._table.apps
-        answer["engines"] = {name: app.engines(now) for name, app in self._apps.items()}
+        answer["engines"] = {name: app.engine_figures(now) for name, app in self._apps.items()}
         return answer
 
     async def desk(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
@@ -218,15 +225,49 @@ class AppController:
         return await answer if isawaitable(answer) else answer
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing."""
+        """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing came up
+        for a while."""
         self._ensure_running()
         app = self._app_of(application)
         if app is None:
+            await asyncio.sleep(HOLD_S)
             return None
+        before = app.said(application, time.monotonic()).get(replica, {}).get("state")
         new = app.hear(application, replica, facts, time.monotonic())
         if new is not None and self._informed:  # to a controller that comes back all replicas are new
             self._tell(app, *new)
-        return app.order(application, facts)
+        if facts["state"] != before:
+            self._wake.set()
+        return await self._order_for(app, application, replica, facts)
+
+    async def _order_for(
+        self, app: App, application: str, replica: str, facts: Mapping[str, Any]
+    ) -> dict[str, Any] | None:
+        """Wait for something to do for a replica, though not for long."""
+
+        def all_know(number: int) -> bool:
+            return self._gateways.all_know(number, time.monotonic())
+
+        try:
+            async with asyncio.timeout(HOLD_S):
+                while (order := app.order(application, replica, facts, all_know)) is None:
+                    await self._ordered.wait()
+        except TimeoutError:
+            return None
+        return order
+
+    async def gone(self, application: str, replica: str) -> None:
+        """A replica ends, and has nothing any more: it says so itself."""
+        app = self._app_of(application)
+        if app is not None:
+            app.replicas.get(application, {}).pop(replica, None)
+            app.engines.gone.add((application, replica))
+            self._wake.set()
+
+    def _call_orders(self) -> None:
+        """Who waits for something to do looks again."""
+        self._ordered.set()
+        self._ordered = asyncio.Event()
 
     async def spec_of(self, application: str) -> dict[str, Any] | None:
         """What a replica that starts is to serve: `revision` and `spec`; None: what it was made for."""
@@ -296,8 +337,9 @@ class AppController:
     async def _tick(self) -> None:
         if not await self._lookout.look(list(self._apps.values())):
             return  # without Serve's word nothing can be decided
-        self._keep_serve()
         now = time.monotonic()
+        self._view.count(list(self._apps.values()), now)
+        self._keep_serve()
         if now - self._ticked_at > LATE_TICK_S:
             # It was this process that was silent, not the gateways and replicas.
             self._gateways.excuse(now)
@@ -315,6 +357,8 @@ class AppController:
             # One whose storage is slow does not hold up the others.
             await asyncio.wait(self._advancing.values(), timeout=SLOW_S)
         self._publish()
+        self._engines.clear_up(list(self._apps.values()))
+        self._call_orders()
 
     def _keep_serve(self) -> None:
         """Have Serve and the gateway there, whoever has ended them."""
@@ -371,13 +415,20 @@ class AppController:
         for kind, facts in decision.events:
             self._tell(app, kind, facts)
         there = {name for each in self._apps.values() for name in each.record.applications}
+        self._engines.carry_out(app, decision)
         self._execution.carry_out(app, decision, there)
 
     def _publish(self) -> int:
         """Have gateways be told of the apps as they are now; the number of that."""
-        return self._table.publish(
+        now = time.monotonic()
+        apps = list(self._apps.values())
+        tell_active({name: app.active(name, now) for app in apps for name in app.record.applications})
+        number = self._table.publish(
             {name: self._apps[name].table(self._view.served) for name in self._staying()}
         )
+        for app in apps:
+            app.engines.told(number)
+        return number
 
     def _staying(self) -> list[str]:
         return [name for name, app in sorted(self._apps.items()) if not app.record.removed]

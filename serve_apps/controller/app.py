@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 from cluster.sharing.demand import Demand
+from serve_apps.controller.app_engines import AppEngines
 from serve_apps.controller.changes import on_trial
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
@@ -38,8 +39,10 @@ class ReplicaReport:
 
     heard: float
     facts: Mapping[str, Any]
-    """revision, busy, context_length, prepared, refused, refusal; engine (its `Statistics`); started_at and
-    ready_at: when its process took it on and when its engine could answer, ISO 8601 in UTC."""
+    """`node` (its id), `state` of its engine (standby, starting, ready, ending); `failures` (how often it did
+    not start) and `failure` (why, the last time). With an engine: `engine_node`, `devices` (their name) and
+    `revision`. With one that is ready: busy, context_length, prepared, refused, refusal; engine (its
+    `Statistics`); started_at and ready_at: when it was ordered and when it could answer, ISO 8601 in UTC."""
 
 
 @dataclass
@@ -54,6 +57,7 @@ class App:
     traffic: frozenset[int] = frozenset()
     standby: frozenset[int] = frozenset()
     asks: Mapping[str, int] = field(default_factory=dict)
+    engines: AppEngines = field(default_factory=AppEngines)
     leaving: frozenset[str] = frozenset()
     """The Serve applications that are being deleted for it."""
     decided: bool = False
@@ -71,17 +75,22 @@ class App:
     replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
     """By Serve application and replica."""
     met: dict[str, set[str]] = field(default_factory=dict)
-    """By Serve application: the replicas that were ever heard."""
+    """By Serve application: the engines that were ever heard, as replica and time of their start."""
     contexts: dict[str, int] = field(default_factory=dict)
     """By Serve application that has ever been ready: the context length of its model."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
+    _homes: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By Serve application and replica: its node, also when it is not heard of any more."""
+    _most: dict[str, int] = field(default_factory=dict)
+    """By Serve application: the most replicas that it was to have."""
     _order: tuple[Literal["prepare", "load"], int] | None = None
 
     @property
     def busy(self) -> bool:
         """Something changes hands: it is looked at often."""
         starts = not self.traffic and self.wants.want > 0
-        return self.record.update is not None or self.record.removed or starts
+        moves = bool(self.engines.starts or self.engines.ends) or self.granted < self.wants.want
+        return self.record.update is not None or self.record.removed or starts or moves
 
     def take(self, decision: Decision) -> None:
         """Make a decision the app's."""
@@ -99,20 +108,27 @@ class App:
             revision.application for revision in self.record.revisions if revision.number in decision.delete
         )
         there = {revision.application for revision in self.record.revisions}
-        for known in (self.sizes, self.replicas, self.met, self.contexts):
+        for known in (self.sizes, self.replicas, self.met, self.contexts, self._most):
             for application in known.keys() - there:
                 del known[application]
+        for key in [key for key in self._homes if key[0] not in there]:
+            del self._homes[key]
+        self.engines.keep_only(there, lambda name: list(self.replicas.get(name, ())))
 
     def hear(
         self, application: str, replica: str, facts: Mapping[str, Any], now: float
     ) -> tuple[str, dict[str, Any]] | None:
-        """Take over what a replica says; an event when it was never heard before."""
+        """Take over what a replica says; an event when it has an engine that was never heard before."""
         self.replicas.setdefault(application, {})[replica] = ReplicaReport(now, facts)
-        self.contexts[application] = facts["context_length"]
-        met = self.met.setdefault(application, set())
-        if replica in met:
+        self._homes[application, replica] = facts["node"]
+        self.engines.hear(application, replica, facts, now)
+        if facts["state"] != "ready":
             return None
-        met.add(replica)
+        self.contexts[application] = facts["context_length"]
+        met, engine = self.met.setdefault(application, set()), f"{replica} {facts['started_at']}"
+        if engine in met:
+            return None
+        met.add(engine)
         times = {name: facts[name] for name in ("started_at", "ready_at")}
         return "replica_ready", {"replica": replica, "revision": facts["revision"], **times}
 
@@ -122,21 +138,48 @@ class App:
             for replica, report in said.items():
                 said[replica] = replace(report, heard=now)
 
-    def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
-        """What the replicas of a Serve application said last."""
+    def said(self, application: str, now: float) -> dict[str, Mapping[str, Any]]:
+        """What the replicas of a Serve application said last, by id."""
         said = self.replicas.get(application, {})
         for replica in [r for r, report in said.items() if now - report.heard > REPORT_SILENT_S]:
             del said[replica]
-        return [report.facts for report in said.values()]
+        return {replica: report.facts for replica, report in said.items()}
 
-    def engines(self, now: float) -> dict[str, dict[str, Any]]:
+    def homes(self, application: str) -> dict[str, str]:
+        """The nodes of its replicas, by id, those that were heard of last too."""
+        return {replica: home for (name, replica), home in self._homes.items() if name == application}
+
+    def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
+        """What those of them said that have an engine which answers."""
+        return [facts for facts in self.said(application, now).values() if facts["state"] == "ready"]
+
+    def active(self, application: str, now: float) -> list[str]:
+        """The ids of the replicas that get requests."""
+        return self.engines.active(application, self.said(application, now))
+
+    def standing(self, application: str) -> int | None:
+        """How many replicas Serve is to have of an application: one stands by beside those with an engine.
+
+        Never fewer than once: Serve would choose which of them go.
+        """
+        size = self.sizes.get(application)
+        if size is None:
+            return None
+        first = not self.contexts.get(application)  # whoever waits for it has the processors
+        said = self.replicas.get(application, {})
+        engines = sum(report.facts["state"] != "standby" for report in said.values())
+        most = max(self._most.get(application, 0), size + (not first), engines + (not first))
+        self._most[application] = most
+        return most
+
+    def engine_figures(self, now: float) -> dict[str, dict[str, Any]]:
         """By replica: what its engine says of itself, and for how long it is ready."""
         names = {revision.application for revision in self.record.revisions}
         return {
             replica: {"ready_s": report.facts["ready_s"] + now - report.heard, **report.facts["engine"]}
             for name in names
             for replica, report in self.replicas.get(name, {}).items()
-            if now - report.heard <= REPORT_SILENT_S
+            if now - report.heard <= REPORT_SILENT_S and report.facts["state"] == "ready"
         }
 
     def loaded_by(self, application: str) -> Revision | None:
@@ -148,8 +191,23 @@ class App:
             return self.record.coming if forward else self.record.serving
         return revisions[0] if revisions else None
 
-    def order(self, application: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What a replica that says this is to do: `action` (prepare, load), `revision`, `spec`."""
+    def order(
+        self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
+    ) -> dict[str, Any] | None:
+        """What a replica that says this is to do: `action` (start, end, prepare, load), and with it
+        `revision` and `spec`, and what `AppEngines.order` says.
+
+        Args:
+            all_know: whether every gateway goes by the table of this number.
+        """
+        order = self.engines.order(application, replica, facts, all_know)
+        if order is not None:
+            loaded = self.loaded_by(application)
+            if loaded is None:
+                return None
+            return {**order, "revision": loaded.number, "spec": loaded.spec.as_json()}
+        if facts["state"] != "ready":
+            return None
         if self._order is not None and self._order[0] == "prepare":
             number = self._order[1]
             revision = self.record.revision(number)
@@ -267,6 +325,7 @@ class App:
                     "context_length": context_length,
                     "created": int(revision.created_at),
                     "replicas": application.ready if application is not None else 0,
+                    "active": self.active(revision.application, time.monotonic()),
                     "takes": revision.number in self.traffic,
                     "stands_by": revision.number in self.standby,
                     "on_trial": revision.number in trial,

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-_OF_REPLICA = "SERVE_REPLICA::"
-"""How Serve begins the names of its replicas, which their placement groups have too."""
 
+def living_replicas() -> frozenset[str]:
+    """The ids of the replicas of all applications that Ray does not know to be dead."""
+    from ray.util import list_named_actors
 
-def replica_nodes() -> dict[str, tuple[str, ...]]:
-    """By application, the node ids of its replicas, those that start and those that drain included.
-
-    A replica holds its devices as a placement group, to which Serve gives the replica's full id as name.
-    """
-    from ray.util import placement_group_table
-
-    nodes: dict[str, list[str]] = {}
-    for group in placement_group_table().values():
-        kind, _, rest = str(group.get("name", "")).partition(_OF_REPLICA)
-        application, found, _ = rest.partition("#")
-        if not kind and found and group.get("state") == "CREATED":
-            nodes.setdefault(application, []).append(next(iter(group["bundles_to_node_id"].values())))
-    return {application: tuple(sorted(each)) for application, each in nodes.items()}
+    named = (replica_named(each["name"]) for each in list_named_actors(all_namespaces=True))
+    return frozenset(each[1] for each in named if each is not None)
 
 
 def replica_named(actor: str) -> tuple[str, str] | None:

@@ -32,18 +32,10 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
     from serve_apps.replica.deployment import Replica
     from serve_apps.routing import ROUTER
 
-    # One bundle: the replica has the devices of all its engine's ranks, and shares them out.
-    devices = spec.replica_resources
     options: dict[str, Any] = {
         "name": DEPLOYMENT,
-        "ray_actor_options": {
-            "num_cpus": devices.get("CPU", 0.0),
-            "num_gpus": devices.get("GPU", 0.0),
-            **own_runtime_env(),
-        },
-        "placement_group_bundles": [devices],
-        "placement_group_strategy": "STRICT_PACK",
-        "placement_group_bundle_label_selector": spec.bundle_labels(1),
+        # It holds nothing: what its engine has is granted to the app (EngineKeeper), on whichever node.
+        "ray_actor_options": {"num_cpus": 0, **own_runtime_env()},
         # What does not fit in the batch waits at the gateway, where a new replica can take it.
         "max_ongoing_requests": spec.config.limits.batch,
         "autoscaling_config": AutoscalingConfig(
@@ -61,7 +53,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         ),
         "request_router_config": RequestRouterConfig(
             request_router_class=ROUTER,
-            request_router_kwargs={"policy": spec.config.routing, "app": spec.name},
+            request_router_kwargs={"policy": spec.config.routing, "app": spec.name, "application": name},
             # A waiting request asks this often whether a place has become free.
             max_backoff_s=0.05,
         ),

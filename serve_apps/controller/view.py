@@ -14,13 +14,14 @@ from cluster.ray_private import draining_nodes
 from cluster.sharing.client import BrokerClient
 from cluster.sharing.demand import Demand
 from cluster.state.nodes import node_states
-from serve_apps.controller import serve_state
+from serve_apps.controller import engine_devices, serve_state
 from serve_apps.controller.app import App
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.decision import Seen
+from serve_apps.controller.engine_devices import EngineDevices
 from serve_apps.controller.gateway_places import gateway_nodes
 from serve_apps.controller.gateways import Gateways
-from serve_apps.controller.ray_private import replica_nodes
+from serve_apps.controller.ray_private import living_replicas
 from serve_apps.controller.record import Revision
 from serve_apps.controller.threads import Threads
 from serve_apps.spec import GATEWAY, gateway_of
@@ -29,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 2.0
 """Between two looks while everything is as it should be."""
+ENGINE_SILENT_S = 3.0
+"""After so long its node is asked whether it is there."""
 SEE_S = 3.0
 """How long a look waits for Serve's word before the leases are renewed without it."""
 
@@ -46,19 +49,23 @@ class ClusterView:
         """Ids of the nodes that are to have a gateway beside the head."""
         self.serve = serve_state.ServeSeen()
         self.served: Mapping[str, serve_state.Served] = {}
-        """By Serve application, the gateway's left out; replicas that are lost are not ready."""
+        """By Serve application, the gateway's left out; those of its replicas are ready whose engine is."""
         self.lost: dict[str, int] = {}
         """By Serve application: its replicas on nodes that do not answer, which Serve takes for running until
         Ray declares the node dead; that takes a minute."""
-        self._gone: set[str] = set()
+        self.gone: set[str] = set()
         """The nodes that do not answer."""
+        self.replicas: frozenset[str] | None = None
+        """The ids of the replicas that Ray knows to be alive; None: not known."""
+        self.devices: list[EngineDevices] = []
+        """Those of all engines."""
         self.silence = ""
         """Why Serve did not answer, where it did not: what was known of it stays."""
         self.nodes: dict[str, tuple[str, ...]] = {}
-        """By Serve application: the nodes of its replicas, those that start and those that end included, and
+        """By Serve application: the nodes of its engines, those that start and those that end included, and
         those that are lost left out."""
-        self.granted: dict[str, int] = {}
-        """By lease holder: replicas."""
+        self.grants: dict[str, tuple[str, ...]] = {}
+        """By lease holder: the node of each engine that it allows."""
         self._demands: list[Demand] = []
         self._looked_at = -math.inf
 
@@ -93,44 +100,60 @@ class ClusterView:
             RayError, RayServeException: it does not answer, or is just ending; what was known stays.
         """
         self.serve = serve_state.look()
+
+    def count(self, apps: Sequence[App], now: float) -> None:
+        """Take over how many replicas have an engine that answers, by what they say."""
+        ready = {name: len(app.active(name, now)) for app in apps for name in app.record.applications}
         self.served = {
-            name: replace(served, ready=max(0, served.ready - self.lost.get(name, 0)))
-            for name, served in self.serve.applications.items()
+            name: _counted(served, ready.get(name, 0)) for name, served in self.serve.applications.items()
         }
 
+    @property
+    def granted(self) -> dict[str, int]:
+        """By lease holder: engines."""
+        return {holder: len(nodes) for holder, nodes in self.grants.items()}
+
     def look(self, apps: Sequence[App]) -> None:
-        """See where replicas are, and tell the broker what the apps want; leases of nobody are ended.
+        """See where engines are, and tell the broker what the apps want; leases of nobody are ended.
 
         Raises:
             ShoalError, RayError: Ray or the broker does not answer; what was known stays.
         """
-        nodes, broker = replica_nodes(), BrokerClient()
+        self.replicas, self.devices, broker = living_replicas(), engine_devices.look(), BrokerClient()
         if self._gateways != 1:
             unfit = {*broker.misfits(), *draining_nodes()}
             self.gateway_nodes = gateway_nodes(self._gateways, node_states(), unfit, self.gateway_nodes)
-        self._look_for_lost(broker, apps, nodes)
-        self.nodes = {name: tuple(n for n in each if n not in self._gone) for name, each in nodes.items()}
+        self._look_for_lost(broker, apps)
+        nodes = _nodes_of(apps, self.devices, time.monotonic())
+        self.nodes = {name: tuple(n for n in each if n not in self.gone) for name, each in nodes.items()}
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
         for holder in {demand.holder for demand in self._demands} - {demand.holder for demand in demands}:
             broker.release(holder)
-            self.granted.pop(holder, None)
+            self.grants.pop(holder, None)
         self._demands = demands
         for demand in demands:
-            self.granted[demand.holder] = broker.request(demand).units
+            self.grants[demand.holder] = broker.request(demand).nodes
         self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
 
-    def _look_for_lost(
-        self, broker: BrokerClient, apps: Sequence[App], nodes: Mapping[str, tuple[str, ...]]
-    ) -> None:
-        """Ask the nodes of replicas that are silent whether they are there."""
-        silent = self.unheard(apps, time.monotonic())
-        doubted = {node for name in silent for node in nodes.get(name, ())}
-        self._gone &= doubted
-        if new := doubted - self._gone:  # the broker goes on asking those that it was asked about
-            self._gone |= set(broker.suspect(new))
-        self.lost = {name: sum(node in self._gone for node in nodes.get(name, ())) for name in silent}
+    def _look_for_lost(self, broker: BrokerClient, apps: Sequence[App]) -> None:
+        """Ask the nodes of replicas and engines that are silent whether they are there."""
+        now = time.monotonic()
+        silent = self.unheard(apps, now)
+        homes = {name: app.homes(name) for app in apps for name in app.record.applications}
+        doubted = {node for name in silent for node in homes[name].values()}
+        doubted |= {
+            facts["engine_node"]
+            for app in apps
+            for name in app.record.applications
+            for facts in app.reports(name, now)
+            if facts["silent_s"] > ENGINE_SILENT_S
+        }
+        self.gone &= doubted
+        if new := doubted - self.gone:  # the broker goes on asking those that it was asked about
+            self.gone |= set(broker.suspect(new))
+        self.lost = {name: sum(node in self.gone for node in homes[name].values()) for name in silent}
 
     def unheard(self, apps: Sequence[App], now: float) -> list[str]:
         """The Serve applications of which a replica that runs has not said how it is."""
@@ -138,8 +161,15 @@ class ClusterView:
             name
             for app in apps
             for name in {r.application for r in app.record.revisions}
-            if len(app.reports(name, now)) < _ready(self.serve.applications, name)
+            if len(app.said(name, now)) < _ready(self.serve.applications, name)
         ]
+
+    def _failure(self, app: App, revision: Revision) -> str | None:
+        """Why a revision cannot be started."""
+        served = self.served.get(revision.application)
+        if served is not None and served.failure is not None:
+            return served.failure
+        return app.failures.get(revision.number) or app.engines.failure(revision.application)
 
     def seen(self, app: App, revision: Revision, gateways: Gateways, *, starts: bool) -> Seen:
         """What is known of a revision of an app now.
@@ -159,7 +189,7 @@ class ClusterView:
             held=len(self.nodes.get(revision.application, ())),
             granted=self.granted.get(revision.holder, 0),
             gone=served is None and not starts,
-            failure=served.failure if served else app.failures.get(revision.number),
+            failure=self._failure(app, revision),
             probe=app.probes.get(revision.number),
             drained=gateways.drained(revision.application, now),
             taken=gateways.taken(revision.application, now),
@@ -170,6 +200,36 @@ class ClusterView:
             refusal=refusals[0] if refusals else None,
             shortage=app.shortage,
         )
+
+
+def _counted(served: serve_state.Served, ready: int) -> serve_state.Served:
+    """What Serve says of an application, by those of its replicas that have an engine."""
+    status = served.status
+    if status in ("running", "deploying", "unhealthy"):
+        status = "running" if ready else "deploying"
+    return replace(served, ready=ready, status=status)
+
+
+def _nodes_of(
+    apps: Sequence[App], devices: Sequence[EngineDevices], now: float
+) -> dict[str, tuple[str, ...]]:
+    """By Serve application, the nodes where its engines have devices, or are about to."""
+    found: dict[str, list[str]] = {}
+    held = {(each.application, each.replica): each.node for each in devices}
+    for app in apps:
+        for name in app.record.applications:
+            wanted = {key: start.node for key, start in app.engines.starts.items() if key[0] == name}
+            said = {
+                (name, replica): facts["engine_node"]
+                for replica, facts in app.said(name, now).items()
+                if facts["state"] != "standby"
+            }
+            mine = {key: node for key, node in held.items() if key[0] == name}
+            for key in {*wanted, *mine}:
+                node = mine.get(key) or wanted.get(key) or said.get(key)
+                if node is not None:
+                    found.setdefault(name, []).append(node)
+    return {name: tuple(sorted(nodes)) for name, nodes in found.items()}
 
 
 def _ready(applications: Mapping[str, serve_state.Served], name: str) -> int:
@@ -200,7 +260,9 @@ class Lookout:
         if self._seeing is None:
             # Serve is asked after a call has returned, before anything is decided without that call in mind.
             returned = self._calls.take_ended()
-            if not (returned or self._calls or view.is_due(apps, time.monotonic())):
+            # What a replica had that is gone is to be used again at once.
+            changed = await self._threads.look(living_replicas) != view.replicas
+            if not (changed or returned or self._calls or view.is_due(apps, time.monotonic())):
                 return True
             self._seeing = asyncio.create_task(self._threads.see(view.see))
         seeing = self._seeing

@@ -6,7 +6,8 @@ import os
 
 from serve_apps.engine.protocol import EngineConfig
 
-_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+"""Variables that show a process its devices, and no others."""
 
 
 def hide_what_is_not_leased(config: EngineConfig) -> None:
@@ -15,4 +16,4 @@ def hide_what_is_not_leased(config: EngineConfig) -> None:
     Ray shows a process that asks for no GPU all of its node's, and libraries take the first that they see.
     """
     if config.device == "cpu":
-        os.environ.update(dict.fromkeys(_VISIBLE, ""))
+        os.environ.update(dict.fromkeys(VISIBLE, ""))

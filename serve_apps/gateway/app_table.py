@@ -52,6 +52,8 @@ class AppTable:
     """By app, replicas `wanted`, `granted` and `ready`."""
     applications: frozenset[str] = frozenset()
     """All Serve applications of the apps, those included that cannot take requests yet, or just now."""
+    active: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    """By Serve application: the ids of the replicas that have an engine."""
 
     @classmethod
     def from_json(cls, number: int, document: Mapping[str, Any]) -> AppTable:
@@ -86,8 +88,19 @@ class AppTable:
         leaving = frozenset(app for app, facts in document.items() if facts.get("leaves"))
         starting = frozenset(versions.keys() - known.keys() - leaving)
         applications = frozenset(name for facts in document.values() for name in facts["applications"])
+        active = {
+            each["application"]: tuple(each["active"])
+            for facts in document.values()
+            for each in facts["versions"]
+        }
         return cls(
-            MappingProxyType(known), starting, leaving, number, MappingProxyType(replicas), applications
+            MappingProxyType(known),
+            starting,
+            leaving,
+            number,
+            MappingProxyType(replicas),
+            applications,
+            MappingProxyType(active),
         )
 
     def find(self, app: str) -> AppVersion | None:

@@ -19,6 +19,7 @@ from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.openai.errors import ApiError, unavailable
 from serve_apps.quotas.shared_limits import BankSilentError, SharedLimits
+from serve_apps.routing.active import tell_active
 from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ class TableFollower:
             if "apps" in answer:
                 table = AppTable.from_json(answer["number"], answer["apps"])
                 await self._backend.connect(table.applications, answer["serve"])
+                tell_active(table.active)
                 self._service.table = table
             elif self._service.table is not None:
                 await self._backend.connect(self._service.table.applications, answer["serve"])

@@ -1,24 +1,27 @@
-"""One replica of an app, as Serve has it: it takes requests, and has an engine in processes of its own."""
+"""One replica of an app, as Serve has it: it takes requests, and has an engine in processes of their own."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
+
+import ray
+from ray import serve
 
 from cluster.errors import ShoalError
-from cluster.node.node_agent import address_on_node, node_is_kept
-from serve_apps.engine.protocol import EngineError, WeightsError
+from cluster.node.node_agent import fork_on
+from serve_apps.engine.protocol import EngineError, UnsupportedError, WeightsError
 from serve_apps.http.log import log_as_json
 from serve_apps.openai.errors import replica_lost
 from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.engine_line import LineLostError
 from serve_apps.replica.engine_processes import EngineProcesses
+from serve_apps.replica.given_devices import take_devices
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 
@@ -28,63 +31,101 @@ HANG_TIMEOUT_S = 15.0
 """A replica whose event loop, or whose engine's, stands still for so long is ended."""
 WATCH_EVERY_S = 0.5
 """How often a replica looks whether its engine lives, and shows that it lives itself."""
+DRAIN_LOOK_S = 0.05
 
 
 class Replica:
-    """The Serve deployment's class. It imports no torch: the engine's ranks are forks on its node.
+    """The Serve deployment's class. It imports no torch, and holds no device.
+
+    It stands by until the controller has it start an engine, on devices of any node, in processes there. Its
+    engine gone, it ends, and Serve starts another one that stands by.
 
     Args:
         spec: an `AppSpec` as JSON.
-        application: the Serve application's name, APP:REVISION; None keeps apart from the controller.
+        application: the Serve application's name, APP:REVISION.
     """
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, spec: Mapping[str, Any], application: str | None = None
-    ) -> None:
-        import ray
-        from ray import serve
-
+    async def __init__(self, spec: Mapping[str, Any], application: str) -> None:  # type: ignore[misc]  # Serve awaits it
         log_as_json()
-        self._started_at, self._ready_at = _now(), ""
         self.spec = AppSpec.from_json(spec)
         self.id = serve.get_replica_context().replica_tag
-        self.revision = 0
+        self.revision = int(application.rpartition(":")[2])
         """The number of the revision whose weights it has."""
+        self._node = ray.get_runtime_context().get_node_id()
+        self._application = application
+        self._state: Literal["standby", "starting", "ready", "ending"] = "standby"
+        self._engine: EngineProcesses | None = None
+        self._engine_facts: dict[str, Any] = {}
+        self._calls = 0
         self._prepared: int | None = None
         self._refused: int | None = None
         self._refusal: str | None = None
-        self._link: ControllerLink | None = None
-        if application is not None:
-            self.revision = int(application.rpartition(":")[2])
-            self._link = ControllerLink(application, self.id, self._facts, self._obey)
-            now = await self._link.spec()
-            if now is not None:
-                self.revision, self.spec = now["revision"], AppSpec.from_json(now["spec"])
-        self._node = ray.util.get_node_ip_address()
-        self._engine = EngineProcesses(
-            self.id, address_on_node(), node_is_kept, on_lost=self._lost, on_orphans=self._tell_orphans
-        )
-        await self._start_in_time()
-        self._ready_at, self._ready = _now(), time.monotonic()
+        self._failures, self._failure = 0, ""
+        self._leaving: asyncio.Task[None] | None = None
+        self._link = ControllerLink(application, self.id, self._facts, self._obey)
         self._watching = asyncio.create_task(self._watch())
-        self._linked = asyncio.create_task(self._link.run()) if self._link is not None else None
+        self._linked = asyncio.create_task(self._link.run())
 
-    async def _start_in_time(self) -> None:
-        """End a replica that hangs while it starts, so that another comes: Serve would wait for ever."""
+    async def _start(self, order: Mapping[str, Any]) -> None:
+        """Have an engine, as the controller has ordered; what is wrong with it is reported."""
+        self.spec, self.revision = AppSpec.from_json(order["spec"]), order["revision"]
+        self._engine_facts = {
+            "engine_node": order["node"],
+            "devices": order["devices"],
+            "started_at": _now(),
+            "ready_at": "",
+        }
+        self._state = "starting"
+        self._link.tell()
         seconds = self.spec.config.update.ready_timeout_s
+        engine = EngineProcesses(
+            self.id,
+            ray.util.get_node_ip_address(),
+            lambda whom: fork_on(order["node"], whom),
+            on_lost=self._lost,
+            on_orphans=self._link.tell_orphans,
+        )
+        devices = take_devices(order["devices"], self.spec.replica_resources.get("GPU", 0.0))
         try:
             async with asyncio.timeout(seconds) as limit:
-                self._context_length = await self._engine.start(self.spec, self.revision, self._node)
-        except TimeoutError:
-            if limit.expired():
-                self._lost(f"it was not ready within {seconds:g} s")
-            raise
+                self._context_length = await engine.start(self.spec, self.revision, devices)
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and limit.expired()
+            why = f"it was not ready within {seconds:g} s" if late else _words(error)
+            logger.error("replica %s: its engine does not start: %s", self.id, why, exc_info=not late)
+            await engine.stop(gently=False)
+            self._failures, self._failure = self._failures + 1, why
+            self._state, self._engine_facts = "standby", {}
+        else:
+            self._engine, self._ready = engine, time.monotonic()
+            self._prepared = self._refused = self._refusal = None
+            self._state, self._engine_facts["ready_at"] = "ready", _now()
+
+    async def _end(self) -> None:
+        """Give the engine back, once its requests are answered; then this replica stands by again."""
+        self._state = "ending"
+        engine, self._engine = self._engine, None
+        assert engine is not None
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self.spec.config.limits.request_timeout_s
+        while self._calls and loop.time() < until:
+            await asyncio.sleep(DRAIN_LOOK_S)
+        await engine.stop()
+        self._state, self._engine_facts = "standby", {}
 
     def _lost(self, why: str) -> None:
-        # Half an engine answers nothing. This process ends at once, so that the router drops it now and the
-        # gateway sends its requests elsewhere; its devices are free, and a whole new replica comes.
-        logger.error("replica %s ends: %s", self.id, why)
-        self._engine.kill()
+        """End this replica, for good: half an engine answers nothing, and another replica stands by."""
+        if self._leaving is None:
+            logger.error("replica %s ends: %s", self.id, why)
+            self._leaving = asyncio.create_task(self._leave())
+
+    async def _leave(self) -> None:
+        # What it is asked meanwhile, and what it has, gateways send elsewhere.
+        engine, self._engine = self._engine, None
+        self._linked.cancel()
+        if engine is not None:
+            await engine.kill()
+        await self._link.tell_end()
         logging.shutdown()
         os._exit(1)
 
@@ -94,36 +135,57 @@ class Replica:
             while True:
                 watchdog.beat()
                 # Counted in this loop's own steps: a machine that stood still as a whole is no reason.
-                if self._engine.silent_looks() * WATCH_EVERY_S >= HANG_TIMEOUT_S:
+                if self._engine is not None and self._engine.look() * WATCH_EVERY_S >= HANG_TIMEOUT_S:
                     self._lost(f"its engine was silent for {HANG_TIMEOUT_S:g} s")
                 await asyncio.sleep(WATCH_EVERY_S)
         finally:
             watchdog.stop()
 
     def _facts(self) -> dict[str, Any]:
-        """What the controller is told."""
-        return {
+        """What the controller is told, see `ReplicaReport`."""
+        facts = {
+            "node": self._node,
+            "state": self._state,
+            "failures": self._failures,
+            "failure": self._failure,
             "revision": self.revision,
-            "context_length": self._context_length,
             "prepared": self._prepared,
             "refused": self._refused,
             "refusal": self._refusal,
+            "devices": None,
+            "ready_at": "",
+            "silent_s": 0.0,
+            **self._engine_facts,
+        }
+        if self._engine is None:
+            return facts
+        return {
+            **facts,
+            "context_length": self._context_length,
             "engine": self._engine.statistics,
-            "started_at": self._started_at,
-            "ready_at": self._ready_at,
             "ready_s": time.monotonic() - self._ready,
+            "silent_s": self._engine.silent_looks * WATCH_EVERY_S,
         }
 
     async def _obey(self, order: Mapping[str, Any]) -> None:
-        """Get ready for another version of the model, or go on with it; both leave what runs as it is when
-        they cannot."""
+        """Carry out an order; what cannot be done leaves what runs as it is."""
+        action = order["action"]
+        if action == "start" and self._state == "standby":
+            await self._start(order)
+        elif action == "end" and self._engine is not None:
+            await self._end()
+        elif self._engine is not None:
+            await self._take_weights(self._engine, order)
+
+    async def _take_weights(self, engine: EngineProcesses, order: Mapping[str, Any]) -> None:
+        """Get ready for another version of the model, or go on with it."""
         spec, number = order["spec"], order["revision"]
         try:
             if order["action"] == "prepare":
-                await self._engine.call("prepare", spec)
+                await engine.call("prepare", spec)
                 self._prepared = number
                 return
-            await self._engine.call("load", spec, number)
+            await engine.call("load", spec, number)
         except (WeightsError, EngineError, ShoalError, OSError) as error:
             self._refused, self._refusal = number, str(error)
             logger.error("replica %s cannot load revision %d: %s", self.id, number, error)
@@ -133,14 +195,12 @@ class Replica:
         self.spec, self.revision = AppSpec.from_json(spec), number
         self._refused = self._refusal = None
 
-    def _tell_orphans(self, keys: Sequence[str]) -> None:
-        if self._link is not None:
-            self._link.tell_orphans(keys)
-
     async def statistics(self) -> dict[str, Any]:
         """The engine's statistics, the replica's id, its process (`pid`) and those of its ranks (`ranks`)."""
-        own = {"replica": self.id, "pid": os.getpid(), "ranks": self._engine.pids()}
-        return {**own, **await self._engine.call("statistics")}
+        own = {"replica": self.id, "pid": os.getpid()}
+        if self._engine is None:
+            return {**own, "ranks": []}
+        return {**own, "ranks": self._engine.pids(), **await self._engine.call("statistics")}
 
     async def check_health(self) -> None:
         """Raise when the replica cannot go on; Serve then replaces it."""
@@ -170,21 +230,33 @@ class Replica:
         return await self._ask("detokenize", request)
 
     async def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
+        start = {"replica": self.id, "model_version": self.spec.model_version}
+        if self._engine is None:
+            # Whoever sent it knows soon that there is no engine here.
+            return {"start": start, **replica_lost().as_item()}
+        self._calls += 1
         try:
             answer: dict[str, Any] = await self._engine.call(method, *arguments)
         except LineLostError:
-            start = {"replica": self.id, "model_version": self.spec.model_version}
             return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+        finally:
+            self._calls -= 1
         return answer
 
     async def __del__(self) -> None:
+        for task in (getattr(self, "_watching", None), getattr(self, "_linked", None)):
+            if task is not None:
+                task.cancel()
         engine = getattr(self, "_engine", None)
         if engine is not None:
-            for task in (getattr(self, "_watching", None), getattr(self, "_linked", None)):
-                if task is not None:
-                    task.cancel()
-            with contextlib.suppress(EngineError, LineLostError):
-                await engine.stop()
+            await engine.stop()
+
+
+def _words(error: Exception) -> str:
+    """What an exception says, and of what kind it is where that is not Shoal's."""
+    said = str(error).strip()
+    known = isinstance(error, EngineError | ShoalError | WeightsError | UnsupportedError)
+    return said if known and said else f"{type(error).__name__}: {said}"
 
 
 def _now() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
@@ -15,6 +16,7 @@ from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.engine_table import find_engine
+from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.protocol import EngineError, SamplingParams
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.http.request_record import Answering, RequestRecord, client_id
@@ -46,38 +48,51 @@ class EngineHost:
 
     Args:
         replica: the replica's id.
+        node: the address of this node, for messages.
     """
 
     line: EngineLine
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, replica: str, node: str) -> None:
         self.id = replica
+        self._node = node
         self.revision = 0
         """The number of the revision whose weights it has."""
         self._beating: asyncio.Task[None] | None = None
 
-    async def start(
-        self, spec: Mapping[str, Any], revision: int, node: str, host: str, port: int
-    ) -> dict[str, Any]:
-        """Load the model; what the replica has to know of it: `context_length`.
+    async def prepare_start(self, spec: Mapping[str, Any], revision: int) -> dict[str, Any]:
+        """Get ready for a model as far as that takes no device; where the ranks meet: `host` and `port`.
 
         Args:
             spec: an `AppSpec` as JSON.
-            node: the node's address, for messages.
-            host, port: where the ranks meet.
 
         Raises:
-            EngineError, ShoalError: it cannot be loaded.
+            ShoalError, OSError: there is no such model.
         """
-        self.spec, self.revision, self._node = AppSpec.from_json(spec), revision, node
+        self.spec, self.revision = AppSpec.from_json(spec), revision
         self._gateways = GatewayCalls(lambda keys: self.line.tell("tell_orphans", list(keys)))
-        model_path = await asyncio.to_thread(model_directory, self.spec)
-        config = engine_config(self.spec, model_path)
+        self._place = MeetingPlace()
+        self._model_path = await asyncio.to_thread(model_directory, self.spec)
+        self._prompts = await asyncio.to_thread(Prompts, self._model_path)
+        self._embedding_sizes = EmbeddingSizes.of(self._model_path)
+        await asyncio.to_thread(read_ahead, self._model_path)
+        return {"host": self._place.host, "port": self._place.port}
+
+    async def start(self, visible: Mapping[str, str]) -> dict[str, Any]:
+        """Load the model; what the replica has to know of it: `context_length`.
+
+        Args:
+            visible: the variables that show the engine's devices.
+
+        Raises:
+            EngineError: it cannot be loaded.
+        """
+        os.environ.update(visible)
+        config = engine_config(self.spec, self._model_path)
         hide_what_is_not_leased(config)
-        self._prompts = await asyncio.to_thread(Prompts, model_path)
         config = replace(config, reasoning=engines_reasoning(self._prompts, self.spec.config))
-        self._engine = find_engine(self.spec.engine).load_engine()(config, host, port)
-        self._embedding_sizes = EmbeddingSizes.of(model_path)
+        load = find_engine(self.spec.engine).load_engine()
+        self._engine = load(config, self._place.host, self._place.port)
         try:
             await self._engine.start()
         except EngineError as error:
@@ -133,6 +148,7 @@ class EngineHost:
         with contextlib.suppress(EngineError):
             await self._engine.stop()
         self._gateways.stop()
+        self._place.close()
 
     async def generate(
         self, request: Mapping[str, Any], address: Mapping[str, str] | None = None

@@ -17,6 +17,7 @@ from typing import Any
 
 import uvloop
 
+from cluster.node.dial import DialAddress, dial
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.engine_table import find_engine
@@ -25,41 +26,43 @@ from serve_apps.http.request_record import shown
 from serve_apps.models import model_directory
 from serve_apps.replica.engine_host import EngineHost
 from serve_apps.replica.engine_line import EngineLine
+from serve_apps.replica.engine_processes import LINE
 from serve_apps.spec import AppSpec
 
 REPLICA = "SHOAL_REPLICA"
 """In the environment of an engine's processes: the id of their replica."""
 
 
-def run_engine(address: str, replica: str) -> None:
-    """Be the engine of a replica, which listens at this address, until that is gone."""
+def run_engine(address: Mapping[str, Any], replica: str) -> None:
+    """Be the engine of a replica, which is called at this address, until that is gone."""
     os.environ[REPLICA] = replica
     log_as_json()
-    uvloop.run(_serve(address, replica))
+    uvloop.run(_serve(dial(DialAddress.from_json(address), LINE), replica))
     # What libraries have started besides must not hold up the end, nor what they do at exit.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
-async def _serve(address: str, replica: str) -> None:
-    connection = socket.socket(socket.AF_UNIX)
-    connection.connect(address)
-    reader, writer = await asyncio.open_unix_connection(sock=connection)
-    host = EngineHost(replica)
+async def _serve(connection: socket.socket, replica: str) -> None:
+    host = EngineHost(replica, connection.getsockname()[0])
+    reader, writer = await asyncio.open_connection(sock=connection)
     line = EngineLine(reader, writer, host)
     host.line = line
     await line.run()
 
 
-def run_rank(spec: Mapping[str, Any], replica: str, rank: int, host: str, port: int) -> None:
+def run_rank(
+    spec: Mapping[str, Any], replica: str, rank: int, host: str, port: int, visible: Mapping[str, str]
+) -> None:
     """Be rank `rank` (1 or more) of a replica's engine until rank 0 says stop.
 
     Args:
         spec: an `AppSpec` as JSON.
         host, port: where the ranks meet.
+        visible: the variables that show it the engine's devices.
     """
-    os.environ[REPLICA] = replica
+    os.environ.update({REPLICA: replica, **visible})
     log_as_json(rank=rank)
     sys.stdout = sys.stderr = _LinesOfRank(rank)
     app = AppSpec.from_json(spec)

@@ -1,36 +1,40 @@
-"""The processes of a replica's engine: all its ranks, forked on this node, which live and end together."""
+"""The processes of a replica's engine: all its ranks, forks on one node, which live and end together."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import socket
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
-from cluster.node.forked_processes import ForkedProcesses
-from cluster.node.surroundings import is_own
+from cluster.node.dial import DialAddress, Streams, Switchboard
+from cluster.node.forked_processes import CalledProcesses
+from cluster.node.node_fork_server import FORKS
+from cluster.node.output import OUTPUT, show_output
 from serve_apps.engine.engine_table import find_engine
-from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.replica.engine_line import EngineLine, LineLostError
 from serve_apps.spec import AppSpec
 
 logger = logging.getLogger(__name__)
 
+LINE = "line"
+"""What rank 0 calls for."""
 _PROCESS = "serve_apps.replica.engine_process"
 _OWNER = "engine"
 STOP_TIMEOUT_S = 30.0
 OWN_WORD_S = 2.0
-"""How long an engine may take to say why it does not start, when a rank has ended."""
+"""How long an engine may take to say why it does not start, or ends, when a rank has ended."""
+
+AskForForks = Callable[[DialAddress], Awaitable[None]]
+"""Has a fork server call this address, for processes on the engine's node."""
 
 
 class EngineProcesses:
-    """Started once; what is left of them ends with this process, however that ends.
+    """Started once; what is left of them ends when this process does, on whichever node they are.
 
     Args:
         replica: the replica's id.
-        address, is_kept: see `ForkedProcesses`.
+        host: the address of this node at which they call.
         on_lost: called when one of them ends by itself, or says that the engine is broken.
         on_orphans: called with the keys of answers that are kept, since their gateway is gone.
     """
@@ -38,20 +42,23 @@ class EngineProcesses:
     def __init__(
         self,
         replica: str,
-        address: str | None,
-        is_kept: Callable[[], bool],
+        host: str,
+        ask_for_forks: AskForForks,
         *,
         on_lost: Callable[[str], None],
         on_orphans: Callable[[Sequence[str]], None],
     ) -> None:
         self._replica = replica
-        self._forked_at = address, is_kept
+        self._host = host
+        self._ask_for_forks = ask_for_forks
         self._on_lost = on_lost
         self._on_orphans = on_orphans
-        self._forks: ForkedProcesses | None = None
-        self._place: MeetingPlace | None = None
+        self._board = Switchboard(self._take)
+        self._forks: CalledProcesses | None = None
         self._line: EngineLine | None = None
+        self._called: dict[str, asyncio.Future[None]] = {}
         self._running: set[asyncio.Task[None]] = set()
+        self._showing: asyncio.Task[None] | None = None
         self._ready = False
         self._stopping = False
         self._ended: asyncio.Future[str] | None = None
@@ -60,76 +67,85 @@ class EngineProcesses:
         self.statistics: dict[str, Any] = {}
         """The engine's, as it said last."""
 
-    async def start(self, spec: AppSpec, revision: int, node: str) -> int:
+    async def start(
+        self, spec: AppSpec, revision: int, devices: Coroutine[Any, Any, Mapping[str, str]]
+    ) -> int:
         """Have an engine with this app's model; the context length of that.
 
         Args:
-            node: the node's address, for messages.
+            devices: waited for while everything is made ready that needs none; the variables that show them.
 
         Raises:
             EngineError, ShoalError: it cannot be loaded.
             LineLostError: a process ended before the engine was ready.
         """
-        entry = find_engine(spec.engine)
-        self._forks = ForkedProcesses((_PROCESS, *entry.modules), *self._forked_at)
-        self._place = MeetingPlace()
-        meet = {"host": self._place.host, "port": self._place.port}
-        address = f"\0shoal-engine-{secrets.token_hex(16)}"
         loop = asyncio.get_running_loop()
-        connected: asyncio.Future[EngineLine] = loop.create_future()
         self._ended = loop.create_future()
-
-        async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if connected.done() or not is_own(writer.get_extra_info("socket")):
-                writer.close()
-                return
-            line = EngineLine(reader, writer, self)
-            connected.set_result(line)
-            await line.run()
-
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
-        server = await asyncio.start_unix_server(connect, sock=listener)
-        document = spec.as_json()
-        self._run(self._rank(0, "run_engine", {"address": address, "replica": self._replica}))
-        if not entry.has_own_ranks:
-            for rank in range(1, spec.config.ranks):
-                arguments = {"spec": document, "replica": self._replica, "rank": rank, **meet}
-                self._run(self._rank(rank, "run_rank", arguments))
+        self._called = {FORKS: loop.create_future(), LINE: loop.create_future()}
+        waiting = asyncio.create_task(devices)
         try:
-            await _first(connected, self._ended)
+            address = await self._board.open(self._host)
+            await self._ask_for_forks(address)
+            await self._called[FORKS]
+            document = spec.as_json()
+            self._run_rank(0, "run_engine", {"address": address.as_json(), "replica": self._replica})
+            await self._until(self._called[LINE])
+            assert self._line is not None
+            meet = await self._until(self._line.call("prepare_start", document, revision))
+            visible = dict(await self._until(waiting))
+            if not find_engine(spec.engine).has_own_ranks:
+                for rank in range(1, spec.config.ranks):
+                    known = {"spec": document, "replica": self._replica, "rank": rank}
+                    self._run_rank(rank, "run_rank", {**known, **meet, "visible": visible})
+            found = await self._until(self._line.call("start", visible))
         finally:
-            server.close()
-        if not connected.done():
-            raise LineLostError(self._ended.result())
-        self._line = connected.result()
-        found = await self._until_started(self._line.call("start", document, revision, node, *meet.values()))
+            waiting.cancel()
+            self._board.close()
         self._ready = True
         return int(found["context_length"])
 
-    async def _until_started(self, start: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
-        """What the engine says; that a rank has ended, where it says nothing of it."""
+    async def _until(self, waited: Awaitable[Any]) -> Any:
+        """What is waited for; that a rank has ended, where the engine says nothing of it."""
         assert self._ended is not None
-        starting = asyncio.create_task(start)
+        waiting = asyncio.ensure_future(waited)
         try:
-            await _first(starting, self._ended)
-            await asyncio.wait({starting}, timeout=OWN_WORD_S)
-            if not starting.done():
+            await _first(waiting, self._ended)
+            await asyncio.wait({waiting}, timeout=OWN_WORD_S)
+            if not waiting.done():
                 raise LineLostError(self._ended.result())
             try:
-                return starting.result()
+                return waiting.result()
             except LineLostError as error:
                 await asyncio.wait({self._ended}, timeout=OWN_WORD_S)
                 if self._ended.done():
                     raise LineLostError(self._ended.result()) from error
                 raise
         finally:
-            starting.cancel()
+            waiting.cancel()
+
+    def _take(self, purpose: str, streams: Streams) -> None:
+        """Somebody with the key calls."""
+        if purpose == OUTPUT and self._showing is None:
+            self._showing = asyncio.create_task(show_output(streams))
+            return
+        called = self._called.get(purpose)
+        if called is None or called.done():
+            streams[1].close()
+            return
+        if purpose == FORKS:
+            self._forks = CalledProcesses(streams)
+        else:
+            self._line = EngineLine(*streams, self)
+            self._run(self._line.run())
+        called.set_result(None)
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
+
+    def _run_rank(self, rank: int, function: str, arguments: dict[str, Any]) -> None:
+        self._run(self._rank(rank, function, arguments))
 
     async def _rank(self, rank: int, function: str, arguments: dict[str, Any]) -> None:
         """Run the process of a rank to its end; the others end with it."""
@@ -153,34 +169,49 @@ class EngineProcesses:
         return await self._line.call(method, *arguments)
 
     def pids(self) -> list[int]:
-        """The processes of the ranks, by rank."""
+        """The processes of the ranks on their node, by rank."""
         return [] if self._forks is None else self._forks.pids(_OWNER)
 
-    def silent_looks(self) -> int:
-        """How often this was asked since the engine was heard last."""
+    def look(self) -> int:
+        """Count one more look without a word of the engine; how many there were since the last one."""
         self._silent_looks += 1
         return self._silent_looks - 1
 
-    def kill(self) -> None:
-        """End the processes at once, those that hang too."""
+    @property
+    def silent_looks(self) -> int:
+        """How many looks there were since the engine was heard."""
+        return self._silent_looks
+
+    async def kill(self) -> None:
+        """Have the processes end at once, those that hang too; what they said last is shown."""
         self._stopping = True
         if self._forks is not None:
             self._forks.kill(_OWNER)
+            await asyncio.wait({asyncio.create_task(self._forks.end(_OWNER))}, timeout=OWN_WORD_S)
+            await self._forks.close()
+        if self._showing is not None:
+            await asyncio.wait({self._showing}, timeout=OWN_WORD_S)
 
-    async def stop(self) -> None:
-        """End the engine, and then its processes."""
+    async def stop(self, *, gently: bool = True) -> None:
+        """End the engine, and then its processes; when this returns, its devices are free.
+
+        Args:
+            gently: its requests are ended first.
+        """
         self._stopping = True
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await self.call("stop")
-        except TimeoutError:
-            logger.warning("the engine of replica %s did not end by itself", self._replica)
-        finally:
-            self.kill()
-            if self._forks is not None:
-                await self._forks.close()
-            if self._place is not None:
-                self._place.close()
+        if gently:
+            try:
+                async with asyncio.timeout(STOP_TIMEOUT_S):
+                    await self.call("stop")
+            except TimeoutError:
+                logger.warning("the engine of replica %s did not end by itself", self._replica)
+            except LineLostError:
+                pass  # it has ended
+        if self._line is not None:
+            self._line.close()  # rank 0 ends
+        if self._forks is not None:
+            await self._forks.end(_OWNER)
+            await self._forks.close()
 
     # What the engine tells.
 

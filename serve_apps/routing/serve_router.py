@@ -13,6 +13,7 @@ from typing import Any
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_apps.routing import POLICIES
+from serve_apps.routing.active import is_active
 from serve_apps.routing.decisions import note
 from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
 from serve_apps.routing.spread import AT, may_take, taken
@@ -31,10 +32,13 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         self._policy: Policy[ReplicaID] = LeastConnections()
         self._names = "", "least_connections"
         """Of the app and the policy."""
+        self._application = ""
 
-    def initialize_state(self, policy: str = "least_connections", app: str = "") -> None:
-        """Serve passes request_router_kwargs here: the names of the policy and of the app."""
-        self._names = app, policy
+    def initialize_state(
+        self, policy: str = "least_connections", app: str = "", application: str = ""
+    ) -> None:
+        """Serve passes request_router_kwargs here: the names of the policy, the app, and its application."""
+        self._names, self._application = (app, policy), application
         module, _, name = POLICIES[policy].partition(":")
         self._policy = getattr(import_module(module), name)()
 
@@ -61,7 +65,11 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         if pending_request is not None:
             # Without this Serve asks again without a pause while every replica is full.
             pending_request.routing_context.should_backoff = True
-        replicas = {replica.replica_id: replica for replica in candidate_replicas}
+        replicas = {
+            replica.replica_id: replica
+            for replica in candidate_replicas
+            if is_active(self._application, replica.replica_id.unique_id)
+        }
         if pending_request is None:
             return [[replicas[r]] for r in self._policy.order(list(replicas))]
         request = _request_of(pending_request)
@@ -86,6 +94,8 @@ class PolicyRouter(FIFOMixin, RequestRouter):
                 return
 
     def _may_take(self, request: Any, replica: ReplicaID) -> bool:
+        if not is_active(self._application, replica.unique_id):
+            return False
         at = request.get(AT) if isinstance(request, Mapping) else None
         elsewhere = at is not None and replica.unique_id != at
         if elsewhere and any(each.unique_id == at for each in self.curr_replicas):

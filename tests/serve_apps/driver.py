@@ -130,11 +130,11 @@ def running_replicas(app: str) -> int:
 
 
 def replica_nodes(app: str) -> tuple[str, ...]:
-    """The nodes of an app's replicas, of all its revisions."""
-    from serve_apps.controller.ray_private import replica_nodes
+    """The nodes of an app's engines, of all its revisions."""
+    from serve_apps.controller.engine_devices import look
 
-    found = replica_nodes().items()
-    return tuple(node for name, nodes in found if name.partition(":")[0] == app for node in nodes)
+    mine = [each for each in look() if each.application.partition(":")[0] == app]
+    return tuple(sorted(each.node for each in mine if each.node is not None))
 
 
 def rank_beside(replica: str) -> int:

@@ -19,6 +19,7 @@ from cluster.node import dial as dialing
 from cluster.node.dial import DialAddress, Streams, Switchboard, dial
 from cluster.node.forked_processes import CalledProcesses
 from cluster.node.node_agent import NodeAgent
+from cluster.node.output import show_output
 from cluster.node.sessions import has_ended
 from tests.cluster.node.test_node_fork_server import FORKED, kept, told, until
 
@@ -110,25 +111,23 @@ def test_who_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     run(go)
 
 
-async def called(agent: NodeAgent, address: DialAddress, calls: Calls, output: str) -> CalledProcesses:
-    await asyncio.to_thread(agent.fork_for, address, output)
-    purpose, streams = await calls.get()
-    assert purpose == "forks"
-    return CalledProcesses(streams)
+async def called(agent: NodeAgent, address: DialAddress, calls: Calls) -> tuple[CalledProcesses, Streams]:
+    """Processes on the agent's node, and what they print."""
+    await asyncio.to_thread(agent.fork_for, address)
+    found = dict([await calls.get(), await calls.get()])
+    return CalledProcesses(found["forks"]), found["output"]
 
 
 def test_processes_of_another_node_are_had_and_ended_like_ones_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("cluster.node.node_agent._output_directory", lambda: tmp_path)
-
     with kept() as (agent, _):
 
         async def go(address: DialAddress, calls: Calls) -> None:
-            forks = await called(agent, address, calls, "engine-1")
+            forks, output = await called(agent, address, calls)
+            shown = asyncio.create_task(show_output(output))
             end = await forks.run("one", f"{FORKED}:tell", {"path": str(tmp_path / "told")})
             assert end.code == 0
-            assert (tmp_path / "engine-1.out").read_text() == "told\n"
             stays = asyncio.create_task(forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}))
             found = await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
             assert forks.pids("one") == [found["pid"]]
@@ -140,15 +139,36 @@ def test_processes_of_another_node_are_had_and_ended_like_ones_own(
             await asyncio.to_thread(until, lambda: has_ended(found["pid"]) and has_ended(found["parent"]))
             with pytest.raises(ConnectionError):
                 await again
+            await shown
+            assert capfd.readouterr().out == "told\n" * 3
 
         run(go)
 
 
-def test_that_nobody_can_be_called_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.node.node_agent._output_directory", lambda: tmp_path)
+def test_the_last_words_come_and_where_nobody_hears_them_they_hold_nothing_up(tmp_path: Path) -> None:
+    with kept() as (agent, _):
+
+        async def go(address: DialAddress, calls: Calls) -> None:
+            forks, (reader, writer) = await called(agent, address, calls)
+            end = await forks.run("one", f"{FORKED}:say_and_die", {"lines": 5000})
+            assert end.code == -signal.SIGABRT
+            await forks.close()
+            said = await reader.read()
+            assert said.count(b"last words") == 5000
+            assert b"Fatal Python error: Aborted" in said
+            forks, (reader, writer) = await called(agent, address, calls)
+            writer.close()
+            end = await forks.run("one", f"{FORKED}:say_and_die", {"lines": 50_000})
+            assert end.code == -signal.SIGABRT
+            await forks.close()
+
+        run(go)
+
+
+def test_that_nobody_can_be_called_is_said() -> None:
     with kept() as (agent, _), socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         taken.close()
         with pytest.raises(ShoalError, match=rf"127\.0\.0\.1:{port} cannot be called"):
-            agent.fork_for(DialAddress(HOST, port, "00"), "engine-1")
+            agent.fork_for(DialAddress(HOST, port, "00"))
     assert json.dumps(DialAddress(HOST, port, "00").as_json())

@@ -15,6 +15,11 @@ from serve_apps.controller.store import AppStore
 from tests.serve_apps.controller.world import World
 
 FACTS = {
+    "node": "n",
+    "state": "ready",
+    "failures": 0,
+    "engine_node": "n",
+    "devices": "d",
     "revision": 1,
     "context_length": 64,
     "started_at": "2026-01-01T12:00:00.000+00:00",
@@ -31,6 +36,10 @@ def test_a_replica_is_told_of_once_with_its_times() -> None:
     # It was silent for so long that it counts no more, and then it was heard again.
     assert app.reports("chat:1", 100) == []
     assert app.hear("chat:1", "a", FACTS, 101) is None
+    # It has given its engine back, and has another one.
+    assert app.hear("chat:1", "a", {**FACTS, "state": "standby"}, 102) is None
+    again = {**FACTS, "started_at": "2026-01-01T13:00:00.000+00:00"}
+    assert app.hear("chat:1", "a", again, 103) is not None
 
 
 def test_a_want_is_told_of_when_it_changes() -> None:

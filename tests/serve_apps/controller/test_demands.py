@@ -28,14 +28,12 @@ def test_a_demand_has_the_apps_priority_weight_and_kind_of_node() -> None:
     assert (demand.kind, demand.unit) == ("serving", {"CPU": 1.0})
 
 
-def test_serve_places_replicas_on_nodes_of_that_kind_only() -> None:
+def test_a_replica_of_serves_holds_nothing() -> None:
     spec = with_config(spec_of(1), accelerator="L4", tensor=2, gpus=1)
-    deployment = application(spec, "chat:1", 1)._bound_deployment
-    labels = deployment._replica_config.placement_group_bundle_label_selector
-    assert labels == [{"shoal.io/accelerator": "L4"}]
-    assert deployment._replica_config.placement_group_bundles == [{"CPU": 2.0, "GPU": 2.0}]
-    free = application(spec_of(1), "chat:1", 1)._bound_deployment
-    assert free._replica_config.placement_group_bundle_label_selector is None
+    config = application(spec, "chat:1", 1)._bound_deployment._replica_config
+    assert config.placement_group_bundles is None
+    assert config.ray_actor_options["num_cpus"] == 0
+    assert not config.ray_actor_options.get("num_gpus")
 
 
 @pytest.mark.parametrize(("kind", "shared"), [(None, True), ("L4", False)])

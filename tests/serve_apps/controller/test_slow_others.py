@@ -49,11 +49,10 @@ class View(ClusterView):
 
     def see(self) -> None:
         self.serve = self.there
-        self.served = self.serve.applications
 
     def look(self, apps: Any) -> None:
         self.looks += 1
-        self.granted = {revision.holder: 4 for app in apps for revision in app.record.revisions}
+        self.grants = {revision.holder: ("n",) * 4 for app in apps for revision in app.record.revisions}
 
 
 def with_controller(
@@ -65,6 +64,7 @@ def with_controller(
     """Run a controller over a cluster of nobody's; the Serve applications that were started."""
     started: list[str] = []
     monkeypatch.setattr(actor_module, "show_life", lambda _: asyncio.sleep(3600))
+    monkeypatch.setattr(view_module, "living_replicas", frozenset)
     monkeypatch.setattr(serve_application, "start", lambda spec, name, size: started.append(name))
     monkeypatch.setattr(ReplicaHandles, "connect", lambda self, applications, serve: None)
 
@@ -73,7 +73,9 @@ def with_controller(
             {"storage": str(folder), "name": "c", "cluster_id": "id", "head_ip": "192.0.2.9"},
             lambda info: None,
         )
-        controller._view = controller._lookout._view = seen = view or View()
+        seen = view or View()
+        for each in (controller, controller._lookout, controller._engines, controller._execution):
+            each._view = seen
         async with asyncio.timeout(30):
             await go(controller, seen)
 

@@ -15,8 +15,9 @@ from serve_apps.controller import view as view_module
 from serve_apps.controller.app import App
 from serve_apps.controller.changes import begin, roll_back
 from serve_apps.controller.decision import Decision
+from serve_apps.controller.engine_devices import EngineDevices
 from serve_apps.controller.serve_state import Served, ServeSeen
-from serve_apps.controller.view import LOOK_EVERY_S, ClusterView
+from serve_apps.controller.view import ENGINE_SILENT_S, LOOK_EVERY_S, ClusterView
 from serve_apps.replica.serve_private import ServeInstance
 from serve_apps.spec import GATEWAY
 from tests.serve_apps.controller.world import World, spec_of
@@ -33,16 +34,31 @@ class Broker:
         return sorted(self.gone & set(nodes))
 
     def request(self, demand: Demand) -> Any:
-        return SimpleNamespace(units=demand.max)
+        return SimpleNamespace(nodes=("a", "b", "c")[: demand.max])
 
     def release(self, holder: str) -> None:
         raise AssertionError
 
 
-def hear(app: App, replica: str, at: float | None = None) -> None:
+HOMES = {"1": "a", "2": "b"}
+
+
+def hear(app: App, replica: str, at: float | None = None, **more: Any) -> None:
     """A replica of the app says how it is."""
     (revision,) = app.record.revisions
-    facts = {"context_length": 64, "revision": revision.number, "started_at": "", "ready_at": ""}
+    facts = {
+        "node": HOMES[replica],
+        "state": "ready",
+        "failures": 0,
+        "engine_node": HOMES[replica],
+        "devices": f"devices of {replica}",
+        "silent_s": 0.0,
+        "context_length": 64,
+        "revision": revision.number,
+        "started_at": "",
+        "ready_at": "",
+        **more,
+    }
     app.hear(revision.application, replica, facts, time.monotonic() if at is None else at)
 
 
@@ -56,8 +72,12 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
         ServeInstance("serve-1", "127.0.0.1", 8000), served, {GATEWAY: Served("running", 1, None)}
     )
     monkeypatch.setattr(view_module.serve_state, "look", lambda: seen)
-    nodes = {revision.application: ("a", "b")}
-    monkeypatch.setattr(view_module, "replica_nodes", lambda: nodes)
+    devices = [
+        EngineDevices(f"devices of {replica}", revision.application, replica, node)
+        for replica, node in HOMES.items()
+    ]
+    monkeypatch.setattr(view_module.engine_devices, "look", lambda: devices)
+    monkeypatch.setattr(view_module, "living_replicas", lambda: frozenset(HOMES))
     monkeypatch.setattr(view_module, "BrokerClient", Broker)
     app.take(
         Decision(app.record, {revision.number: 2}, frozenset({revision.number}), asks={revision.holder: 2})
@@ -72,6 +92,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> tuple[ClusterView, App]:
     for _ in range(2):  # where the replicas are is only known after the first
         view.see()
         view.look([app])
+        view.count([app], time.monotonic())
         app.note_grant(view.granted, time.monotonic())
     return view, app
 
@@ -128,7 +149,7 @@ def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[
     view.look([app])
     assert view.lost == {name: 1}
     assert view.nodes == {name: ("a",)}
-    view.see()
+    view.count([app], time.monotonic())
     assert view.served[name].ready == 1
     view.look([app])
     assert Broker.asked == [{"a", "b"}, {"a"}], "the broker itself goes on asking about the one that is gone"
@@ -138,7 +159,7 @@ def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[
     view.look([app])
     assert view.lost == {}
     assert view.nodes == {name: ("a", "b")}
-    view.see()
+    view.count([app], time.monotonic())
     assert view.served[name].ready == 2
 
 
@@ -150,5 +171,28 @@ def test_a_replica_that_is_silent_on_a_node_that_answers_is_left_to_serve(
     del app.replicas[revision.application]["2"]
     view.look([app])
     assert view.lost == {revision.application: 0}
-    view.see()
-    assert view.served[revision.application].ready == 2
+    view.count([app], time.monotonic())
+    assert view.served[revision.application].ready == 1, "and gets no requests until it is heard"
+
+
+def test_an_engine_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[ClusterView, App]) -> None:
+    """Its replica is elsewhere, and says that it does not hear the engine."""
+    view, app = settled
+    (revision,) = app.record.revisions
+    hear(app, "1", node="c")
+    hear(app, "2", node="c", silent_s=ENGINE_SILENT_S + 1.0)
+    Broker.gone = {"b"}
+    view.look([app])
+    assert view.gone == {"b"}
+    assert view.nodes == {revision.application: ("a",)}
+    assert view.lost == {}, "the replica itself is there"
+
+
+def test_serve_says_that_it_runs_and_an_engine_that_it_answers(settled: tuple[ClusterView, App]) -> None:
+    view, app = settled
+    (revision,) = app.record.revisions
+    assert view.served[revision.application].status == "running"
+    for replica in HOMES:
+        hear(app, replica, state="standby")
+    view.count([app], time.monotonic())
+    assert view.served[revision.application] == Served("deploying", 0, None)

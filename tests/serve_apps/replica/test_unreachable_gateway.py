@@ -19,8 +19,8 @@ HOST = "127.0.0.1"
 
 
 async def refused(address: StreamAddress) -> ApiError:
-    replica = EngineHost("chat#1")  # without an engine: it must not come so far
-    replica.revision, replica._node = 1, "10.0.0.7"
+    replica = EngineHost("chat#1", "10.0.0.7")  # without an engine: it must not come so far
+    replica.revision = 1
     replica.spec = SimpleNamespace(name="chat", model_version="tiny@1")  # type: ignore[assignment]
     replica._gateways = GatewayCalls(lambda keys: None)
     try:

@@ -1,0 +1,147 @@
+"""The engines of one app, as its replicas tell of them, and what these are to do about them; no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from serve_apps.controller.engine_places import PlacedEngine, StandingBy
+
+MOST_FAILURES = 2
+"""So many engines may fail to start, one after the other, before it is said that they cannot."""
+RETRY_S = 1.0
+MOST_RETRY_S = 30.0
+"""How long it is waited before the next one is started, twice as long each time."""
+
+
+@dataclass(frozen=True)
+class EngineStart:
+    """What a replica is to have an engine on: a node, and the name of the devices there."""
+
+    node: str
+    devices: str
+
+
+Key = tuple[str, str]
+"""A Serve application, and the id of a replica of it."""
+
+
+@dataclass
+class _Failures:
+    """Those of a Serve application's engines since one was ready."""
+
+    count: int = 0
+    not_before: float = 0.0
+    words: str = ""
+
+
+@dataclass
+class AppEngines:
+    """Orders that are not carried out yet, and failures.
+
+    Attributes:
+        starts: replicas that are to have an engine.
+        gone: replicas that have said that they end.
+        ends: the number of the table since which a replica gets no requests, that is to give its engine back;
+            None before there is one.
+    """
+
+    starts: dict[Key, EngineStart] = field(default_factory=dict)
+    ends: dict[Key, int | None] = field(default_factory=dict)
+    gone: set[Key] = field(default_factory=set)
+    _failures: dict[str, _Failures] = field(default_factory=dict)
+    _failed: dict[Key, int] = field(default_factory=dict)
+    """How often a replica has said that its engine does not start."""
+
+    def hear(self, application: str, replica: str, facts: Mapping[str, Any], now: float) -> None:
+        """Take in what a replica says of its engine."""
+        key, failures = (application, replica), facts["failures"]
+        if failures > self._failed.get(key, 0):
+            self._failed[key] = failures
+            self.starts.pop(key, None)
+            known = self._failures.setdefault(application, _Failures())
+            wait_s = min(MOST_RETRY_S, RETRY_S * 2**known.count)
+            self._failures[application] = _Failures(known.count + 1, now + wait_s, facts["failure"])
+        if facts["state"] == "ready":
+            self.starts.pop(key, None)
+            self._failures.pop(application, None)
+        if facts["state"] == "standby":
+            self.ends.pop(key, None)
+
+    def failure(self, application: str) -> str | None:
+        """Why its engines cannot be started; None while they may."""
+        known = self._failures.get(application)
+        return known.words if known is not None and known.count >= MOST_FAILURES else None
+
+    def may_start(self, application: str, now: float) -> bool:
+        """Whether another one is tried: not at once where one has failed."""
+        known = self._failures.get(application)
+        return known is None or now >= known.not_before
+
+    def placed(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[PlacedEngine]:
+        """The engines that there are or will be, in the order in which they were ready.
+
+        Args:
+            said: what its replicas say, by id.
+        """
+        found = []
+        for replica, facts in sorted(said.items(), key=lambda each: each[1]["ready_at"] or "~"):
+            key = application, replica
+            if facts["state"] == "standby":
+                if key in self.starts:
+                    found.append(PlacedEngine(replica, self.starts[key].node, "starting"))
+            elif key in self.ends:
+                found.append(PlacedEngine(replica, facts["engine_node"], "ending"))
+            else:
+                found.append(PlacedEngine(replica, facts["engine_node"], facts["state"]))
+        return found
+
+    def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
+        """The replicas that could have an engine."""
+        return [
+            StandingBy(replica, facts["node"])
+            for replica, facts in sorted(said.items())
+            if facts["state"] == "standby" and (application, replica) not in self.starts
+        ]
+
+    def active(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """The replicas that get requests."""
+        return sorted(
+            replica
+            for replica, facts in said.items()
+            if facts["state"] == "ready" and (application, replica) not in self.ends
+        )
+
+    def order(
+        self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
+    ) -> dict[str, Any] | None:
+        """What a replica is to do about its engine: `action` start (with `node` and `devices`), or end.
+
+        Args:
+            all_know: whether every gateway goes by the table of this number.
+        """
+        key = application, replica
+        if facts["state"] == "standby" and key in self.starts:
+            return {"action": "start", **vars(self.starts[key])}
+        if facts["state"] == "ready" and key in self.ends:
+            number = self.ends[key]
+            if number is not None and all_know(number):
+                return {"action": "end"}
+        return None
+
+    def told(self, number: int) -> None:
+        """The gateways are told, under this number, of what is decided now."""
+        for key in self.ends:
+            if self.ends[key] is None:
+                self.ends[key] = number
+
+    def keep_only(self, applications: Collection[str], replicas: Callable[[str], Sequence[str]]) -> None:
+        """Forget applications but these, and replicas that are there no more."""
+        there = {(name, replica) for name in applications for replica in replicas(name)}
+        for known in (self.starts, self.ends, self._failed):
+            for key in [key for key in known if key not in there]:
+                del known[key]
+        self.gone = {key for key in self.gone if key[0] in applications}
+        for name in self._failures.keys() - set(applications):
+            del self._failures[name]

@@ -1,0 +1,83 @@
+"""What replicas are told about their engines, and what is made of those that do not start."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from serve_apps.controller.app_engines import MOST_FAILURES, MOST_RETRY_S, AppEngines, EngineStart
+from serve_apps.controller.engine_places import PlacedEngine, StandingBy
+
+APP = "chat:1"
+
+
+def facts(state: str, **more: Any) -> dict[str, Any]:
+    return {"state": state, "node": "h", "failures": 0, "failure": "", "ready_at": "", **more}
+
+
+def at(node: str, ready_at: str = "") -> dict[str, Any]:
+    return {"engine_node": node, "ready_at": ready_at}
+
+
+def nobody_knows(number: int) -> bool:
+    return False
+
+
+def test_a_replica_that_stands_by_is_told_to_start_until_it_does() -> None:
+    engines = AppEngines({(APP, "x"): EngineStart("a", "devices")})
+    standby, starting = facts("standby"), facts("starting", **at("a"))
+    assert engines.placed(APP, {"x": standby}) == [PlacedEngine("x", "a", "starting")]
+    assert engines.standing_by(APP, {"x": standby, "y": standby}) == [StandingBy("y", "h")]
+    order = engines.order(APP, "x", standby, nobody_knows)
+    assert order == {"action": "start", "node": "a", "devices": "devices"}
+    assert engines.order(APP, "y", standby, nobody_knows) is None
+    assert engines.order(APP, "x", starting, nobody_knows) is None
+    engines.hear(APP, "x", facts("ready", **at("a", "1")), 0.0)
+    assert not engines.starts
+
+
+def test_a_replica_ends_its_engine_once_every_gateway_knows() -> None:
+    engines = AppEngines(ends={(APP, "x"): None})
+    ready = facts("ready", **at("a", "1"))
+    said = {"x": ready, "y": facts("ready", **at("b", "0"))}
+    assert engines.active(APP, said) == ["y"]
+    assert engines.placed(APP, said) == [PlacedEngine("y", "b", "ready"), PlacedEngine("x", "a", "ending")]
+    assert engines.order(APP, "x", ready, lambda number: True) is None, "gateways were not told yet"
+    engines.told(7)
+    assert engines.order(APP, "x", ready, nobody_knows) is None
+    assert engines.order(APP, "x", ready, lambda number: number >= 7) == {"action": "end"}
+    engines.told(8)
+    assert engines.order(APP, "x", ready, lambda number: number <= 7) == {"action": "end"}
+    engines.hear(APP, "x", facts("ending", **at("a", "1")), 0.0)
+    assert engines.active(APP, {"x": facts("ending", **at("a", "1"))}) == []
+    engines.hear(APP, "x", facts("standby"), 0.0)
+    assert not engines.ends
+
+
+def test_engines_that_do_not_start_are_tried_again_later_and_later() -> None:
+    engines, now, waits = AppEngines(), 0.0, []
+    for count in range(1, 10):
+        engines.starts[APP, "x"] = EngineStart("a", "devices")
+        engines.hear(APP, "x", facts("standby", failures=count, failure=f"no {count}"), now)
+        engines.hear(APP, "x", facts("standby", failures=count, failure=f"no {count}"), now)
+        assert not engines.starts
+        assert engines.failure(APP) == (None if count < MOST_FAILURES else f"no {count}")
+        began = now
+        while not engines.may_start(APP, now):
+            now += 0.5
+        waits.append(now - began)
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0] + [MOST_RETRY_S] * 4
+    engines.hear(APP, "y", facts("ready", **at("a", "1")), now)
+    assert engines.failure(APP) is None
+    assert engines.may_start(APP, now)
+
+
+def test_what_is_gone_is_forgotten() -> None:
+    engines = AppEngines(
+        {(APP, "x"): EngineStart("a", "d"), (APP, "y"): EngineStart("a", "d")}, {("old:1", "z"): 1}
+    )
+    engines.hear("old:1", "z", facts("standby", failures=1, failure="no"), 0.0)
+    engines.ends["old:1", "z"] = 1
+    engines.keep_only([APP], lambda name: ["x"])
+    assert engines.starts.keys() == {(APP, "x")}
+    assert not engines.ends
+    assert engines.may_start("old:1", 0.0)
