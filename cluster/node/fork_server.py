@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cluster.node import sessions
+from cluster.node.surroundings import show_title
 
 _PR_SET_PDEATHSIG = 1
 _LOOK_S = 0.05
@@ -50,7 +51,8 @@ class ForkServer:
     """Answers requests, one JSON document a line, until the other end of the socket is closed.
 
     An empty document says first that it is ready. `{"id", "function", "arguments"}` asks for a process that
-    calls a function (`module:name`) with named arguments; `{"kill": id}` kills one. The answers are
+    calls a function (`module:name`) with named arguments, and has the `title` that is given; `{"kill": id}`
+    kills one. The answers are
     `{"id", "pid"}` and, when it has ended, `{"id", "code", "memory", "left"}`: its exit code, or minus a
     signal, whether the kernel has killed something on this node for want of memory while it ran, and how many
     of its processes have not ended. What
@@ -96,7 +98,7 @@ class ForkServer:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _become(server, self._requests, request["function"], request["arguments"])
+            _become(server, self._requests, request)
         self._answer(id=request["id"], pid=pid)
         child = _Child(request["id"], pid, out_of_memory_kills())
         self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, child)
@@ -137,7 +139,7 @@ def out_of_memory_kills() -> int:
     return 0
 
 
-def _become(server: int, requests: socket.socket, function: str, arguments: dict[str, Any]) -> NoReturn:
+def _become(server: int, requests: socket.socket, request: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         # One that is stopped or hangs must not outlive whoever could kill it.
@@ -147,8 +149,10 @@ def _become(server: int, requests: socket.socket, function: str, arguments: dict
         os.setsid()  # a process group of its own: whatever it starts can be ended with it
         requests.close()
         random.seed()  # forks would all draw the same
-        module, _, name = function.partition(":")
-        getattr(importlib.import_module(module), name)(**arguments)
+        if request.get("title"):
+            show_title(request["title"])
+        module, _, name = request["function"].partition(":")
+        getattr(importlib.import_module(module), name)(**request["arguments"])
         code = 0
     except BaseException:  # noqa: BLE001  (nothing may run on into the server's own loop)
         traceback.print_exc()

@@ -72,6 +72,7 @@ class ForkedProcesses:
         address: where the node's fork server listens, see `surroundings.address_here`; None: there is none.
         is_kept: whether somebody sees to it that there is one, so that it is waited for.
         variables: of the processes' environment, beside that of this process.
+        title: what they are, for people who look at processes.
     """
 
     def __init__(
@@ -80,8 +81,10 @@ class ForkedProcesses:
         address: str | None = None,
         is_kept: Callable[[], bool] = lambda: False,
         variables: Mapping[str, str] = MappingProxyType({}),
+        title: str = "",
     ) -> None:
         self._preloaded = preloaded
+        self._title = title
         self._variables = variables
         self._address = address
         self._is_kept = is_kept
@@ -102,13 +105,16 @@ class ForkedProcesses:
         await self._requests()
         await self._ready.wait()
 
-    async def run(self, owner: str, function: str, arguments: Mapping[str, Any]) -> ProcessEnd:
+    async def run(
+        self, owner: str, function: str, arguments: Mapping[str, Any], title: str = ""
+    ) -> ProcessEnd:
         """Run a function in a process of its own to its end.
 
         Args:
             owner: whose process it is, for `end` and `give_up`.
             function: as `module:name`.
             arguments: what it is called with, which JSON can hold.
+            title: its command line, for people; that of its server by default.
 
         Raises:
             ConnectionError: the fork server has ended, and the process with it.
@@ -118,7 +124,7 @@ class ForkedProcesses:
         fork = self._forks[number] = _Fork(owner, asyncio.get_running_loop().create_future())
         requests = await self._requests()
         if number in self._forks:  # nobody has given it up meanwhile
-            request = {"id": number, "function": function, "arguments": arguments}
+            request = {"id": number, "function": function, "arguments": arguments, "title": title}
             requests.write(json.dumps(request).encode() + b"\n")
         return await fork.ended
 
@@ -200,7 +206,9 @@ class ForkedProcesses:
                 await asyncio.sleep(_LOOK_S)
                 continue
             try:
-                await asyncio.to_thread(send_hello, connection, Surroundings.here(self._variables), 1, 2)
+                await asyncio.to_thread(
+                    send_hello, connection, Surroundings.here(self._variables, self._title), 1, 2
+                )
                 streams = await asyncio.open_connection(sock=connection)
                 answer = await streams[0].readline()  # once everything is imported
             except OSError:

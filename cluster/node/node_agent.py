@@ -99,8 +99,11 @@ class NodeAgent:
             "memory_bytes": memory_of([server.process.pid]),
         }
 
-    def fork_for(self, whom: DialAddress) -> None:
+    def fork_for(self, whom: DialAddress, title: str = "") -> None:
         """Have a fork server of its own call whoever asks, on whichever node, for processes on this one.
+
+        Args:
+            title: what they are, for people who look at processes.
 
         Raises:
             ShoalError: it cannot be had.
@@ -108,7 +111,7 @@ class NodeAgent:
         try:
             with _patiently(self._address) as connection:
                 connection.settimeout(_IMPORT_S)
-                send_hello(connection, Surroundings.here(), 1, 2, whom)
+                send_hello(connection, Surroundings.here(title=title), 1, 2, whom)
                 answer = connection.recv(_MOST_ANSWER)  # one line, sent at once
         except OSError as error:
             raise ShoalError(f"this node's fork server does not answer: {error}") from error
@@ -233,19 +236,19 @@ class _ActorOfNode(NodeAgent):
     def __init__(self) -> None:
         super().__init__(address_on_node(), modules_of_processes())
 
-    async def ask_for_fork(self, whom: DialAddress) -> None:
+    async def ask_for_fork(self, whom: DialAddress, title: str) -> None:
         """See `fork_for`; several at once."""
-        await asyncio.to_thread(self.fork_for, whom)
+        await asyncio.to_thread(self.fork_for, whom, title)
 
 
-async def fork_on(node: str, whom: DialAddress, timeout_s: float = _IMPORT_S) -> None:
+async def fork_on(node: str, whom: DialAddress, title: str, timeout_s: float = _IMPORT_S) -> None:
     """Have a fork server call whom, for processes on a node, see `NodeAgent.fork_for`.
 
     Raises:
         ShoalError: it cannot be had there.
     """
     try:
-        await NamedActor(_NAME + node).ask("ask_for_fork", whom, timeout_s=timeout_s)
+        await NamedActor(_NAME + node).ask("ask_for_fork", whom, title, timeout_s=timeout_s)
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, ShoalError) else ShoalError(str(error))) from error
     except (ray.exceptions.RayError, TimeoutError) as error:

@@ -24,12 +24,20 @@ from typing import NoReturn
 from cluster.node.dial import DialAddress, dial
 from cluster.node.fork_server import ForkServer, settle
 from cluster.node.output import send_output
-from cluster.node.surroundings import Surroundings, imported_packages, is_own, show_environment
+from cluster.node.surroundings import (
+    Surroundings,
+    imported_packages,
+    is_own,
+    show_environment,
+    show_title,
+)
 
 LENGTH = struct.Struct("!I")
 """Before the surroundings of an owner, its bytes; with them come the descriptors of its output and errors."""
 FORKS = "forks"
 """What a fork server calls for that is to be another node's process's."""
+TITLE = "shoal::ForkServer:"
+"""How the command line of an owner's fork server begins."""
 MOST_BYTES = 16 * 2**20
 HELLO_S = 10.0
 """How long an owner may take to say what it is."""
@@ -113,6 +121,7 @@ def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
     os.environ.clear()
     os.environ.update(wanted.environment)
     show_environment(wanted.environment)
+    show_title(f"{TITLE}{wanted.title}")
     sys.path[:] = wanted.path
     _take_threads()
     if requests is not owner:

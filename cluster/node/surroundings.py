@@ -40,6 +40,8 @@ _READ_LATER = {
     "PYTHONPATH",  # a fork is given the path itself
     "PYTORCH_NVML_BASED_CUDA_CHECK",
 }
+_ARGUMENTS, _ENVIRONMENT = 45, 47
+"""Fields of /proc/PID/stat, behind the name: arg_start and env_start."""
 _OWN = struct.Struct("3i")
 """struct ucred: process id, user, group."""
 
@@ -54,6 +56,7 @@ class Surroundings:
         directory: where it works.
         python: the interpreter, and where its packages are.
         package: where it has Shoal from.
+        title: of its fork server, for people who look at processes.
     """
 
     environment: Mapping[str, str]
@@ -61,9 +64,10 @@ class Surroundings:
     directory: str
     python: Sequence[str]
     package: str
+    title: str = ""
 
     @classmethod
-    def here(cls, variables: Mapping[str, str] = MappingProxyType({})) -> Surroundings:
+    def here(cls, variables: Mapping[str, str] = MappingProxyType({}), title: str = "") -> Surroundings:
         """Those of this process, with these variables besides."""
         return cls(
             {**os.environ, **variables},
@@ -71,6 +75,7 @@ class Surroundings:
             os.getcwd(),
             [sys.executable, sys.prefix],
             str(Path(__file__)),
+            title,
         )
 
     @classmethod
@@ -147,20 +152,35 @@ def show_environment(environment: Mapping[str, str]) -> None:
     The kernel shows what a process has at the place where its first environment was; what does not fit there
     is left out, and Shoal's own marks come first. To be called when nothing uses that environment any more.
     """
-    try:
-        numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(numbers[47]), int(numbers[48])  # env_start, env_end
-    except (OSError, IndexError, ValueError):
-        return
-    room = end - begin
-    if room <= 0:
-        return
+    begin, room = _shown_at(_ENVIRONMENT)
     shown = b""
     for name in sorted(environment, key=lambda name: (not name.startswith("SHOAL_"), name)):
         entry = os.fsencode(f"{name}={environment[name]}") + b"\0"
         if len(shown) + len(entry) <= room:
             shown += entry
-    ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+    if room:
+        ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+
+
+def show_title(title: str) -> None:
+    """Let others see this as the command line of this process, of which a fork has its server's."""
+    begin, room = _shown_at(_ARGUMENTS)
+    if room:
+        ctypes.memmove(begin, os.fsencode(title)[: room - 1].ljust(room, b"\0"), room)
+
+
+def _shown_at(field: int) -> tuple[int, int]:
+    """Where in its memory the kernel shows something of this process, and how many bytes; none: it does not.
+
+    Args:
+        field: of /proc/PID/stat, behind the name: where that begins; the next is where it ends.
+    """
+    try:
+        numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        begin, end = int(numbers[field]), int(numbers[field + 1])
+    except (OSError, IndexError, ValueError):
+        return 0, 0
+    return begin, max(0, end - begin)
 
 
 def address_here(cluster: str) -> str:

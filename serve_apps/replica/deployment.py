@@ -81,7 +81,7 @@ class Replica:
         engine = EngineProcesses(
             self.id,
             ray.util.get_node_ip_address(),
-            lambda whom: fork_on(order["node"], whom),
+            lambda whom: fork_on(order["node"], whom, f"engine of {self._application}#{self.id}"),
             on_lost=self._lost,
             on_orphans=self._link.tell_orphans,
         )

@@ -152,7 +152,9 @@ class EngineProcesses:
         assert self._forks is not None
         assert self._ended is not None
         try:
-            why = f"rank {rank} ended: {await self._forks.run(_OWNER, f'{_PROCESS}:{function}', arguments)}"
+            title = f"shoal::Engine:{self._replica}:rank {rank}"
+            end = await self._forks.run(_OWNER, f"{_PROCESS}:{function}", arguments, title)
+            why = f"rank {rank} ended: {end}"
         except ConnectionError as error:
             why = f"rank {rank} ended: {error}"
         if self._stopping:

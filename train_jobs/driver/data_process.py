@@ -97,7 +97,7 @@ def prepare_apart(
 
 def _owner(config: TrainJobConfig) -> ForkedProcesses:
     address = address_on_node() if ray.is_initialized() else None
-    return ForkedProcesses((__name__,), address, node_is_kept, env_of(config, os.environ))
+    return ForkedProcesses((__name__,), address, node_is_kept, env_of(config, os.environ), "data")
 
 
 def _how(end: Future[ProcessEnd]) -> str:

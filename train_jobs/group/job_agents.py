@@ -41,7 +41,7 @@ class JobAgent(ForkedProcesses):
         hearts: Hearts | None = None,
     ) -> None:
         address = address_on_node() if ray.is_initialized() else None
-        super().__init__(preloaded, address, node_is_kept)
+        super().__init__(preloaded, address, node_is_kept, title="ranks")
         self._hearts = hearts or Hearts()
         self._heart: RankLink | None = None
         self._opening = asyncio.Lock()
@@ -57,7 +57,8 @@ class JobAgent(ForkedProcesses):
             ConnectionError: the fork server has ended, and the process with it.
         """
         arguments = {"address": at.address, "authkey": at.authkey.hex()}
-        return await self.run(group, "train_jobs.rank.process:run_rank_process", arguments)
+        function = "train_jobs.rank.process:run_rank_process"
+        return await self.run(group, function, arguments, f"shoal::Rank:{group}")
 
     async def heart(self, job: str, attempt: int, timeout_s: float) -> LinkAddress:
         """Where the ranks of an attempt send their heartbeats, of which one must come within the timeout."""

@@ -17,8 +17,8 @@ TO_FIRST_TOKEN = {
     "step boundary": "the group has said goodbye, the others step without it",
     "way out": "its process has ended, the broker knows that the device is free",
     "grant": "the app is granted the device",
-    "placement": "a process that Serve has started there takes the replica on",
-    "model load": "its engine is imported, has its weights, and can answer",
+    "placement": "a replica that stands by is told to have an engine there",
+    "model load": "its engine has its weights, and can answer",
     "first token": "a client has a token of it",
 }
 """The parts from an app's want to the first token of the new replica: each ends when this is so."""

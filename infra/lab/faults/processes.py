@@ -1,6 +1,7 @@
 """Which process of a cluster is whose: those that faults are done to.
 
-Ray's titles of its processes are private; the faults find nobody to hit when they change.
+Ray's titles of its processes are private; the faults find nobody to hit when they change. Shoal's own begin
+with `shoal::`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ TITLES = {
     "worker": "ray::RayTrainWorker",
     "controller": "ray::GroupRunner",
     "agent": "ray::JobAgent",
-    "fork server": "cluster.node.fork_server",
+    "fork server": "shoal::ForkServer:ranks",
     "control": "ray::JobControl",
     "lighthouse": "ray::Lighthouse",
     "driver": "-m train_jobs ",

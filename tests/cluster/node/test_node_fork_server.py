@@ -60,7 +60,8 @@ def told(path: Path) -> Any:
 
 
 async def run_one(forks: ForkedProcesses, path: Path) -> tuple[ProcessEnd, dict[str, Any]]:
-    end = await asyncio.wait_for(forks.run("one", f"{FORKED}:tell", {"path": str(path)}), 30)
+    arguments = {"path": str(path)}
+    end = await asyncio.wait_for(forks.run("one", f"{FORKED}:tell", arguments, "a title"), 30)
     return end, told(path)
 
 
@@ -71,7 +72,7 @@ async def run_and_close(forks: ForkedProcesses, path: Path) -> tuple[ProcessEnd,
 
 
 def forks_at(address: str) -> ForkedProcesses:
-    return ForkedProcesses([], address, lambda: True)
+    return ForkedProcesses([], address, lambda: True, title="of a test")
 
 
 def own_servers() -> list[psutil.Process]:
@@ -92,10 +93,12 @@ def test_a_process_has_around_it_what_its_owner_has(
         end, found = asyncio.run(run_and_close(forks, tmp_path / "told"))
         assert end == ProcessEnd(0, False)
         assert (found["mine"], found["directory"], found["path"]) == ("yes", str(tmp_path), sys.path)
+        assert found["title"] == "a title"
         assert found["shown"]["SHOAL_NODE"] == "one-of-two", "others see it too"
         assert "told" in capfd.readouterr().out, "its output is its owner's"
         assert forks.note is None
         assert not own_servers()
+        assert found["servers_title"] == "shoal::ForkServer:of a test"
         server = agent.facts()["pid"]
         assert found["parent"] not in (server, os.getpid()), "its owner has a server of its own"
         assert agent.facts()["memory_bytes"] > 2**20
