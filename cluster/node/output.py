@@ -11,6 +11,7 @@ import struct
 from contextlib import suppress
 
 from cluster.node.dial import DialAddress, Streams, dial
+from cluster.node.surroundings import show_title
 
 OUTPUT = "output"
 """What is called for."""
@@ -32,6 +33,7 @@ def send_output(whom: DialAddress) -> None:
     if os.fork() == 0:
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+            show_title("shoal::Output")
             for _, written in pipes.values():
                 os.close(written)
             _pass_on({read: descriptor for descriptor, (read, _) in pipes.items()}, connection)

@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 TICK_S = 0.5
 BUSY_TICK_S = 0.1
 """Between two looks while something changes hands."""
+LEAST_TICK_S = 0.02
+"""Between two looks, whatever is told meanwhile."""
 HANG_TIMEOUT_S = 15.0
 """A controller whose event loop stands still for so long is killed, and comes back."""
 LATE_TICK_S = 3.0
@@ -329,7 +331,7 @@ class AppController:
             try:
                 async with asyncio.timeout(BUSY_TICK_S if self._busy() else TICK_S):
                     await self._wake.wait()
-                await asyncio.sleep(BUSY_TICK_S)
+                await asyncio.sleep(LEAST_TICK_S)
             except TimeoutError:
                 pass
             self._wake.clear()
@@ -388,6 +390,7 @@ class AppController:
         }
         if event := app.update_want(self._gateways, self._view.served, time.monotonic()):
             self._tell(app, *event)
+            self._wake.set()  # the broker is to hear of it now
         if event := app.note_grant(self._view.granted, time.monotonic()):
             self._tell(app, *event)
         before = app.record

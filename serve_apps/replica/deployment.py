@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -32,6 +33,8 @@ HANG_TIMEOUT_S = 15.0
 WATCH_EVERY_S = 0.5
 """How often a replica looks whether its engine lives, and shows that it lives itself."""
 DRAIN_LOOK_S = 0.05
+LEAVE_S = 1.0
+"""How long a replica that ends may take for that."""
 
 
 class Replica:
@@ -120,12 +123,13 @@ class Replica:
             self._leaving = asyncio.create_task(self._leave())
 
     async def _leave(self) -> None:
-        # What it is asked meanwhile, and what it has, gateways send elsewhere.
-        engine, self._engine = self._engine, None
+        # Soon: the router drops it as soon as it is gone, and gateways send elsewhere what it has.
         self._linked.cancel()
-        if engine is not None:
-            await engine.kill()
-        await self._link.tell_end()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_S):
+                if self._engine is not None:
+                    await self._engine.kill()
+                await self._link.tell_end()
         logging.shutdown()
         os._exit(1)
 
@@ -230,17 +234,22 @@ class Replica:
         return await self._ask("detokenize", request)
 
     async def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
-        start = {"replica": self.id, "model_version": self.spec.model_version}
         if self._engine is None:
             # Whoever sent it knows soon that there is no engine here.
+            start = {"replica": self.id, "model_version": self.spec.model_version}
             return {"start": start, **replica_lost().as_item()}
         self._calls += 1
         try:
             answer: dict[str, Any] = await self._engine.call(method, *arguments)
         except LineLostError:
-            return {"start": start, **replica_lost().as_item(), "engine_broke": True}
+            self._lost("its engine is gone")
+            answer = {"engine_broke": True}
         finally:
             self._calls -= 1
+        if answer.get("engine_broke") and self._leaving is not None:
+            # One that refuses at once whatever it is sent seems to have more room than the others; and whoever
+            # has sent it would take this for one engine, and the end of this process for another.
+            await asyncio.Event().wait()
         return answer
 
     async def __del__(self) -> None:

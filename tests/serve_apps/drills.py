@@ -126,7 +126,7 @@ def ranks_of(engine: int) -> list[psutil.Process]:
     """The processes of an engine's ranks: forks of one process, rank 0 among them."""
     parent = psutil.Process(engine).parent()
     assert parent is not None
-    return parent.children()
+    return [each for each in parent.children() if "shoal::Engine:" in " ".join(each.cmdline())]
 
 
 Act = Callable[[Stage, Notes], None]
@@ -210,11 +210,11 @@ def _apps_controller_answers(stage: Stage, victim: Notes, load: DrillLoad, since
 
 
 def _serve_controller_answers(stage: Stage, victim: Notes, load: DrillLoad, since: float) -> bool:
-    return stage.call(replicas_by_deployment) == {"replica": 2}
+    return stage.call(replicas_by_deployment) == {"replica": 3}
 
 
 def replicas_by_deployment() -> dict[str, int]:
-    """Replicas that run, by deployment of the apps, as Serve tells."""
+    """Replicas that run, by deployment of the apps, as Serve tells; one stands by."""
     from ray import serve
 
     return {

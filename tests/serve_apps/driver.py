@@ -7,7 +7,6 @@ must not matter. The functions here run in that process.
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -138,23 +137,14 @@ def replica_nodes(app: str) -> tuple[str, ...]:
 
 
 def rank_beside(replica: str) -> int:
-    """The process of rank 1 of a replica: of the forks that write where the replica does, the second."""
-    from ray.util.state import list_actors
-
-    rows = list_actors(filters=[("state", "=", "ALIVE")], limit=1000, detail=True)
-    home = next(row for row in rows if row.name and row.name.endswith(f"#{replica}"))
-    output = os.readlink(f"/proc/{home.pid}/fd/1")
-    forks = [each for each in psutil.process_iter() if each.pid != home.pid and _writes_to(each, output)]
-    ranks = [each for each in forks if each.ppid() in {other.pid for other in forks}]
-    _, second = sorted(ranks, key=lambda each: each.create_time())
-    return second.pid
+    """The process of rank 1 of a replica."""
+    title = f"shoal::Engine:{replica}:rank 1"
+    (rank,) = [each.pid for each in psutil.process_iter(["cmdline"]) if title in " ".join(_line(each))]
+    return rank
 
 
-def _writes_to(process: psutil.Process, output: str) -> bool:
-    try:
-        return os.readlink(f"/proc/{process.pid}/fd/1") == output
-    except OSError:
-        return False
+def _line(process: psutil.Process) -> list[str]:
+    return process.info["cmdline"] or []
 
 
 def apply(spec: AppSpec) -> int:

@@ -22,6 +22,7 @@ import pytest
 from serve_apps.gateway import deployment as gateway
 from serve_apps.replica import deployment as replica
 from tests.clusters import LiveCluster, started
+from tests.serve_apps import driver
 from tests.serve_apps.drill_load import COMPLETIONS
 from tests.serve_apps.drills import (
     DRILLS,
@@ -32,7 +33,6 @@ from tests.serve_apps.drills import (
     App,
     Stage,
     ranks_of,
-    replicas_by_deployment,
     run_drill,
     staged,
     until,
@@ -109,7 +109,7 @@ def test_a_replica_that_hangs_while_it_starts_gives_way_to_another(
             lambda: not psutil.pid_exists(int(mark.name.partition("-")[2])),
             10 + ready_timeout_s + later_s,
         )
-        until(lambda: stage.call(replicas_by_deployment) == {"replica": 2}, 30)
+        until(lambda: stage.call(driver.running_replicas, "chat") == 2, 30)
 
 
 @pytest.fixture(scope="module")
