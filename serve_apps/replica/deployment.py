@@ -247,8 +247,8 @@ class Replica:
         finally:
             self._calls -= 1
         if answer.get("engine_broke") and self._leaving is not None:
-            # One that refuses at once whatever it is sent seems to have more room than the others; and who has
-            # sent it would take this for one engine, and the end of this process for another.
+            # One that refuses at once whatever it is sent seems to have more room than the others; and who
+            # has sent it would take this for one engine, and the end of this process for another.
             await asyncio.Event().wait()
         return answer
 
