@@ -23,7 +23,7 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.actors import NAMESPACE
-from cluster.actors.named_actor import NamedActor
+from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
 from cluster.node.dial import DialAddress
 from cluster.node.forked_processes import FOR_FORKS, connect
@@ -247,8 +247,18 @@ async def fork_on(node: str, whom: DialAddress, title: str, timeout_s: float = _
     Raises:
         ShoalError: it cannot be had there.
     """
+    agent = NamedActor(_NAME + node)
+    until = time.monotonic() + _OTHERS_S
     try:
-        await NamedActor(_NAME + node).ask("ask_for_fork", whom, title, timeout_s=timeout_s)
+        while True:
+            try:
+                await agent.ask("ask_for_fork", whom, title, timeout_s=timeout_s)
+            except NoActorError:  # a node that has just joined
+                if time.monotonic() > until:
+                    raise
+                await asyncio.sleep(_LOOK_S)
+            else:
+                return
     except ray.exceptions.RayTaskError as error:
         raise (error.cause if isinstance(error.cause, ShoalError) else ShoalError(str(error))) from error
     except (ray.exceptions.RayError, TimeoutError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -19,6 +20,8 @@ from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
 REPORT_SILENT_S = 5.0
 """A replica that was not heard of for so long counts no more; it reports several times a second."""
 EVENTS_KEPT = 20
+HOPE_S = 30.0
+"""For so long a want that is not granted is looked after as if it were about to be."""
 SHORT_S = 3.0
 """A want that is not granted for so long is told of."""
 
@@ -79,8 +82,8 @@ class App:
     contexts: dict[str, int] = field(default_factory=dict)
     """By Serve application that has ever been ready: the context length of its model."""
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
-    _homes: dict[tuple[str, str], str] = field(default_factory=dict)
-    """By Serve application and replica: its node, also when it is not heard of any more."""
+    _homes: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
+    """By Serve application and replica: its node, and when it was heard, also when it is not any more."""
     _most: dict[str, int] = field(default_factory=dict)
     """By Serve application: the most replicas that it was to have."""
     _order: tuple[Literal["prepare", "load"], int] | None = None
@@ -89,7 +92,8 @@ class App:
     def busy(self) -> bool:
         """Something changes hands: it is looked at often."""
         starts = not self.traffic and self.wants.want > 0
-        moves = bool(self.engines.starts or self.engines.ends) or self.granted < self.wants.want
+        short = self._short_since is not None and time.monotonic() - self._short_since < HOPE_S
+        moves = bool(self.engines.starts or self.engines.ends) or short
         return self.record.update is not None or self.record.removed or starts or moves
 
     def take(self, decision: Decision) -> None:
@@ -120,7 +124,7 @@ class App:
     ) -> tuple[str, dict[str, Any]] | None:
         """Take over what a replica says; an event when it has an engine that was never heard before."""
         self.replicas.setdefault(application, {})[replica] = ReplicaReport(now, facts)
-        self._homes[application, replica] = facts["node"]
+        self._homes[application, replica] = facts["node"], now
         self.engines.hear(application, replica, facts, now)
         if facts["state"] != "ready":
             return None
@@ -146,8 +150,16 @@ class App:
         return {replica: report.facts for replica, report in said.items()}
 
     def homes(self, application: str) -> dict[str, str]:
-        """The nodes of its replicas, by id, those that were heard of last too."""
-        return {replica: home for (name, replica), home in self._homes.items() if name == application}
+        """The nodes of its replicas, by id, also of those that are not heard of any more."""
+        return {replica: home for (name, replica), (home, _) in self._homes.items() if name == application}
+
+    def silence(self, application: str, replica: str, now: float) -> float:
+        """Seconds since a replica was heard; infinity: it never was."""
+        return now - self._homes.get((application, replica), ("", -math.inf))[1]
+
+    def keep_homes(self, living: Collection[str]) -> None:
+        """Forget replicas but these."""
+        self._homes = {key: home for key, home in self._homes.items() if key[1] in living}
 
     def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
         """What those of them said that have an engine which answers."""
@@ -168,7 +180,7 @@ class App:
         first = not self.contexts.get(application)  # whoever waits for it has the processors
         said = self.replicas.get(application, {})
         engines = sum(report.facts["state"] != "standby" for report in said.values())
-        most = max(self._most.get(application, 0), size + (not first), engines + (not first))
+        most = max(self._most.get(application, 0), size + (not first), engines + (not first), len(said))
         self._most[application] = most
         return most
 

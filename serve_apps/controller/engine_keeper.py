@@ -20,6 +20,9 @@ from serve_apps.controller.view import ClusterView
 
 logger = logging.getLogger(__name__)
 
+MISSED_S = 25.0
+"""An engine has missed its replica by then, whose node is lost, and has ended (cluster.node.dial)."""
+
 
 class EngineKeeper:
     """Carries out what follows from the sizes that are decided.
@@ -105,6 +108,9 @@ class EngineKeeper:
             return True
         if (devices.application, devices.replica) in app.engines.gone:
             return True
+        home = app.homes(devices.application).get(devices.replica)
+        if home in self._view.gone and app.silence(devices.application, devices.replica, now) > MISSED_S:
+            return True  # Ray takes it for alive for a while still
         start = app.engines.starts.get((devices.application, devices.replica))
         if start is not None and start.devices == devices.name:
             return False

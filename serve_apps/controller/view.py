@@ -123,6 +123,8 @@ class ClusterView:
         if self._gateways != 1:
             unfit = {*broker.misfits(), *draining_nodes()}
             self.gateway_nodes = gateway_nodes(self._gateways, node_states(), unfit, self.gateway_nodes)
+        for app in apps:
+            app.keep_homes(self.replicas)
         self._look_for_lost(broker, apps)
         nodes = _nodes_of(apps, self.devices, time.monotonic())
         self.nodes = {name: tuple(n for n in each if n not in self.gone) for name, each in nodes.items()}

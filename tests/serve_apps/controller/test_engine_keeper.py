@@ -1,0 +1,164 @@
+"""Devices of engines are asked for where they are granted, and taken back from whoever is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from serve_apps.controller import engine_keeper
+from serve_apps.controller.app import App
+from serve_apps.controller.calls import Calls
+from serve_apps.controller.decision import Decision
+from serve_apps.controller.engine_devices import EngineDevices
+from serve_apps.controller.engine_keeper import MISSED_S, EngineKeeper
+from serve_apps.controller.threads import Threads
+from serve_apps.controller.view import ClusterView
+from tests.serve_apps.controller.world import World
+
+APP = "chat:1"
+
+
+class Stage:
+    """An app with replicas, and what is done about its engines."""
+
+    def __init__(self) -> None:
+        self.app = App(World(devices=4).serving(1, 2).record)
+        self.view = ClusterView()
+        self.view.replicas = frozenset("xyz")
+        self.calls = Calls(lambda: None)
+        self.orders = 0
+        self.keeper = EngineKeeper(self.view, self.calls, Threads(), self._order)
+        self.reserved: list[tuple[str, str]] = []
+        self.freed: list[str] = []
+
+    def _order(self) -> None:
+        self.orders += 1
+
+    def hear(
+        self, replica: str, state: str, node: str = "a", devices: str | None = None, at: float = 0
+    ) -> None:
+        facts = {"state": state, "node": "h", "engine_node": node, "devices": devices, "failures": 0}
+        facts |= {"ready_at": "1", "started_at": replica, "context_length": 64, "revision": 1}
+        self.app.hear(APP, replica, facts, at or time.monotonic())
+
+    def has(self, name: str, replica: str, node: str | None = "a") -> None:
+        self.view.devices.append(EngineDevices(name, APP, replica, node))
+
+    def carry_out(self, size: int, *granted: str) -> None:
+        (revision,) = self.app.record.revisions
+        self.view.grants[revision.holder] = granted
+        self.keeper.carry_out(self.app, Decision(self.app.record, {revision.number: size}))
+
+    def clear_up(self, *apps: App) -> None:
+        self.keeper.clear_up(apps or [self.app])
+
+
+@pytest.fixture
+def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]:
+    def run(go: Callable[[Stage], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            stage = Stage()
+            devices = engine_keeper.engine_devices
+            monkeypatch.setattr(devices, "reserve", lambda name, node, _: stage.reserved.append((name, node)))
+            monkeypatch.setattr(devices, "free", stage.freed.append)
+            await go(stage)
+
+        asyncio.run(main())
+
+    return run
+
+
+async def over(stage: Stage) -> None:
+    while stage.calls:
+        stage.calls.take_ended()
+        await asyncio.sleep(0.01)
+
+
+Play = Callable[[Callable[[Stage], Coroutine[Any, Any, None]]], None]
+
+
+def test_who_stands_by_is_told_once_its_devices_are_asked_for(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby")
+        stage.carry_out(1, "b")
+        await over(stage)
+        ((name, node),) = stage.reserved
+        assert node == "b"
+        start = stage.app.engines.starts[APP, "x"]
+        assert (start.node, start.devices) == ("b", name)
+        assert stage.orders == 1
+        stage.carry_out(1, "b")
+        await over(stage)
+        assert len(stage.reserved) == 1, "it is asked for already"
+        stage.view.devices = [EngineDevices(name, APP, "x", None)]
+        stage.clear_up()
+        await over(stage)
+        assert stage.freed == [], "it is to have them, and does not know yet"
+
+    play(go)
+
+
+def test_the_last_that_came_ends_when_fewer_are_wanted(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "ready", "b", "d-y")
+        stage.view.nodes = {APP: ("a", "b")}
+        stage.carry_out(1, "a", "b")
+        assert stage.app.engines.ends == {(APP, "y"): None}
+        assert stage.orders == 1
+
+    play(go)
+
+
+def test_devices_of_those_who_are_gone_are_free(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "kept")
+        stage.hear("y", "standby")
+        stage.has("kept", "x")
+        stage.has("of one that is dead", "w")
+        stage.has("of one that has given it back", "y")
+        stage.has("on a lost node", "x", "lost")
+        stage.has("of one that says that it ends", "z")
+        stage.view.gone = {"lost"}
+        stage.app.engines.gone.add((APP, "z"))
+        stage.clear_up()
+        await over(stage)
+        assert sorted(stage.freed) == sorted(each.name for each in stage.view.devices if each.name != "kept")
+        stage.clear_up(App(World(devices=1).serving(2, 1).record))
+        await over(stage)
+        assert "kept" not in stage.freed, "another app of this name has the same application"
+
+    play(go)
+
+
+def test_who_is_silent_keeps_its_devices_until_its_node_is_lost_for_long(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        now = time.monotonic()
+        stage.hear("x", "ready", "a", "d", at=now - MISSED_S + 5)
+        stage.hear("y", "ready", "a", "e", at=now - MISSED_S - 1)
+        stage.has("d", "x")
+        stage.has("e", "y")
+        stage.clear_up()
+        await over(stage)
+        assert stage.freed == [], "its node may be slow"
+        stage.view.gone = {"h"}
+        stage.clear_up()
+        await over(stage)
+        assert stage.freed == ["e"], "the engine of the other may not have missed it yet"
+
+    play(go)
+
+
+def test_nothing_is_taken_back_before_it_is_known_who_lives(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.view.replicas = None
+        stage.has("d", "x")
+        stage.clear_up()
+        await over(stage)
+        assert stage.freed == []
+
+    play(go)
