@@ -41,6 +41,13 @@ _ASK_EVERY_S = 2.0
 _SILENCE_S = 30.0
 """A fork server that says nothing for so long, once it has imported, is replaced."""
 _IMPORT_S = 600.0
+_PROGRAM = (
+    sys.executable,
+    "-c",
+    # By this process's path: it may have Shoal from elsewhere than Python by itself finds it.
+    "import json, sys; sys.path[:] = json.loads(sys.argv[3]);"
+    " from cluster.node import node_fork_server; node_fork_server.main()",
+)
 _MOST_ANSWER = 65536
 _LOOK_S = 0.05
 _OTHERS_S = 10.0
@@ -151,11 +158,10 @@ class NodeAgent:
 
     def _start(self, listener: socket.socket) -> _Server:
         ours, theirs = socket.socketpair()
-        program = [sys.executable, "-m", "cluster.node.node_fork_server"]
         with theirs:
             descriptors = [listener.fileno(), theirs.fileno()]
             process = subprocess.Popen(
-                [*program, *map(str, descriptors), json.dumps(sys.path), *self._modules],
+                [*_PROGRAM, *map(str, descriptors), json.dumps(sys.path), *self._modules],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, **FOR_FORKS},

@@ -1,8 +1,8 @@
 """The fork server of a node: every owner of processes gets one of its own, as a fork of it.
 
-`python -m cluster.node.node_fork_server LISTENER KEEPER PATH MODULES…`. Whoever connects is a new owner; the
-fork that answers it has everything imported, serves it until it is gone (cluster.node.fork_server), and does
-not need this process any more: one that dies takes nobody with it.
+Its arguments are LISTENER KEEPER PATH MODULES…. Whoever connects is a new owner; the fork that answers it
+has everything imported, serves it until it is gone (cluster.node.fork_server), and does not need this process
+any more: one that dies takes nobody with it.
 
 No Ray in here, and no thread before a fork: neither would survive it.
 """
@@ -211,7 +211,3 @@ def main() -> None:
         each.set_inheritable(False)
     sys.path[:] = json.loads(sys.argv[3])  # that of whoever started it: packages may lie anywhere
     serve(listener, keeper, sys.argv[4:])
-
-
-if __name__ == "__main__":
-    main()

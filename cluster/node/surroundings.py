@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +41,8 @@ _READ_LATER = {
     "PYTHONPATH",  # a fork is given the path itself
     "PYTORCH_NVML_BASED_CUDA_CHECK",
 }
+_PACKAGES = ("cluster", "infra", "serve_apps", "train_jobs")
+"""Shoal's own."""
 _ARGUMENTS, _ENVIRONMENT = 45, 47
 """Fields of /proc/PID/stat, behind the name: arg_start and env_start."""
 _OWN = struct.Struct("3i")
@@ -55,7 +58,7 @@ class Surroundings:
         path: where it looks for modules.
         directory: where it works.
         python: the interpreter, and where its packages are.
-        package: where it has Shoal from.
+        package: which Shoal it has: a digest of the names and sizes of its files, wherever they lie.
         title: of its fork server, for people who look at processes.
     """
 
@@ -74,7 +77,7 @@ class Surroundings:
             list(sys.path),
             os.getcwd(),
             [sys.executable, sys.prefix],
-            str(Path(__file__)),
+            _own_package(),
             title,
         )
 
@@ -94,7 +97,7 @@ class Surroundings:
         if list(self.python) != list(server.python):
             return f"it has another Python ({self.python[0]})"
         if self.package != server.package:
-            return f"it has Shoal from {self.package}"
+            return "it has another Shoal"
         ours, theirs = _early(self.environment), _early(server.environment)
         if differ := sorted({name for name, _ in ours.items() ^ theirs.items()}):
             return f"its environment has other {', '.join(differ)}"
@@ -103,9 +106,19 @@ class Surroundings:
             if place in known:
                 continue
             for name, where in _packages_in(place or self.directory):
-                if imported.get(name, where) != where:
+                if name not in _PACKAGES and imported.get(name, where) != where:
                     return f"it has {name} from {where}"
         return None
+
+
+@cache
+def _own_package() -> str:
+    """See `Surroundings.package`."""
+    root, found = Path(__file__).parents[2], hashlib.sha256()
+    for package in _PACKAGES:
+        for file in sorted((root / package).rglob("*.py")):
+            found.update(f"{file.relative_to(root)} {file.stat().st_size}\n".encode())
+    return found.hexdigest()
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ from cluster.node import node_agent
 from cluster.node.forked_processes import ForkedProcesses, ProcessEnd
 from cluster.node.node_agent import NodeAgent, memory_of, modules_of_processes
 from cluster.node.sessions import has_ended
+from cluster.node.surroundings import Surroundings
 
 ROOT = str(Path(__file__).parents[3])
 FORKED = "tests.cluster.node.forked"
@@ -173,6 +175,15 @@ def test_who_has_another_package_of_a_name_has_a_server_of_its_own(
         forks = forks_at(address)
         assert asyncio.run(run_and_close(forks, tmp_path / "told"))[0].code == 0
         assert forks.note == f"it has psutil from {tmp_path / 'psutil.py'}"
+
+
+def test_a_copy_of_shoal_is_the_same_and_another_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = Surroundings.here()
+    elsewhere = {"cluster": "/site-packages/cluster"}
+    server = dataclasses.replace(mine, path=["/site-packages"])
+    assert mine.misfit(server, elsewhere) is None
+    other = dataclasses.replace(server, package="another digest")
+    assert mine.misfit(other, elsewhere) == "it has another Shoal"
 
 
 def test_what_was_imported_and_has_changed_is_imported_anew(
