@@ -69,7 +69,7 @@ class Workplace:
 
 def with_replicas(lan: Lan, app: str = "chat") -> list[Host]:
     """The hosts on which an app has some."""
-    return [host for host in lan.hosts if host.running(f"ray::ServeReplica:{app}")]
+    return [host for host in lan.hosts if host.running(f"shoal::Engine:{app}:")]
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,7 @@ class AppEngines:
     Attributes:
         starts: replicas that are to have an engine.
         gone: replicas that have said that they end.
+        lost: nodes that do not answer, and the engines there with them.
         ends: the number of the table since which a replica gets no requests, that is to give its engine back;
             None before there is one.
     """
@@ -50,6 +51,7 @@ class AppEngines:
     starts: dict[Key, EngineStart] = field(default_factory=dict)
     ends: dict[Key, int | None] = field(default_factory=dict)
     gone: set[Key] = field(default_factory=set)
+    lost: Set[str] = frozenset()
     _failures: dict[str, _Failures] = field(default_factory=dict)
     _failed: dict[Key, int] = field(default_factory=dict)
     """How often a replica has said that its engine does not start."""
@@ -88,6 +90,8 @@ class AppEngines:
         found = []
         for replica, facts in sorted(said.items(), key=lambda each: each[1]["ready_at"] or "~"):
             key = application, replica
+            if self._is_lost(facts):
+                continue
             if facts["state"] == "standby":
                 if key in self.starts:
                     found.append(PlacedEngine(replica, self.starts[key].node, "starting"))
@@ -110,13 +114,19 @@ class AppEngines:
         return sorted(
             replica
             for replica, facts in said.items()
-            if facts["state"] == "ready" and (application, replica) not in self.ends
+            if facts["state"] == "ready"
+            and (application, replica) not in self.ends
+            and not self._is_lost(facts)
         )
+
+    def _is_lost(self, facts: Mapping[str, Any]) -> bool:
+        return facts["state"] != "standby" and facts["engine_node"] in self.lost
 
     def order(
         self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
     ) -> dict[str, Any] | None:
-        """What a replica is to do about its engine: `action` start (with `node` and `devices`), or end.
+        """What a replica is to do about its engine: `action` start (with `node` and `devices`), end, or lose
+        (it is on a node that is lost, and the replica may know later).
 
         Args:
             all_know: whether every gateway goes by the table of this number.
@@ -124,6 +134,8 @@ class AppEngines:
         key = application, replica
         if facts["state"] == "standby" and key in self.starts:
             return {"action": "start", **vars(self.starts[key])}
+        if facts["state"] == "ready" and self._is_lost(facts):
+            return {"action": "lose"}
         if facts["state"] == "ready" and key in self.ends:
             number = self.ends[key]
             if number is not None and all_know(number):

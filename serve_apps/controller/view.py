@@ -155,6 +155,8 @@ class ClusterView:
         self.gone &= doubted
         if new := doubted - self.gone:  # the broker goes on asking those that it was asked about
             self.gone |= set(broker.suspect(new))
+        for app in apps:
+            app.engines.lost = frozenset(self.gone)
         self.lost = {name: sum(node in self.gone for node in homes[name].values()) for name in silent}
 
     def unheard(self, apps: Sequence[App], now: float) -> list[str]:

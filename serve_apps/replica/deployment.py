@@ -178,6 +178,8 @@ class Replica:
             await self._start(order)
         elif action == "end" and self._engine is not None:
             await self._end()
+        elif action == "lose":
+            self._lost("its engine's node does not answer")
         elif self._engine is not None:
             await self._take_weights(self._engine, order)
 

@@ -80,6 +80,7 @@ class EngineProcesses:
             LineLostError: a process ended before the engine was ready.
         """
         loop = asyncio.get_running_loop()
+        self._app = spec.name
         self._ended = loop.create_future()
         self._called = {FORKS: loop.create_future(), LINE: loop.create_future()}
         waiting = asyncio.create_task(devices)
@@ -152,7 +153,7 @@ class EngineProcesses:
         assert self._forks is not None
         assert self._ended is not None
         try:
-            title = f"shoal::Engine:{self._replica}:rank {rank}"
+            title = f"shoal::Engine:{self._app}:{self._replica}:rank {rank}"
             end = await self._forks.run(_OWNER, f"{_PROCESS}:{function}", arguments, title)
             why = f"rank {rank} ended: {end}"
         except ConnectionError as error:

@@ -138,7 +138,7 @@ def replica_nodes(app: str) -> tuple[str, ...]:
 
 def rank_beside(replica: str) -> int:
     """The process of rank 1 of a replica."""
-    title = f"shoal::Engine:{replica}:rank 1"
+    title = f":{replica}:rank 1"
     (rank,) = [each.pid for each in psutil.process_iter(["cmdline"]) if title in " ".join(_line(each))]
     return rank
 

@@ -53,6 +53,15 @@ def test_a_replica_ends_its_engine_once_every_gateway_knows() -> None:
     assert not engines.ends
 
 
+def test_an_engine_on_a_lost_node_gets_nothing_and_its_replica_ends() -> None:
+    engines = AppEngines(lost={"b"})
+    said = {"x": facts("ready", **at("a", "1")), "y": facts("ready", **at("b", "0")), "z": facts("standby")}
+    assert engines.active(APP, said) == ["x"]
+    assert engines.placed(APP, said) == [PlacedEngine("x", "a", "ready")]
+    assert engines.order(APP, "y", said["y"], nobody_knows) == {"action": "lose"}
+    assert engines.order(APP, "x", said["x"], nobody_knows) is None
+
+
 def test_engines_that_do_not_start_are_tried_again_later_and_later() -> None:
     engines, now, waits = AppEngines(), 0.0, []
     for count in range(1, 10):
