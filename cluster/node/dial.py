@@ -51,9 +51,9 @@ def dial(address: DialAddress, purpose: str) -> socket.socket:
     try:
         _set_options(connection)
         key, mine, about = bytes.fromhex(address.key), secrets.token_bytes(_NONCE), _filled(purpose)
-        theirs = _receive(connection, _NONCE)
+        theirs = receive(connection, _NONCE)
         connection.sendall(mine + about + _proof(key, b"caller", theirs, mine, about))
-        if not hmac.compare_digest(_receive(connection, 32), _proof(key, b"called", theirs, mine, about)):
+        if not hmac.compare_digest(receive(connection, 32), _proof(key, b"called", theirs, mine, about)):
             raise ConnectionError("somebody without the key answers there")
         connection.settimeout(None)
     except BaseException:
@@ -123,7 +123,12 @@ def _filled(purpose: str) -> bytes:
     return purpose.encode().ljust(_PURPOSE, b"\0")
 
 
-def _receive(connection: socket.socket, count: int) -> bytes:
+def receive(connection: socket.socket, count: int) -> bytes:
+    """So many bytes, and no fewer.
+
+    Raises:
+        ConnectionError: the other end has gone before.
+    """
     received = b""
     while len(received) < count:
         more = connection.recv(count - len(received))

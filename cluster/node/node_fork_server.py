@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Iterable
 from typing import NoReturn
 
-from cluster.node.dial import DialAddress, dial
+from cluster.node.dial import DialAddress, dial, receive
 from cluster.node.fork_server import ForkServer, settle
 from cluster.node.output import send_output
 from cluster.node.surroundings import (
@@ -166,13 +166,7 @@ def receive_hello(owner: socket.socket) -> tuple[Surroundings, list[int], DialAd
     length = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else MOST_BYTES + 1
     if length > MOST_BYTES or len(descriptors) != 2:
         raise ConnectionError("an owner of processes said something that is not understood")
-    said = b""
-    while len(said) < length:
-        received = owner.recv(length - len(said))
-        if not received:
-            raise ConnectionError("an owner of processes has gone")
-        said += received
-    document = json.loads(said)
+    document = json.loads(receive(owner, length))
     call = document.pop("call")
     whom = None if call is None else DialAddress.from_json(call)
     return Surroundings.from_json(document), descriptors, whom

@@ -271,12 +271,6 @@ class AppController:
         self._ordered.set()
         self._ordered = asyncio.Event()
 
-    async def spec_of(self, application: str) -> dict[str, Any] | None:
-        """What a replica that starts is to serve: `revision` and `spec`; None: what it was made for."""
-        app = self._app_of(application)
-        revision = None if app is None else app.loaded_by(application)
-        return None if revision is None else {"revision": revision.number, "spec": revision.spec.as_json()}
-
     def _app_of(self, application: str) -> App | None:
         apps = self._apps.values()
         return next((a for a in apps if any(r.application == application for r in a.record.revisions)), None)

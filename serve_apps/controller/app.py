@@ -159,6 +159,7 @@ class App:
 
     def keep_homes(self, living: Collection[str]) -> None:
         """Forget replicas but these."""
+        self.engines.gone = {key for key in self.engines.gone if key[1] in living}
         self._homes = {key: home for key, home in self._homes.items() if key[1] in living}
 
     def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:

@@ -42,7 +42,7 @@ class AppEngines:
 
     Attributes:
         starts: replicas that are to have an engine.
-        gone: replicas that have said that they end.
+        gone: replicas that have said that they end, until Ray knows it too.
         lost: nodes that do not answer, and the engines there with them.
         ends: the number of the table since which a replica gets no requests, that is to give its engine back;
             None before there is one.
@@ -154,6 +154,5 @@ class AppEngines:
         for known in (self.starts, self.ends, self._failed):
             for key in [key for key in known if key not in there]:
                 del known[key]
-        self.gone = {key for key in self.gone if key[0] in applications}
         for name in self._failures.keys() - set(applications):
             del self._failures[name]

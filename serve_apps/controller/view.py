@@ -119,7 +119,9 @@ class ClusterView:
         Raises:
             ShoalError, RayError: Ray or the broker does not answer; what was known stays.
         """
-        self.replicas, self.devices, broker = living_replicas(), engine_devices.look(), BrokerClient()
+        # In this order: whose devices are seen, and who is not there afterwards, is gone.
+        self.devices, self.replicas = engine_devices.look(), living_replicas()
+        broker = BrokerClient()
         if self._gateways != 1:
             unfit = {*broker.misfits(), *draining_nodes()}
             self.gateway_nodes = gateway_nodes(self._gateways, node_states(), unfit, self.gateway_nodes)
@@ -218,22 +220,17 @@ def _nodes_of(
     apps: Sequence[App], devices: Sequence[EngineDevices], now: float
 ) -> dict[str, tuple[str, ...]]:
     """By Serve application, the nodes where its engines have devices, or are about to."""
-    found: dict[str, list[str]] = {}
-    held = {(each.application, each.replica): each.node for each in devices}
+    found: dict[str, tuple[str, ...]] = {}
     for app in apps:
         for name in app.record.applications:
-            wanted = {key: start.node for key, start in app.engines.starts.items() if key[0] == name}
-            said = {
-                (name, replica): facts["engine_node"]
-                for replica, facts in app.said(name, now).items()
-                if facts["state"] != "standby"
-            }
-            mine = {key: node for key, node in held.items() if key[0] == name}
-            for key in {*wanted, *mine}:
-                node = mine.get(key) or wanted.get(key) or said.get(key)
-                if node is not None:
-                    found.setdefault(name, []).append(node)
-    return {name: tuple(sorted(nodes)) for name, nodes in found.items()}
+            starts = {s.devices: s.node for key, s in app.engines.starts.items() if key[0] == name}
+            engines = [facts for facts in app.said(name, now).values() if facts["state"] != "standby"]
+            meant = {facts["devices"]: facts["engine_node"] for facts in engines} | starts
+            mine = {each.name: each.node for each in devices if each.application == name}
+            nodes = [mine.get(each) or meant.get(each) for each in {*starts, *mine}]
+            if there := sorted(node for node in nodes if node is not None):
+                found[name] = tuple(there)
+    return found
 
 
 def _ready(applications: Mapping[str, serve_state.Served], name: str) -> int:

@@ -31,12 +31,6 @@ class EngineEntry:
     engine: str
     follow: str | None
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that its processes import."""
-        paths = [self.engine] if self.follow is None else [self.engine, self.follow]
-        return tuple(dict.fromkeys(path.partition(":")[0] for path in paths))
-
     def load_engine(self) -> StartEngine:
         return _load(self.engine)  # type: ignore[return-value]
 

@@ -1,4 +1,4 @@
-"""The line between a replica and its engine, two processes of one node: calls both ways, of any length."""
+"""The line between a replica and its engine, two processes: calls both ways, of any length."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class EngineProcesses:
             await self._ask_for_forks(address)
             await self._called[FORKS]
             document = spec.as_json()
-            self._run_rank(0, "run_engine", {"address": address.as_json(), "replica": self._replica})
+            self._run(self._rank(0, "run_engine", {"address": address.as_json(), "replica": self._replica}))
             await self._until(self._called[LINE])
             assert self._line is not None
             meet = await self._until(self._line.call("prepare_start", document, revision))
@@ -97,7 +97,7 @@ class EngineProcesses:
             if not find_engine(spec.engine).has_own_ranks:
                 for rank in range(1, spec.config.ranks):
                     known = {"spec": document, "replica": self._replica, "rank": rank}
-                    self._run_rank(rank, "run_rank", {**known, **meet, "visible": visible})
+                    self._run(self._rank(rank, "run_rank", {**known, **meet, "visible": visible}))
             found = await self._until(self._line.call("start", visible))
         finally:
             waiting.cancel()
@@ -144,9 +144,6 @@ class EngineProcesses:
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
-
-    def _run_rank(self, rank: int, function: str, arguments: dict[str, Any]) -> None:
-        self._run(self._rank(rank, function, arguments))
 
     async def _rank(self, rank: int, function: str, arguments: dict[str, Any]) -> None:
         """Run the process of a rank to its end; the others end with it."""

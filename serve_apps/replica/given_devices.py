@@ -16,7 +16,8 @@ from serve_apps.engine.devices import VISIBLE
 LOOK_EVERY_S = 0.02
 _NAMED_S = 10.0
 """How long a placement group may take to be found by its name."""
-_PLACED_S = 3600.0
+_PLACED_S = 1.0
+"""How long a thread waits for them at a time: who does not want them any more has it back then."""
 
 
 async def take_devices(group: str, gpus: float) -> dict[str, str]:
@@ -36,7 +37,8 @@ async def take_devices(group: str, gpus: float) -> dict[str, str]:
             if loop.time() > until:
                 raise
             await asyncio.sleep(LOOK_EVERY_S)
-    await asyncio.to_thread(found.wait, _PLACED_S)
+    while not await asyncio.to_thread(found.wait, _PLACED_S):
+        pass
     return await _visible(found, gpus) if gpus else {}
 
 

@@ -21,9 +21,10 @@ class ServingProcess:
     """One process of the cluster: what it is, and of which app."""
 
     role: str
-    """gateway, replica, rank, serve_controller, apps_controller."""
+    """gateway, thin_replica (as Serve has it), replica (its engine's rank 0), rank (the others),
+    serve_controller, apps_controller."""
     app: str
-    """Empty where it belongs to no single app, and for ranks."""
+    """Empty where it belongs to no single app."""
     pid: int
 
 
@@ -38,13 +39,22 @@ def _alive() -> list[ServingProcess]:
         kind, _, rest = (row.name or "").partition("::")
         app = rest.partition("#")[0].partition(":")[0]
         if kind == "SERVE_REPLICA":
-            found.append(ServingProcess("gateway" if app == "gateway" else "replica", app, row.pid))
+            found.append(ServingProcess("gateway" if app == "gateway" else "thin_replica", app, row.pid))
         elif kind == "SERVE_CONTROLLER_ACTOR":
             found.append(ServingProcess("serve_controller", "", row.pid))
         elif kind == CONTROLLER:
             found.append(ServingProcess("apps_controller", "", row.pid))
-        elif row.class_name == "_Rank":
-            found.append(ServingProcess("rank", "", row.pid))
+    return found + _engines()
+
+
+def _engines() -> list[ServingProcess]:
+    """The ranks of engines: rank 0 is what does the work of a replica."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        kind, named, title = " ".join(process.info["cmdline"] or ()).strip().partition("shoal::Engine:")
+        if named and not kind:
+            app, _, rank = title.split(":")
+            found.append(ServingProcess("replica" if rank == "rank 0" else "rank", app, process.pid))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import secrets
 import signal
 import socket
@@ -171,4 +170,3 @@ def test_that_nobody_can_be_called_is_said() -> None:
         taken.close()
         with pytest.raises(ShoalError, match=rf"127\.0\.0\.1:{port} cannot be called"):
             agent.fork_for(DialAddress(HOST, port, "00"))
-    assert json.dumps(DialAddress(HOST, port, "00").as_json())

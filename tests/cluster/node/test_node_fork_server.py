@@ -142,6 +142,40 @@ def test_the_end_of_a_nodes_fork_server_ends_nobodys_processes(tmp_path: Path) -
         asyncio.run(go(agent, address))
 
 
+def test_an_owner_whose_own_fork_server_ends_is_told_and_gets_another(tmp_path: Path) -> None:
+    async def go(address: str) -> None:
+        forks = forks_at(address)
+        stays = asyncio.create_task(forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}))
+        found = await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
+        os.kill(found["parent"], signal.SIGKILL)
+        with pytest.raises(ConnectionError, match="fork server"):
+            await asyncio.wait_for(stays, 10)
+        await asyncio.to_thread(until, lambda: has_ended(found["pid"]))
+        end, again = await run_and_close(forks, tmp_path / "told")
+        assert end.code == 0
+        assert again["parent"] != found["parent"]
+        assert not own_servers()
+
+    with kept() as (_, address):
+        asyncio.run(go(address))
+
+
+def test_what_was_forked_goes_on_when_the_agent_ends(tmp_path: Path) -> None:
+    async def go(agent: NodeAgent, address: str) -> None:
+        forks = forks_at(address)
+        stays = asyncio.create_task(forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}))
+        await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
+        await asyncio.to_thread(agent.stop)
+        assert (await run_one(forks, tmp_path / "told"))[0].code == 0
+        assert not stays.done()
+        await forks.end("one")
+        await stays
+        await forks.close()
+
+    with kept() as (agent, address):
+        asyncio.run(go(agent, address))
+
+
 def test_the_processes_of_an_owner_that_is_killed_end(tmp_path: Path) -> None:
     with kept() as (_, address):
         command = [sys.executable, "-m", "tests.cluster.node.owner", address[1:], str(tmp_path / "stays")]
