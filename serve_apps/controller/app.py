@@ -284,8 +284,11 @@ class App:
         leading = self.record.serving or self.record.coming
         demands = []
         for holder, revisions in holders.items():
-            names = {revision.application for revision in revisions}
-            held = tuple(sorted(node for name in names for node in nodes.get(name, ())))
+            names = list(dict.fromkeys(revision.application for revision in revisions))
+            # Last, and so taken first, are those of which there are to be fewer.
+            kept = [node for name in names for node in nodes.get(name, ())[: self.sizes.get(name, 0)]]
+            rest = [node for name in names for node in nodes.get(name, ())[self.sizes.get(name, 0) :]]
+            held = (*kept, *rest)
             spec = revisions[-1].spec
             fewest = 0
             if leading is not None and leading.holder == holder and not self.record.removed:

@@ -71,6 +71,11 @@ class AppEngines:
         if facts["state"] == "standby":
             self.ends.pop(key, None)
 
+    def end(self, application: str, replica: str) -> None:
+        """A replica is to have no engine any more."""
+        self.starts.pop((application, replica), None)  # it may not have been told
+        self.ends.setdefault((application, replica), None)
+
     def failure(self, application: str) -> str | None:
         """Why its engines cannot be started; None while they may."""
         known = self._failures.get(application)
@@ -88,7 +93,7 @@ class AppEngines:
             said: what its replicas say, by id.
         """
         found = []
-        for replica, facts in sorted(said.items(), key=lambda each: each[1]["ready_at"] or "~"):
+        for replica, facts in _by_age(said):
             key = application, replica
             if self._is_lost(facts):
                 continue
@@ -100,6 +105,18 @@ class AppEngines:
             else:
                 found.append(PlacedEngine(replica, facts["engine_node"], facts["state"]))
         return found
+
+    def devices(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """The names of the devices of its engines, and their nodes: those of the oldest first, and last those
+        of the ones that end. When an app is to have fewer, the broker takes the last first."""
+        stay: dict[str, str] = {}
+        end: dict[str, str] = {}
+        for replica, facts in _by_age(said):
+            if facts["state"] != "standby":
+                ends = facts["state"] == "ending" or (application, replica) in self.ends
+                (end if ends else stay)[facts["devices"]] = facts["engine_node"]
+        starts = {s.devices: s.node for key, s in self.starts.items() if key[0] == application}
+        return stay | starts | end
 
     def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
         """The replicas that could have an engine."""
@@ -125,8 +142,8 @@ class AppEngines:
     def order(
         self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
     ) -> dict[str, Any] | None:
-        """What a replica is to do about its engine: `action` start (with `node` and `devices`), end, or lose
-        (it is on a node that is lost, and the replica may know later).
+        """What a replica is to do about its engine: `action` start (with `node` and `devices`), end (also
+        while it starts), or lose (it is on a node that is lost, and the replica may know later).
 
         Args:
             all_know: whether every gateway goes by the table of this number.
@@ -134,8 +151,10 @@ class AppEngines:
         key = application, replica
         if facts["state"] == "standby" and key in self.starts:
             return {"action": "start", **vars(self.starts[key])}
-        if facts["state"] == "ready" and self._is_lost(facts):
+        if facts["state"] in ("starting", "ready") and self._is_lost(facts):
             return {"action": "lose"}
+        if facts["state"] == "starting" and key in self.ends:
+            return {"action": "end"}
         if facts["state"] == "ready" and key in self.ends:
             number = self.ends[key]
             if number is not None and all_know(number):
@@ -156,3 +175,8 @@ class AppEngines:
                 del known[key]
         for name in self._failures.keys() - set(applications):
             del self._failures[name]
+
+
+def _by_age(said: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Replicas and what they say, in the order in which their engines were ready."""
+    return sorted(said.items(), key=lambda each: each[1]["ready_at"] or "~")

@@ -75,7 +75,7 @@ class EngineKeeper:
                         self._start(app, application, replica, node, spec.replica_resources),
                     )
                 for replica in changes.ends:
-                    app.engines.ends.setdefault((application, replica), None)
+                    app.engines.end(application, replica)
                 if changes.ends:
                     self._on_order()
 

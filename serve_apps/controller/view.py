@@ -32,6 +32,8 @@ LOOK_EVERY_S = 2.0
 """Between two looks while everything is as it should be."""
 ENGINE_SILENT_S = 3.0
 """After so long its node is asked whether it is there."""
+DOUBT_EVERY_S = 1.0
+"""How often a node is asked that is in doubt for long: an engine may take minutes to start."""
 SEE_S = 3.0
 """How long a look waits for Serve's word before the leases are renewed without it."""
 
@@ -62,10 +64,12 @@ class ClusterView:
         self.silence = ""
         """Why Serve did not answer, where it did not: what was known of it stays."""
         self.nodes: dict[str, tuple[str, ...]] = {}
-        """By Serve application: the nodes of its engines, those that start and those that end included, and
-        those that are lost left out."""
+        """By Serve application: the nodes of its engines, the oldest first; those that start included and,
+        at the end, those that end; those that are lost left out."""
         self.grants: dict[str, tuple[str, ...]] = {}
         """By lease holder: the node of each engine that it allows."""
+        self._doubts: dict[str, float] = {}
+        """The nodes in doubt that were there, and when they were asked."""
         self._demands: list[Demand] = []
         self._looked_at = -math.inf
 
@@ -151,12 +155,17 @@ class ClusterView:
             facts["engine_node"]
             for app in apps
             for name in app.record.applications
-            for facts in app.reports(name, now)
-            if facts["silent_s"] > ENGINE_SILENT_S
+            for facts in app.said(name, now).values()
+            if facts["state"] in ("starting", "ready") and facts["silent_s"] > ENGINE_SILENT_S
         }
         self.gone &= doubted
-        if new := doubted - self.gone:  # the broker goes on asking those that it was asked about
+        self._doubts = {
+            node: at for node, at in self._doubts.items() if node in doubted and now - at < DOUBT_EVERY_S
+        }
+        # The broker goes on asking those that it was asked about and that are gone.
+        if new := doubted - self.gone - self._doubts.keys():
             self.gone |= set(broker.suspect(new))
+            self._doubts |= dict.fromkeys(new - self.gone, now)
         for app in apps:
             app.engines.lost = frozenset(self.gone)
         self.lost = {name: sum(node in self.gone for node in homes[name].values()) for name in silent}
@@ -223,13 +232,13 @@ def _nodes_of(
     found: dict[str, tuple[str, ...]] = {}
     for app in apps:
         for name in app.record.applications:
-            starts = {s.devices: s.node for key, s in app.engines.starts.items() if key[0] == name}
-            engines = [facts for facts in app.said(name, now).values() if facts["state"] != "standby"]
-            meant = {facts["devices"]: facts["engine_node"] for facts in engines} | starts
+            starts = {start.devices for key, start in app.engines.starts.items() if key[0] == name}
+            meant = app.engines.devices(name, app.said(name, now))
             mine = {each.name: each.node for each in devices if each.application == name}
-            nodes = [mine.get(each) or meant.get(each) for each in {*starts, *mine}]
-            if there := sorted(node for node in nodes if node is not None):
-                found[name] = tuple(there)
+            order = [*meant, *sorted(mine.keys() - meant.keys())]
+            nodes = [mine.get(each) or meant.get(each) for each in order if each in mine or each in starts]
+            if there := tuple(node for node in nodes if node is not None):
+                found[name] = there
     return found
 
 

@@ -58,6 +58,7 @@ class Replica:
         self._application = application
         self._state: Literal["standby", "starting", "ready", "ending"] = "standby"
         self._engine: EngineProcesses | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._engine_facts: dict[str, Any] = {}
         self._calls = 0
         self._prepared: int | None = None
@@ -69,8 +70,8 @@ class Replica:
         self._watching = asyncio.create_task(self._watch())
         self._linked = asyncio.create_task(self._link.run())
 
-    async def _start(self, order: Mapping[str, Any]) -> None:
-        """Have an engine, as the controller has ordered; what is wrong with it is reported."""
+    def _begin_start(self, order: Mapping[str, Any]) -> None:
+        """Begin to have an engine, as the controller has ordered."""
         self.spec, self.revision = AppSpec.from_json(order["spec"]), order["revision"]
         self._engine_facts = {
             "engine_node": order["node"],
@@ -78,8 +79,11 @@ class Replica:
             "started_at": _now(),
             "ready_at": "",
         }
-        self._state = "starting"
-        self._link.tell()
+        self._state, self._began = "starting", time.monotonic()
+        self._starting = asyncio.create_task(self._start(order))
+
+    async def _start(self, order: Mapping[str, Any]) -> None:
+        """Have an engine, or stand by again; what is wrong with it is reported."""
         seconds = self.spec.config.update.ready_timeout_s
         engine = EngineProcesses(
             self.id,
@@ -92,6 +96,9 @@ class Replica:
         try:
             async with asyncio.timeout(seconds) as limit:
                 self._context_length = await engine.start(self.spec, self.revision, devices)
+        except asyncio.CancelledError:  # it is not wanted any more
+            await engine.stop(gently=False)
+            self._state, self._engine_facts = "standby", {}
         except Exception as error:
             late = isinstance(error, TimeoutError) and limit.expired()
             why = f"it was not ready within {seconds:g} s" if late else _words(error)
@@ -103,6 +110,8 @@ class Replica:
             self._engine, self._ready = engine, time.monotonic()
             self._prepared = self._refused = self._refusal = None
             self._state, self._engine_facts["ready_at"] = "ready", _now()
+        self._starting = None
+        self._link.tell()
 
     async def _end(self) -> None:
         """Give the engine back, once its requests are answered; then this replica stands by again."""
@@ -161,6 +170,8 @@ class Replica:
             "silent_s": 0.0,
             **self._engine_facts,
         }
+        if self._state == "starting":
+            facts["silent_s"] = time.monotonic() - self._began
         if self._engine is None:
             return facts
         return {
@@ -175,7 +186,10 @@ class Replica:
         """Carry out an order; what cannot be done leaves what runs as it is."""
         action = order["action"]
         if action == "start" and self._state == "standby":
-            await self._start(order)
+            self._begin_start(order)
+        elif action == "end" and self._starting is not None:
+            self._starting.cancel()
+            await asyncio.wait({self._starting})
         elif action == "end" and self._engine is not None:
             await self._end()
         elif action == "lose":
@@ -255,7 +269,8 @@ class Replica:
         return answer
 
     async def __del__(self) -> None:
-        for task in (getattr(self, "_watching", None), getattr(self, "_linked", None)):
+        for name in ("_watching", "_linked", "_starting"):
+            task = getattr(self, name, None)
             if task is not None:
                 task.cancel()
         engine = getattr(self, "_engine", None)

@@ -53,6 +53,38 @@ def test_a_replica_ends_its_engine_once_every_gateway_knows() -> None:
     assert not engines.ends
 
 
+def test_an_engine_that_starts_ends_at_once_where_it_is_not_wanted_any_more() -> None:
+    engines = AppEngines({(APP, "x"): EngineStart("a", "devices"), (APP, "y"): EngineStart("b", "more")})
+    for replica in ("x", "y"):
+        engines.end(APP, replica)
+    assert engines.order(APP, "x", facts("starting", **at("a")), nobody_knows) == {"action": "end"}
+    assert engines.order(APP, "y", facts("standby"), nobody_knows) is None, "it was not told of it"
+    for replica in ("x", "y"):
+        engines.hear(APP, replica, facts("standby"), 0.0)
+    assert not engines.ends
+    assert not engines.starts
+
+
+def test_an_engine_that_starts_on_a_node_that_is_lost_is_not_waited_for() -> None:
+    engines = AppEngines(lost={"b"})
+    assert engines.order(APP, "x", facts("starting", **at("b")), nobody_knows) == {"action": "lose"}
+    assert engines.order(APP, "x", facts("starting", **at("a")), nobody_knows) is None
+
+
+def test_the_oldest_engine_has_the_first_devices_and_those_that_end_the_last() -> None:
+    engines = AppEngines({(APP, "new"): EngineStart("d", "of new")}, ends={(APP, "x"): None})
+    said = {
+        "x": facts("ready", devices="of x", **at("a", "1")),
+        "y": facts("ready", devices="of y", **at("c", "3")),
+        "z": facts("ready", devices="of z", **at("b", "2")),
+        "s": facts("starting", devices="of s", **at("e")),
+        "e": facts("ending", devices="of e", **at("f", "0")),
+        "new": facts("standby"),
+    }
+    ordered = [("of z", "b"), ("of y", "c"), ("of s", "e"), ("of new", "d"), ("of e", "f"), ("of x", "a")]
+    assert list(engines.devices(APP, said).items()) == ordered
+
+
 def test_an_engine_on_a_lost_node_gets_nothing_and_its_replica_ends() -> None:
     engines = AppEngines(lost={"b"})
     said = {"x": facts("ready", **at("a", "1")), "y": facts("ready", **at("b", "0")), "z": facts("standby")}

@@ -28,6 +28,15 @@ def test_a_demand_has_the_apps_priority_weight_and_kind_of_node() -> None:
     assert (demand.kind, demand.unit) == ("serving", {"CPU": 1.0})
 
 
+def test_of_two_versions_that_share_a_lease_those_engines_go_first_that_are_too_many() -> None:
+    record = World(devices=4).serving(1, 1).record
+    app = App(begin(record, spec_of(2), 1000.0))
+    older, newer = (revision.application for revision in app.record.revisions)
+    app.sizes = {older: 1, newer: 2}
+    (demand,) = app.demands({older: ("a", "b"), newer: ("c", "d")})
+    assert demand.held == ("a", "c", "d", "b")
+
+
 def test_a_replica_of_serves_holds_nothing() -> None:
     spec = with_config(spec_of(1), accelerator="L4", tensor=2, gpus=1)
     config = application(spec, "chat:1", 1)._bound_deployment._replica_config

@@ -139,7 +139,9 @@ def test_it_is_looked_at_during_an_update_and_while_an_app_goes(settled: tuple[C
     assert view.is_due([], time.monotonic())  # its lease is to be released
 
 
-def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[ClusterView, App]) -> None:
+def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(
+    settled: tuple[ClusterView, App], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray takes such a node for alive for a minute, and Serve the replica for running."""
     view, app = settled
     (revision,) = app.record.revisions
@@ -152,7 +154,10 @@ def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[
     view.count([app], time.monotonic())
     assert view.served[name].ready == 1
     view.look([app])
-    assert Broker.asked == [{"a", "b"}, {"a"}], "the broker itself goes on asking about the one that is gone"
+    assert Broker.asked == [{"a", "b"}], "the broker itself goes on asking about the one that is gone"
+    monkeypatch.setattr(view_module, "DOUBT_EVERY_S", 0.0)
+    view.look([app])
+    assert Broker.asked == [{"a", "b"}, {"a"}], "and the other may be lost later"
     assert view.lost == {name: 1}
 
     hear(app, "2")  # it was only cut off
@@ -186,6 +191,34 @@ def test_an_engine_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[
     assert view.gone == {"b"}
     assert view.nodes == {revision.application: ("a",)}
     assert view.lost == {}, "the replica itself is there"
+
+
+def test_a_node_is_asked_where_an_engine_takes_long_to_start(settled: tuple[ClusterView, App]) -> None:
+    """It may be lost; and one whose start takes minutes is not asked ten times a second."""
+    view, app = settled
+    for seconds in (ENGINE_SILENT_S - 1.0, ENGINE_SILENT_S + 1.0, ENGINE_SILENT_S + 1.1):
+        hear(app, "2", state="starting", silent_s=seconds)
+        view.look([app])
+    assert Broker.asked == [{"b"}]
+    Broker.gone = {"b"}
+    view.look([app])
+    assert view.gone == set()
+    view_module.time.sleep(view_module.DOUBT_EVERY_S)
+    hear(app, "2", state="starting", silent_s=ENGINE_SILENT_S + 2.0)
+    view.look([app])
+    assert view.gone == {"b"}
+
+
+def test_the_engine_that_was_ready_first_keeps_its_devices(settled: tuple[ClusterView, App]) -> None:
+    """The broker takes the last of what an app holds when it asks for less."""
+    view, app = settled
+    (revision,) = app.record.revisions
+    hear(app, "1", ready_at="2")
+    hear(app, "2", ready_at="1")
+    view.look([app])
+    assert view.nodes == {revision.application: ("b", "a")}
+    (demand,) = app.demands(view.nodes)
+    assert demand.held == ("b", "a")
 
 
 def test_serve_says_that_it_runs_and_an_engine_that_it_answers(settled: tuple[ClusterView, App]) -> None:
