@@ -51,7 +51,7 @@ answer = ray.get(actor.answer.remote())
 namespaces = [each["namespace"] for each in ray.util.list_named_actors(all_namespaces=True)]
 print(json.dumps({"answer": answer, "namespaces": namespaces}))
 """
-"""Finds an actor of somebody else's, or makes it; prints what it answers, and the namespaces of all actors."""
+"""Finds an actor of somebody else's, or makes it; prints its answer, and the namespaces of all actors."""
 HELLO = """
 import os, socket
 print(os.environ["WHO"], "says:", open("words.txt").read() + ", on", socket.gethostname())
