@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -30,6 +31,8 @@ NODES_EVERY_S = 1.0
 SUSPECTS_EVERY_S = 5.0
 """How often a node that did not answer is asked again."""
 ANSWER_TIMEOUT_S = 2.0
+WATCH_LEAST_S = 0.02
+"""Between an answer and the next news of it, so that who watches does not ask without a pause."""
 GRACE_S = 3.0
 """Seconds after a restart in which nothing new is granted, so that those who run are heard first."""
 
@@ -82,6 +85,9 @@ class Broker:
         self._unfit: list[Node] = []
         self._suspects: set[str] = set()
         self._suspects_asked = time.monotonic()
+        self._changed = asyncio.Event()
+        """Set, and replaced, when grants may be other ones than before."""
+        self._changes = 0
         self._refresh(now)
 
     def info(self) -> dict[str, Any]:
@@ -95,6 +101,30 @@ class Broker:
             grant = self._ledger.request(demand, now)
             self._log()
             return grant
+
+    async def watch(self, known: Mapping[str, Grant], hold_s: float) -> bool:
+        """Wait until one of these holders would be told another grant than it knows; whether that is so.
+
+        Args:
+            known: the last grant of each, by holder.
+            hold_s: the longest to wait.
+        """
+        try:
+            async with asyncio.timeout(hold_s):
+                await asyncio.sleep(WATCH_LEAST_S)
+                while not self._is_news(known):
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _is_news(self, known: Mapping[str, Grant]) -> bool:
+        with self._clock.call() as now:
+            for holder, grant in known.items():
+                would = self._ledger.would_tell(holder, now)
+                if would is not None and (would.nodes, would.coming) != (grant.nodes, grant.coming):
+                    return True
+        return False
 
     def suspect(self, node_ids: Collection[str]) -> list[str]:
         """Ask these nodes whether they are there; returns those that are not.
@@ -247,6 +277,10 @@ class Broker:
         events = self._ledger.take_events()
         if events:
             self._journal.add(events)
+        if self._changes != self._ledger.changes:
+            self._changes = self._ledger.changes
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
 
 
 def used_of(nodes: Collection[Node]) -> dict[str, dict[str, float]]:

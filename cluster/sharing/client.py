@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -70,6 +69,19 @@ class BrokerClient:
         """
         return self._call("request", demand, timeout_s=min(self._timeout_s, RENEW_TIMEOUT_S))
 
+    def watch(self, known: Mapping[str, Grant], hold_s: float) -> ray.ObjectRef:
+        """Has been answered once one of these holders is to know another grant, or after so many seconds.
+
+        Whoever sees that asks again: this tells the broker nothing.
+
+        Raises:
+            ShoalError: the cluster has no broker.
+        """
+        try:
+            return self._actor.find().watch.remote(dict(known), hold_s)
+        except NoActorError as error:
+            raise ShoalError(_NO_BROKER) from error
+
     def wait(
         self,
         demand: Demand,
@@ -90,7 +102,6 @@ class BrokerClient:
                 unless units of it run.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        pause = threading.Event()
         reason, explain_at = "", -math.inf
         while True:
             grant = self._patient_request(demand)
@@ -107,7 +118,7 @@ class BrokerClient:
                 if not demand.held:
                     self.release(demand.holder)
                 raise ShoalError(message)
-            pause.wait(poll_s)
+            ray.wait([self.watch({demand.holder: grant}, poll_s)], timeout=poll_s)
 
     def _patient_request(self, demand: Demand) -> Grant:
         """Ask again where there is no answer in time, for as long as any call may take."""

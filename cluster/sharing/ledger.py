@@ -92,6 +92,8 @@ class Ledger:
         self._names: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
         self._grants: dict[str, Grant] | None = None
+        self.changes = 0
+        """How often something has changed from which grants may follow."""
         self._decided_with: tuple[object, ...] = ()
         self._overdue_told: frozenset[str] = frozenset()
         self._events: list[Event] = []
@@ -116,7 +118,7 @@ class Ledger:
         used, self._foreign = self._foreign, strangers
         self._nodes = tuple(nodes)
         self._alive = frozenset(node.node_id for node in nodes)
-        self._grants = None
+        self._undecide()
         back = {node.node_id for node in nodes if node.node_id in self._names}
         self._names |= _distinct_names(nodes)
         taken = {self._names[node.node_id] for node in nodes}
@@ -145,15 +147,15 @@ class Ledger:
         new = lease is None
         if lease is None:
             lease = self._leases[demand.holder] = Lease(demand, since=now, heard=now)
-            self._grants = None
+            self._undecide()
         old, held = lease.told, self._units(lease.demand) if not new else Units({}, {})
         if lease.demand != demand:
-            self._grants = None
+            self._undecide()
         lease.renew(demand, now, {node.node_id for node in self._nodes if node.avoided})
         grant = lease.tellable(self._decide(now)[demand.holder], self._alive)
         waited = lease.waiting_since is not None
         if old != grant.nodes:
-            self._grants = None
+            self._undecide()
         lease.tell(grant, self._alive, now)
         self._note_grant(lease, grant, old, held, now, waited=waited)
         return grant
@@ -203,6 +205,11 @@ class Ledger:
             }
             for holder, lease in sorted(self._leases.items())
         ]
+
+    def would_tell(self, holder: str, now: float) -> Grant | None:
+        """What a holder would be told now, if it asked for the same again; None where it has no lease."""
+        lease = self._leases.get(holder)
+        return None if lease is None else lease.tellable(self._decide(now)[holder], self._alive)
 
     def snapshot(self, now: float) -> Snapshot:
         """All that the decision of this moment follows from."""
@@ -264,6 +271,10 @@ class Ledger:
         self._note_overdue(overdue, now)
         return self._grants
 
+    def _undecide(self) -> None:
+        self._grants = None
+        self.changes += 1
+
     def _grantable(self) -> list[Node]:
         """The nodes without what strangers use."""
         if not self._foreign:
@@ -302,7 +313,7 @@ class Ledger:
         lease = self._leases.pop(holder, None)
         if lease is None:
             return
-        self._grants = None
+        self._undecide()
         self._last.pop(holder, None)
         before = self._by_node(lease.told or ())
         kind, unit = lease.demand.kind, lease.demand.unit

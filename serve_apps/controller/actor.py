@@ -86,6 +86,7 @@ class AppController:
         self._living: asyncio.Task[None] | None = None
         self._following: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._ordered = asyncio.Event()
         """Set when there may be something to do for a replica."""
@@ -203,7 +204,7 @@ class AppController:
                 if name in self._apps:
                     self._apps[name].first_tokens.add(seconds, now)
         if any(report["waiting"].values()) or any(app.record.update for app in self._apps.values()):
-            self._wake.set()
+            self._wake.set()  # somebody waits for a replica, or for a version
         answer: dict[str, Any] = {
             "number": report["seen"],
             "poll_s": BUSY_TICK_S,
@@ -217,6 +218,13 @@ class AppController:
             answer["apps"] = self._table.apps
         answer["engines"] = {name: app.engine_figures(now) for name, app in self._apps.items()}
         return answer
+
+    async def table_news(self, seen: int, hold_s: float) -> bool:
+        """See `GatewayTable.news`."""
+        if not self._informed:  # it would be told nothing
+            await asyncio.sleep(HOLD_S)
+            return False
+        return await self._table.news(seen, hold_s)
 
     async def desk(self, method: str, arguments: Sequence[Any], named: Mapping[str, Any]) -> Any:
         """Call a method of the GatewayDesk; None: it is not known yet."""
@@ -311,6 +319,8 @@ class AppController:
             self._living = asyncio.create_task(show_life(HANG_TIMEOUT_S))
         if self._reading is None or self._reading.done():
             self._reading = asyncio.create_task(self._desk.keys.follow())
+        if self._watching is None or self._watching.done():
+            self._watching = asyncio.create_task(self._lookout.watch(self._wake.set))
         if self._following is None or self._following.done():
             following = follow_models(self._apps, self._changing, self._threads, self._storage, self._take)
             self._following = asyncio.create_task(following)

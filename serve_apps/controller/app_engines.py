@@ -42,6 +42,8 @@ class AppEngines:
 
     Attributes:
         starts: replicas that are to have an engine.
+        early: those whose devices are kept for them and not granted yet, and the node of these: they get
+            everything ready that takes none.
         gone: replicas that have said that they end, until Ray knows it too.
         lost: nodes that do not answer, and the engines there with them.
         ends: the number of the table since which a replica gets no requests, that is to give its engine back;
@@ -49,6 +51,7 @@ class AppEngines:
     """
 
     starts: dict[Key, EngineStart] = field(default_factory=dict)
+    early: dict[Key, str] = field(default_factory=dict)
     ends: dict[Key, int | None] = field(default_factory=dict)
     gone: set[Key] = field(default_factory=set)
     lost: Set[str] = frozenset()
@@ -70,6 +73,8 @@ class AppEngines:
             self._failures.pop(application, None)
         if facts["state"] == "standby":
             self.ends.pop(key, None)
+            if key not in self.starts:
+                self.early.pop(key, None)
 
     def end(self, application: str, replica: str) -> None:
         """A replica is to have no engine any more."""
@@ -87,7 +92,7 @@ class AppEngines:
         return known is None or now >= known.not_before
 
     def placed(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[PlacedEngine]:
-        """The engines that there are or will be, in the order in which they were ready.
+        """The engines that there are or will be, in the order in which they were ready; early ones left out.
 
         Args:
             said: what its replicas say, by id.
@@ -95,7 +100,7 @@ class AppEngines:
         found = []
         for replica, facts in _by_age(said):
             key = application, replica
-            if self._is_lost(facts):
+            if self._is_lost(facts) or key in self.early:
                 continue
             if facts["state"] == "standby":
                 if key in self.starts:
@@ -108,15 +113,30 @@ class AppEngines:
 
     def devices(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
         """The names of the devices of its engines, and their nodes: those of the oldest first, and last those
-        of the ones that end. When an app is to have fewer, the broker takes the last first."""
+        of the ones that end; early ones left out. When an app is to have fewer, the broker takes the last
+        first."""
         stay: dict[str, str] = {}
         end: dict[str, str] = {}
         for replica, facts in _by_age(said):
-            if facts["state"] != "standby":
+            if facts["state"] != "standby" and (application, replica) not in self.early:
                 ends = facts["state"] == "ending" or (application, replica) in self.ends
                 (end if ends else stay)[facts["devices"]] = facts["engine_node"]
-        starts = {s.devices: s.node for key, s in self.starts.items() if key[0] == application}
+        starts = {
+            start.devices: start.node
+            for key, start in self.starts.items()
+            if key[0] == application and key not in self.early
+        }
         return stay | starts | end
+
+    def early_devices(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> set[str]:
+        """The names of the devices that are kept for engines, and not granted yet."""
+        early = {key for key in self.early if key[0] == application}
+        named = {start.devices for key, start in self.starts.items() if key in early}
+        return named | {
+            facts["devices"]
+            for replica, facts in said.items()
+            if (application, replica) in early and facts["state"] != "standby"
+        }
 
     def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
         """The replicas that could have an engine."""
@@ -170,7 +190,7 @@ class AppEngines:
     def keep_only(self, applications: Collection[str], replicas: Callable[[str], Sequence[str]]) -> None:
         """Forget applications but these, and replicas that are there no more."""
         there = {(name, replica) for name in applications for replica in replicas(name)}
-        for known in (self.starts, self.ends, self._failed):
+        for known in (self.starts, self.early, self.ends, self._failed):
             for key in [key for key in known if key not in there]:
                 del known[key]
         for name in self._failures.keys() - set(applications):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from serve_apps.controller import engine_devices
 from serve_apps.controller.app import App
@@ -13,7 +13,7 @@ from serve_apps.controller.app_engines import EngineStart
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.engine_devices import EngineDevices
-from serve_apps.controller.engine_places import place
+from serve_apps.controller.engine_places import StandingBy, place
 from serve_apps.controller.record import Revision
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView
@@ -46,49 +46,79 @@ class EngineKeeper:
         for revision in decision.record.revisions:
             by_holder.setdefault(revision.holder, []).append(revision)
         for holder, revisions in by_holder.items():
-            room = Counter(self._view.grants.get(holder, ()))
-            room -= Counter(n for each in revisions for n in self._view.nodes.get(each.application, ()))
-            for application in {revision.application for revision in revisions}:
-                spec = next(r.spec for r in revisions if r.application == application)
-                sizes = [
-                    decision.sizes[r.number]
-                    for r in revisions
-                    if r.application == application and r.number in decision.sizes
-                ]
+            names = list(dict.fromkeys(revision.application for revision in revisions))
+            mine = {name: Counter(self._view.nodes.get(name, ())) for name in names}
+            granted = Counter(self._view.grants.get(holder, ()))
+            self._take_up(app, granted, mine)
+            for application in names:
+                here = [revision for revision in revisions if revision.application == application]
+                sizes = [decision.sizes[each.number] for each in here if each.number in decision.sizes]
                 if not sizes:
                     continue
                 said = app.said(application, now)
-                mine = Counter(self._view.nodes.get(application, ()))
-                granted = list((room + mine).elements())
-                may_start = self._may_start(app, application, now)
                 changes = place(
                     max(sizes),
                     app.engines.placed(application, said),
-                    app.engines.standing_by(application, said) if may_start else [],
-                    granted,
+                    self._standing_by(app, application, now),
+                    list((granted - _all_but(application, mine)).elements()),
                 )
                 for replica, node in changes.starts:
-                    room[node] -= 1
-                    self._calls.begin(
-                        f"devices of {replica}",
-                        application,
-                        self._start(app, application, replica, node, spec.replica_resources),
-                    )
+                    mine[application][node] += 1
+                    self._begin(app, application, replica, node, here[0])
                 for replica in changes.ends:
                     app.engines.end(application, replica)
                 if changes.ends:
                     self._on_order()
+            self._start_early(app, decision, holder, names)
+
+    def _take_up(self, app: App, granted: Counter[str], mine: Mapping[str, Counter[str]]) -> None:
+        """Make those early engines the app's whose devices are granted now."""
+        room = granted - _all_but(None, mine)
+        for (application, replica), node in list(app.engines.early.items()):
+            leaves = (application, replica) in app.engines.ends
+            if application in mine and room[node] > 0 and not leaves:
+                del app.engines.early[application, replica]
+                room[node] -= 1
+                mine[application][node] += 1
+
+    def _start_early(self, app: App, decision: Decision, holder: str, names: Sequence[str]) -> None:
+        """Have engines get ready for devices that are kept for the app until others have left."""
+        coming = Counter(self._view.coming.get(holder, ()))
+        for key, node in app.engines.early.items():
+            if key[0] not in names or key in app.engines.ends:
+                continue
+            if coming[node] > 0:
+                coming[node] -= 1
+            else:
+                app.engines.end(*key)
+                self._on_order()
+        serving = decision.record.serving
+        if serving is None or serving.holder != holder or decision.record.update is not None:
+            return
+        application = serving.application
+        free = self._standing_by(app, application, time.monotonic())
+        for replica, node in zip(free, coming.elements(), strict=False):
+            app.engines.early[application, replica.replica] = node
+            self._begin(app, application, replica.replica, node, serving)
+
+    def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy]:
+        """The replicas that may have an engine now."""
+        if not self._may_start(app, application, now):
+            return []
+        return app.engines.standing_by(application, app.said(application, now))
+
+    def _begin(self, app: App, application: str, replica: str, node: str, revision: Revision) -> None:
+        start = EngineStart(node, engine_devices.new_name(application, replica))
+        app.engines.starts[application, replica] = start
+        reserved = self._reserve(start, revision.spec.replica_resources)
+        self._calls.begin(f"devices {start.devices}", application, reserved)
+        self._on_order()
 
     def _may_start(self, app: App, application: str, now: float) -> bool:
         return application not in app.leaving and app.engines.may_start(application, now)
 
-    async def _start(
-        self, app: App, application: str, replica: str, node: str, resources: Mapping[str, float]
-    ) -> None:
-        start = EngineStart(node, engine_devices.new_name(application, replica))
-        app.engines.starts[application, replica] = start
-        await self._threads.call_serve(lambda: engine_devices.reserve(start.devices, node, resources))
-        self._on_order()
+    async def _reserve(self, start: EngineStart, resources: Mapping[str, float]) -> None:
+        await self._threads.call_serve(lambda: engine_devices.reserve(start.devices, start.node, resources))
 
     def clear_up(self, apps: Collection[App]) -> None:
         """Take back the devices of replicas that are gone, or have no engine and are to have none."""
@@ -119,3 +149,8 @@ class EngineKeeper:
 
     async def _free(self, name: str) -> None:
         await self._threads.call_serve(lambda: engine_devices.free(name))
+
+
+def _all_but(application: str | None, nodes: Mapping[str, Counter[str]]) -> Counter[str]:
+    """The nodes of all applications together but this one."""
+    return sum((each for name, each in nodes.items() if name != application), Counter())

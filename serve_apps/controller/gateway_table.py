@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ class GatewayTable:
         self.number = number
         self.apps: dict[str, Any] = {}
         self._leaving: set[str] = set()
+        self._changed = asyncio.Event()
 
     def leave(self, names: set[str]) -> None:
         """These apps go since the cluster ends: gateways know their names to the end, so that whoever asks is
@@ -32,4 +34,17 @@ class GatewayTable:
         if told != self.apps:
             self.apps = told
             self.number += 1
+            changed, self._changed = self._changed, asyncio.Event()
+            changed.set()
         return self.number
+
+    async def news(self, seen: int, hold_s: float) -> bool:
+        """Wait, at the longest for so many seconds, until there is another table than one of this number;
+        whether there is."""
+        try:
+            async with asyncio.timeout(hold_s):
+                while self.number == seen:
+                    await self._changed.wait()
+        except TimeoutError:
+            return False
+        return True

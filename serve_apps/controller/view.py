@@ -6,13 +6,18 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
+import ray
+
+from cluster.actors.named_actor import NamedActor
+from cluster.errors import ShoalError
 from cluster.ray_private import draining_nodes
+from cluster.sharing.broker import BROKER_NAME
 from cluster.sharing.client import BrokerClient
-from cluster.sharing.demand import Demand
+from cluster.sharing.demand import Demand, Grant
 from cluster.state.nodes import node_states
 from serve_apps.controller import engine_devices, serve_state
 from serve_apps.controller.app import App
@@ -34,6 +39,10 @@ ENGINE_SILENT_S = 3.0
 """After so long its node is asked whether it is there."""
 DOUBT_EVERY_S = 1.0
 """How often a node is asked that is in doubt for long: an engine may take minutes to start."""
+WATCH_S = 2.0
+"""The longest that the broker holds back its answer while it has no news."""
+WATCH_TIMEOUT_S = 10.0
+NO_LEASES_S = 0.5
 SEE_S = 3.0
 """How long a look waits for Serve's word before the leases are renewed without it."""
 
@@ -68,8 +77,14 @@ class ClusterView:
         at the end, those that end; those that are lost left out."""
         self.grants: dict[str, tuple[str, ...]] = {}
         """By lease holder: the node of each engine that it allows."""
+        self.coming: dict[str, tuple[str, ...]] = {}
+        """By lease holder: nodes that are kept for it, until others have left."""
+        self.told: dict[str, Grant] = {}
+        """By lease holder: its grant as the broker told it last."""
         self._doubts: dict[str, float] = {}
         """The nodes in doubt that were there, and when they were asked."""
+        self.has_news = False
+        """The broker has other grants than it told."""
         self._demands: list[Demand] = []
         self._looked_at = -math.inf
 
@@ -81,7 +96,7 @@ class ClusterView:
         Args:
             now: on the clock of `time.monotonic`.
         """
-        if now - self._looked_at >= LOOK_EVERY_S or any(app.busy for app in apps):
+        if self.has_news or now - self._looked_at >= LOOK_EVERY_S or any(app.busy for app in apps):
             return True
         if self.silence or not self._has_gateways():
             return True
@@ -123,6 +138,7 @@ class ClusterView:
         Raises:
             ShoalError, RayError: Ray or the broker does not answer; what was known stays.
         """
+        self.has_news = False
         # In this order: whose devices are seen, and who is not there afterwards, is gone.
         self.devices, self.replicas = engine_devices.look(), living_replicas()
         broker = BrokerClient()
@@ -137,10 +153,12 @@ class ClusterView:
         demands = [demand for app in apps for demand in app.demands(self.nodes)]
         for holder in {demand.holder for demand in self._demands} - {demand.holder for demand in demands}:
             broker.release(holder)
-            self.grants.pop(holder, None)
+            for known in (self.grants, self.coming, self.told):
+                known.pop(holder, None)
         self._demands = demands
         for demand in demands:
-            self.grants[demand.holder] = broker.request(demand).nodes
+            grant = self.told[demand.holder] = broker.request(demand)
+            self.grants[demand.holder], self.coming[demand.holder] = grant.nodes, grant.coming
         self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))
@@ -234,7 +252,8 @@ def _nodes_of(
         for name in app.record.applications:
             starts = {start.devices for key, start in app.engines.starts.items() if key[0] == name}
             meant = app.engines.devices(name, app.said(name, now))
-            mine = {each.name: each.node for each in devices if each.application == name}
+            early = app.engines.early_devices(name, app.said(name, now))
+            mine = {e.name: e.node for e in devices if e.application == name and e.name not in early}
             order = [*meant, *sorted(mine.keys() - meant.keys())]
             nodes = [mine.get(each) or meant.get(each) for each in order if each in mine or each in starts]
             if there := tuple(node for node in nodes if node is not None):
@@ -259,6 +278,23 @@ class Lookout:
         self._calls = calls
         self._threads = threads
         self._seeing: asyncio.Task[None] | None = None
+
+    async def watch(self, on_news: Callable[[], None]) -> None:
+        """Call whenever the broker has other grants than it told, for ever."""
+        broker = NamedActor(BROKER_NAME)
+        while True:
+            told = dict(self._view.told)
+            try:
+                news = bool(told) and await broker.ask("watch", told, WATCH_S, timeout_s=WATCH_TIMEOUT_S)
+            except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
+                logger.warning("the broker is not watched: %s", error)
+                await asyncio.sleep(WATCH_S)
+                continue
+            if news:
+                self._view.has_news = True
+                on_news()
+            elif not told:
+                await asyncio.sleep(NO_LEASES_S)
 
     async def look(self, apps: Sequence[App]) -> bool:
         """Look, unless it is too early; whether Serve was seen as it is since its last call has returned.

@@ -24,6 +24,8 @@ from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
 
+WATCH_S = 5.0
+"""The longest that the controller holds back its answer while the table stays as it is."""
 POLL_S = 0.5
 """How often the gateway asks for the apps where the controller does not answer."""
 LOOK_AT_MOST_EVERY_S = 0.05
@@ -64,6 +66,9 @@ class TableFollower:
         self._looking = asyncio.Lock()
         self._looked_at = 0.0
         self._pause_s = POLL_S
+        self._news = asyncio.Event()
+        """Set when there is something to tell or to hear."""
+        service.traffic.on_first_wait = self._news.set
 
     async def look(self) -> AppTable:
         """Tell the controller what there is to do here, and go by what it answers.
@@ -122,8 +127,32 @@ class TableFollower:
             self._keys = keys["digest"]
 
     async def run(self) -> None:
-        """Look again and again, until cancelled."""
+        """Look again and again, and at once when there is news, until cancelled."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            await self._look_for_ever()
+        finally:
+            watching.cancel()
+
+    async def _watch(self) -> None:
+        """Hear of another table at once."""
         while True:
+            table = self._service.table
+            try:
+                seen = table.number if table is not None else 0
+                news = await self._controller.ask(
+                    "table_news", seen, WATCH_S, timeout_s=WATCH_S + ANSWER_TIMEOUT_S
+                )
+            except (NoActorError, ray.exceptions.RayError, TimeoutError):
+                await asyncio.sleep(POLL_S)
+                continue
+            if news:
+                self._news.set()
+                await asyncio.sleep(LOOK_AT_MOST_EVERY_S)
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            self._news.clear()
             try:
                 await self.look()
                 if self._limits is not None:
@@ -132,7 +161,11 @@ class TableFollower:
                 logger.warning("what tenants took is told later: %s", error)
             except ApiError as error:
                 logger.warning("keeping the apps as they were: %s", error.message)
-            await asyncio.sleep(self._pause_s)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._pause_s):
+                    await self._news.wait()
+                # What is news a moment after a look is looked for when that may be.
+                await asyncio.sleep(max(0.0, self._looked_at + LOOK_AT_MOST_EVERY_S - time.monotonic()))
 
     async def first_table(self) -> None:
         """Wait until the apps and the keys are known, though not for ever."""

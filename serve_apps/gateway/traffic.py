@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,8 @@ class Traffic:
 
     def __init__(self) -> None:
         self.table = AppTable()
+        self.on_first_wait: Callable[[], None] = lambda: None
+        """Called when a request waits for a version of an app, and none did before."""
         self._changed = asyncio.Event()
         self.in_flight: Counter[str] = Counter()
         """By Serve application."""
@@ -66,6 +68,8 @@ class Traffic:
                 self.in_flight[version.application] += choices
                 return version
             changed = self._changed
+            if not self._waiting[app]:
+                self.on_first_wait()
             self._waiting[app] += choices
             try:
                 with suppress(TimeoutError):

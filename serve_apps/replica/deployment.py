@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -133,14 +132,17 @@ class Replica:
 
     async def _leave(self) -> None:
         # Soon: the router drops it as soon as it is gone, and gateways send elsewhere what it has.
-        self._linked.cancel()
-        with suppress(TimeoutError):
+        try:
+            self._linked.cancel()
             async with asyncio.timeout(LEAVE_S):
                 if self._engine is not None:
                     await self._engine.kill()
                 await self._link.tell_end()
-        logging.shutdown()
-        os._exit(1)
+        except Exception:  # whatever it is: what it was sent must not wait here for ever
+            logger.exception("replica %s ends without a word", self.id)
+        finally:
+            logging.shutdown()
+            os._exit(1)
 
     async def _watch(self) -> None:
         watchdog = Watchdog(HANG_TIMEOUT_S)

@@ -17,6 +17,7 @@ from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.meeting_place import MeetingPlace
+from serve_apps.engine.memory_check import check_node, memory_of
 from serve_apps.engine.protocol import EngineError, SamplingParams
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.http.request_record import Answering, RequestRecord, client_id
@@ -61,7 +62,8 @@ class EngineHost:
         self._beating: asyncio.Task[None] | None = None
 
     async def prepare_start(self, spec: Mapping[str, Any], revision: int) -> dict[str, Any]:
-        """Get ready for a model as far as that takes no device; where the ranks meet: `host` and `port`.
+        """Get ready for a model as far as that takes no device; where the ranks meet: `host` and `port`, and
+        whether it `may_load` before it has its devices: where those are CPUs, and the node has the memory.
 
         Args:
             spec: an `AppSpec` as JSON.
@@ -76,7 +78,18 @@ class EngineHost:
         self._prompts = await asyncio.to_thread(Prompts, self._model_path)
         self._embedding_sizes = EmbeddingSizes.of(self._model_path)
         await asyncio.to_thread(read_ahead, self._model_path)
-        return {"host": self._place.host, "port": self._place.port}
+        may_load = await asyncio.to_thread(self._may_load)
+        return {"host": self._place.host, "port": self._place.port, "may_load": may_load}
+
+    def _may_load(self) -> bool:
+        if self.spec.replica_resources.get("GPU"):
+            return False
+        config = engine_config(self.spec, self._model_path)
+        try:
+            check_node(config, memory_of(config, self._model_path))
+        except EngineError:
+            return False  # whoever leaves may have what is missing
+        return True
 
     async def start(self, visible: Mapping[str, str]) -> dict[str, Any]:
         """Load the model; what the replica has to know of it: `context_length`.

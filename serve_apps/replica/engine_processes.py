@@ -93,12 +93,14 @@ class EngineProcesses:
             await self._until(self._called[LINE])
             assert self._line is not None
             meet = await self._until(self._line.call("prepare_start", document, revision))
-            visible = dict(await self._until(waiting))
+            # Who computes on CPUs needs nothing to be shown, and loads while others are on their way out.
+            visible = {} if meet.pop("may_load") else dict(await self._until(waiting))
             if not find_engine(spec.engine).has_own_ranks:
                 for rank in range(1, spec.config.ranks):
                     known = {"spec": document, "replica": self._replica, "rank": rank}
                     self._run(self._rank(rank, "run_rank", {**known, **meet, "visible": visible}))
             found = await self._until(self._line.call("start", visible))
+            await self._until(waiting)
         finally:
             waiting.cancel()
             self._board.close()

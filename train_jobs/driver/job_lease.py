@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+import ray
+
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import ShoalError
 from cluster.sharing.client import BrokerClient
@@ -13,7 +15,7 @@ from cluster.state.nodes import alive_nodes
 from train_jobs.driver.failures import Failure
 
 RENEW_S = 0.5
-"""How often the lease is renewed: so long may pass before a change of the grant is seen."""
+"""How often the lease is renewed, while the broker has no news of it."""
 
 
 class JobLease:
@@ -35,6 +37,8 @@ class JobLease:
         self.least = config.workers.min // self.unit_size
         self.elastic = config.workers.min < config.workers.most
         self.units = None if config.group_size is None else config.group_size // self.unit_size
+        self.news: tuple[ray.ObjectRef, ...] = ()
+        """What is answered when the grant is another than at the last renewal; none where that failed."""
 
     def wait(self, stop: Callable[[], bool], say: Callable[[str], None]) -> Grant:
         """Wait for a grant between the job's minimum and its most workers, or until it is to stop.
@@ -54,10 +58,13 @@ class JobLease:
             what is granted now; None where the broker is away.
         """
         try:
-            return self.broker.request(self._demand(held, starting))
+            grant = self.broker.request(self._demand(held, starting))
+            self.news = (self.broker.watch({self.holder: grant}, RENEW_S),)
         except ShoalError as error:
             print(f"the lease could not be renewed: {error}", flush=True)
+            self.news = ()
             return None
+        return grant
 
     def release(self) -> None:
         """End the lease; one that cannot be ended now runs out by itself."""

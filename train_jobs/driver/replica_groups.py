@@ -124,7 +124,8 @@ class ReplicaGroups:
     def _supervise(self) -> tuple[GroupSpec, GroupOutcome]:
         last: list[tuple[GroupSpec, GroupOutcome]] = []  # the last to end; all of them once the job ends
         while True:
-            ended = first_ended([each.group for each in self.running.values()], RENEW_S)
+            groups = [each.group for each in self.running.values()]
+            ended = first_ended(groups, RENEW_S, self.lease.news)
             if ended is not None:
                 end = ended.spec, self._end(ended)
                 last = [*last, end] if self._ending else [end]

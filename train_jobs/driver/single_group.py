@@ -137,7 +137,7 @@ class SingleGroup:
 
     def _is_over(self, reports: Reports) -> bool:
         """Whether the group has ended, or ranks of it have failed; waits a little for that."""
-        ray.wait([self.group.ended, *reports.calls], timeout=RENEW_S)
+        ray.wait([self.group.ended, *reports.calls, *self.lease.news], timeout=RENEW_S)
         reports.take()
         return bool(reports.errors) or first_ended([self.group], 0) is not None
 

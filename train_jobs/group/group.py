@@ -191,8 +191,10 @@ class Group:
         self._devices = None
 
 
-def first_ended(groups: Sequence[Group], timeout_s: float) -> Group | None:
-    """One of these groups that has ended, or None when all still run after `timeout_s`."""
+def first_ended(
+    groups: Sequence[Group], timeout_s: float, news: Sequence[ray.ObjectRef] = ()
+) -> Group | None:
+    """One of these groups that has ended, or None when all still run after `timeout_s`, or at other news."""
     by_end = {group.ended: group for group in groups}
-    done, _ = ray.wait(list(by_end), timeout=timeout_s)
-    return by_end[done[0]] if done else None
+    done, _ = ray.wait([*by_end, *news], timeout=timeout_s)
+    return by_end.get(done[0]) if done else None

@@ -213,6 +213,56 @@ print(json.dumps(answer))
     assert told["gone"] == {}
 
 
+def test_who_watches_hears_of_another_grant_at_once_and_of_nothing_else(running_cluster: LiveCluster):
+    told = answer_of(
+        running_cluster,
+        """
+import time
+holder, other = "broker-test/watcher", "broker-test/other"
+total = int(sum(row["Resources"].get("CPU", 0) for row in ray.nodes() if row["Alive"]))
+grant = broker.wait(demand(holder, 1, total), timeout_s=10)
+held = grant.nodes
+broker.request(demand(holder, 1, total, held))
+
+def watched(known, hold_s, meanwhile=lambda: None):
+    began = time.monotonic()
+    call = broker.watch({holder: known}, hold_s)
+    meanwhile()
+    news = ray.get(call, timeout=30)
+    return news, time.monotonic() - began
+
+answer = {"nothing": watched(grant, 1.0)}
+rival = lambda: broker.request(demand(other, 1, 1, kind="serving"))
+answer["taken"] = watched(grant, 10.0, rival)
+now = broker.request(demand(holder, 1, total, held))
+answer["fewer"] = len(held) - len(now.nodes)
+answer["known"] = watched(now, 0.3)[0]
+kept = broker.request(demand(other, 1, 1, kind="serving"))
+answer["coming"] = [len(kept.nodes), len(kept.coming)]
+leave = lambda: broker.request(demand(holder, 1, total, now.nodes))
+began = time.monotonic()
+call = broker.watch({other: kept}, 10.0)
+leave()
+answer["free"] = [ray.get(call, timeout=30), time.monotonic() - began]
+answer["granted"] = len(broker.request(demand(other, 1, 1, kind="serving")).nodes)
+for each in (holder, other):
+    broker.release(each)
+print(json.dumps(answer))
+""",
+    )
+    news, seconds = told["nothing"]
+    assert not news
+    assert 0.9 < seconds < 3.0
+    news, seconds = told["taken"]
+    assert news
+    assert seconds < 2.0
+    assert (told["fewer"], told["known"], told["coming"]) == (1, False, [0, 1])
+    news, seconds = told["free"]
+    assert news
+    assert seconds < 2.0
+    assert told["granted"] == 1
+
+
 def test_the_broker_lives_on_the_head(running_cluster: LiveCluster):
     told = answer_of(
         running_cluster,

@@ -76,6 +76,26 @@ def test_a_lease_expires_when_its_holder_is_silent_and_not_before():
     assert ledger.request(job("a"), now=16).units == 0
 
 
+def test_what_a_holder_would_be_told_is_known_before_it_asks():
+    ledger = ledger_of(2)
+    assert ledger.would_tell("job", 0.0) is None
+    first = ledger.request(job(most=2), 0.0)
+    assert ledger.would_tell("job", 0.0).nodes == first.nodes
+    seen = ledger.changes
+    ledger.request(job(most=2), 1.0)
+    assert ledger.changes == seen, "nothing is new to anybody"
+    ledger.request(job(most=2, held=first.nodes), 1.0)
+    waiting = ledger.request(app(), 2.0)
+    assert ledger.changes > seen
+    assert (waiting.nodes, waiting.coming) == ((), ("n0",))
+    left = ledger.would_tell("job", 2.0)
+    assert left.nodes == ("n0",)
+    assert ledger.request(job(most=2, held=first.nodes), 2.0).nodes == left.nodes
+    assert ledger.would_tell("app", 2.0).nodes == ()
+    ledger.request(job(most=2, held=left.nodes), 3.0)
+    assert ledger.would_tell("app", 3.0).nodes == ("n0",)
+
+
 def test_release_frees_at_once():
     ledger = ledger_of(1)
     ledger.request(job("a"), now=0)

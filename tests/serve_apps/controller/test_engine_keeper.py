@@ -48,10 +48,15 @@ class Stage:
     def has(self, name: str, replica: str, node: str | None = "a") -> None:
         self.view.devices.append(EngineDevices(name, APP, replica, node))
 
-    def carry_out(self, size: int, *granted: str) -> None:
+    def carry_out(self, size: int, *granted: str, coming: tuple[str, ...] = ()) -> None:
         (revision,) = self.app.record.revisions
-        self.view.grants[revision.holder] = granted
+        self.view.grants[revision.holder], self.view.coming[revision.holder] = granted, coming
         self.keeper.carry_out(self.app, Decision(self.app.record, {revision.number: size}))
+
+    def held(self) -> list[str]:
+        """The nodes of the app's engines, as the broker is told them."""
+        said = self.app.said(APP, time.monotonic())
+        return list(self.app.engines.devices(APP, said).values())
 
     def clear_up(self) -> None:
         self.keeper.clear_up([self.app])
@@ -110,6 +115,78 @@ def test_the_last_that_came_ends_when_fewer_are_wanted(play: Play) -> None:
         stage.carry_out(1, "a", "b")
         assert stage.app.engines.ends == {(APP, "y"): None}
         assert stage.orders == 1
+
+    play(go)
+
+
+def test_an_engine_on_a_node_that_is_granted_no_more_is_replaced_on_one_that_is(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "ready", "b", "d-y")
+        stage.hear("z", "standby")
+        stage.view.nodes = {APP: ("a", "b")}
+        stage.carry_out(2, "b", "c")
+        await over(stage)
+        ((name, node),) = stage.reserved
+        assert node == "c"
+        assert stage.app.engines.ends == {}, "it goes when the other is ready"
+        stage.hear("z", "ready", "c", name)
+        stage.view.nodes = {APP: ("a", "b", "c")}
+        stage.carry_out(2, "b", "c")
+        assert stage.app.engines.ends == {(APP, "x"): None}
+
+    play(go)
+
+
+def test_an_engine_gets_ready_for_devices_that_others_are_about_to_leave(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "standby")
+        stage.view.nodes = {APP: ("a",)}
+        for _ in range(2):
+            stage.carry_out(1, "a", coming=("b",))
+        await over(stage)
+        ((name, node),) = stage.reserved
+        assert node == "b"
+        assert stage.app.engines.early == {(APP, "y"): "b"}
+        stage.hear("y", "starting", "b", name)
+        assert stage.held() == ["a"], "whoever has it has not left"
+        stage.hear("y", "ready", "b", name)  # Ray may know sooner than the broker
+        assert stage.held() == ["a"]
+        stage.carry_out(1, "a", coming=("b",))
+        assert stage.app.engines.ends == {}
+
+        stage.carry_out(2, "a", "b")
+        assert stage.app.engines.early == {}
+        assert stage.app.engines.ends == {}
+        assert stage.held() == ["a", "b"]
+        stage.carry_out(2, "a", "b")
+        await over(stage)
+        assert len(stage.reserved) == 1
+
+    play(go)
+
+
+def test_an_engine_that_got_ready_in_vain_ends(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "standby")
+        stage.view.nodes = {APP: ("a",)}
+        stage.carry_out(1, "a", coming=("b",))
+        await over(stage)
+        ((name, _),) = stage.reserved
+        stage.hear("y", "starting", "b", name)
+        stage.carry_out(1, "a")
+        assert stage.app.engines.ends == {(APP, "y"): None}
+        assert stage.held() == ["a"], "it never had them"
+        stage.carry_out(2, "a", "b")
+        assert (APP, "y") in stage.app.engines.ends, "it is told already"
+        stage.hear("y", "standby")
+        assert (stage.app.engines.early, stage.app.engines.starts) == ({}, {})
+        stage.has(name, "y", None)
+        stage.clear_up()
+        await over(stage)
+        assert stage.freed == [name]
 
     play(go)
 

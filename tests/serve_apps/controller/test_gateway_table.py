@@ -23,6 +23,23 @@ def test_what_changes_has_a_new_number() -> None:
     assert table.apps == {}
 
 
+def test_who_waits_for_another_table_has_it_at_once() -> None:
+    async def go() -> None:
+        table = GatewayTable(7)
+        assert await table.news(6, 10.0), "there is one already"
+        waiting = asyncio.create_task(table.news(7, 10.0))
+        await asyncio.sleep(0)
+        table.publish({})
+        await asyncio.sleep(0)
+        assert not waiting.done(), "it is the same"
+        table.publish({"chat": STARTS})
+        async with asyncio.timeout(1.0):
+            assert await waiting
+        assert not await table.news(8, 0.01)
+
+    asyncio.run(go())
+
+
 async def _ask(apps: dict[str, Any], model: str) -> tuple[int, str, bool]:
     gateway = StubGateway()
     gateway.table = AppTable.from_json(9, apps)

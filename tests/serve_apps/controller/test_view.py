@@ -34,7 +34,7 @@ class Broker:
         return sorted(self.gone & set(nodes))
 
     def request(self, demand: Demand) -> Any:
-        return SimpleNamespace(nodes=("a", "b", "c")[: demand.max])
+        return SimpleNamespace(nodes=("a", "b", "c")[: demand.max], coming=())
 
     def release(self, holder: str) -> None:
         raise AssertionError

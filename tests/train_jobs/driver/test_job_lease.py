@@ -54,11 +54,16 @@ def test_a_broker_that_is_away_stops_no_job(capsys: pytest.CaptureFixture[str]) 
 
 def test_workers_of_a_node_are_one_unit_and_no_two_units_share_a_node() -> None:
     asked: list[Demand] = []
+    watched: list[dict[str, Grant]] = []
 
     class Asked(Broker):
         def request(self, demand: Demand) -> Grant:
             asked.append(demand)
             return Grant(demand.holder, ("n1", "n2"))
+
+        def watch(self, known: dict[str, Grant], hold_s: float) -> object:
+            watched.append(known)
+            return "news"
 
     workers = {"min": 4, "max": 12, "per_node": 4, "cpus": 2, "gpus": 1}
     config = TrainJobConfig.model_validate({"task": "script", "script": "a.py", "workers": workers})
@@ -66,5 +71,6 @@ def test_workers_of_a_node_are_one_unit_and_no_two_units_share_a_node() -> None:
     grant = lease.renew(["n1"])
     assert grant is not None
     assert lease.workers(grant) == 8
+    assert (lease.news, watched) == (("news",), [{"job/lm-1": grant}])
     (demand,) = asked
     assert (demand.unit, demand.min, demand.max, demand.apart) == ({"CPU": 8.0, "GPU": 4.0}, 1, 3, True)
