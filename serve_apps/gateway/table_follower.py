@@ -161,6 +161,8 @@ class TableFollower:
                 logger.warning("what tenants took is told later: %s", error)
             except ApiError as error:
                 logger.warning("keeping the apps as they were: %s", error.message)
+            except Exception:  # whatever it is: a gateway that ends for it breaks what it answers
+                logger.exception("keeping the apps as they were")
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pause_s):
                     await self._news.wait()

@@ -92,7 +92,7 @@ class EngineHost:
         return True
 
     async def start(self, visible: Mapping[str, str]) -> dict[str, Any]:
-        """Load the model; what the replica has to know of it: `context_length`.
+        """Load the model; what the replica has to know of it: `context_length`, and the first `statistics`.
 
         Args:
             visible: the variables that show the engine's devices.
@@ -113,7 +113,7 @@ class EngineHost:
             raise EngineError(f"{error}; {everything} has all that it said") from error
         self._chat = chat_of(self._engine, self._prompts, self.spec.config)
         self._beating = asyncio.create_task(self._beat())
-        return {"context_length": self._engine.context_length}
+        return {"context_length": self._engine.context_length, "statistics": self.statistics()}
 
     async def _beat(self) -> None:
         while True:

@@ -104,6 +104,8 @@ class EngineProcesses:
         finally:
             waiting.cancel()
             self._board.close()
+        # Whoever hears that it is ready hears what it does, too.
+        self.beat(found["statistics"])
         self._ready = True
         return int(found["context_length"])
 
