@@ -104,8 +104,12 @@ class NamedActor:
                         raise
                     pause.wait(LOOK_EVERY_S)
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+    async def ask(self, method: str, *arguments: Any, timeout_s: float, once: bool = False) -> Any:
         """The same as `call`, in an event loop.
+
+        Args:
+            once: a call that may have been carried out is not repeated. (Nor is one that is held until there
+                is news: of each that it repeats Ray tells people.)
 
         Raises:
             NoActorError, ray.exceptions.RayError: see `call`.
@@ -115,10 +119,10 @@ class NamedActor:
             while True:
                 handle = self._handle or await asyncio.to_thread(self.find)
                 try:
-                    return await getattr(handle, method).remote(*arguments)
+                    return await _bound(handle, method, once).remote(*arguments)
                 except ray.exceptions.ActorDiedError as error:
                     self.forget(handle)
-                    if isinstance(error, ray.exceptions.RayTaskError):
+                    if once or isinstance(error, ray.exceptions.RayTaskError):
                         raise
                     until = time.monotonic() + NOTICE_S
                     while not await asyncio.to_thread(self._another, handle):

@@ -78,7 +78,7 @@ class BrokerClient:
             ShoalError: the cluster has no broker.
         """
         try:
-            return self._actor.find().watch.remote(dict(known), hold_s)
+            return self._actor.find().watch.options(max_task_retries=0).remote(dict(known), hold_s)
         except NoActorError as error:
             raise ShoalError(_NO_BROKER) from error
 

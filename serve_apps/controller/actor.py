@@ -25,6 +25,7 @@ from serve_apps.controller.gateway_table import GatewayTable
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.model_names import follow_models
 from serve_apps.controller.record import AppRecord
+from serve_apps.controller.replica_desk import HOLD_S, ReplicaDesk
 from serve_apps.controller.rollout import decide
 from serve_apps.controller.serve_keeper import ServeKeeper, StartGateway
 from serve_apps.controller.store import AppStore
@@ -47,8 +48,6 @@ LATE_TICK_S = 3.0
 """A look that is so late was held up, and so may have been what others said meanwhile."""
 HEAR_S = 15.0
 """How long a controller that comes back waits for the gateway and the replicas to be heard."""
-HOLD_S = 0.5
-"""How long a replica that says how it is may wait for something to do."""
 SLOW_S = 0.5
 """How long a look waits for what is done about each app."""
 
@@ -88,12 +87,11 @@ class AppController:
         self._reading: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
-        self._ordered = asyncio.Event()
-        """Set when there may be something to do for a replica."""
+        self._replicas = ReplicaDesk(self._apps, self._gateways, self._wake.set, self._tell_of_replica)
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
         self._keeper = ServeKeeper(as_here(info), self._calls, self._threads, start_gateway)
-        self._engines = EngineKeeper(self._view, self._calls, self._threads, self._call_orders)
+        self._engines = EngineKeeper(self._view, self._calls, self._threads, self._replicas.call)
         self._execution = Execution(
             self._view, self._keeper, self._calls, self._threads, self._gateways, self._publish
         )
@@ -189,7 +187,7 @@ class AppController:
         It counts those that are lost until Ray declares their node dead.
         """
         self._ensure_running()
-        app = self._app_of(application)
+        app = self._replicas.app_of(application)
         size = None if app is None else app.standing(application)
         return None if size is None else size + self._view.lost.get(application, 0)
 
@@ -235,53 +233,17 @@ class AppController:
         return await answer if isawaitable(answer) else answer
 
     async def report(self, application: str, replica: str, facts: Mapping[str, Any]) -> dict[str, Any] | None:
-        """A replica says how it is, and is told what to do: an order, see `App.order`; None: nothing came up
-        for a while."""
+        """See `ReplicaDesk.report`."""
         self._ensure_running()
-        app = self._app_of(application)
-        if app is None:
-            await asyncio.sleep(HOLD_S)
-            return None
-        before = app.said(application, time.monotonic()).get(replica, {}).get("state")
-        new = app.hear(application, replica, facts, time.monotonic())
-        if new is not None and self._informed:  # to a controller that comes back all replicas are new
-            self._tell(app, *new)
-        if facts["state"] != before:
-            self._wake.set()
-        return await self._order_for(app, application, replica, facts)
-
-    async def _order_for(
-        self, app: App, application: str, replica: str, facts: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
-        """Wait for something to do for a replica, though not for long."""
-
-        def all_know(number: int) -> bool:
-            return self._gateways.all_know(number, time.monotonic())
-
-        try:
-            async with asyncio.timeout(HOLD_S):
-                while (order := app.order(application, replica, facts, all_know)) is None:
-                    await self._ordered.wait()
-        except TimeoutError:
-            return None
-        return order
+        return await self._replicas.report(application, replica, facts)
 
     async def gone(self, application: str, replica: str) -> None:
-        """A replica ends, and has nothing any more: it says so itself."""
-        app = self._app_of(application)
-        if app is not None:
-            app.replicas.get(application, {}).pop(replica, None)
-            app.engines.gone.add((application, replica))
-            self._wake.set()
+        """See `ReplicaDesk.gone`."""
+        self._replicas.gone(application, replica)
 
-    def _call_orders(self) -> None:
-        """Who waits for something to do looks again."""
-        self._ordered.set()
-        self._ordered = asyncio.Event()
-
-    def _app_of(self, application: str) -> App | None:
-        apps = self._apps.values()
-        return next((a for a in apps if any(r.application == application for r in a.record.revisions)), None)
+    def _tell_of_replica(self, app: App, kind: str, facts: dict[str, Any]) -> None:
+        if self._informed:  # to a controller that comes back all replicas are new
+            self._tell(app, kind, facts)
 
     def _known(self, name: str) -> AppRecord:
         app = self._apps.get(name)
@@ -364,7 +326,7 @@ class AppController:
             await asyncio.wait(self._advancing.values(), timeout=SLOW_S)
         self._publish()
         self._engines.clear_up(list(self._apps.values()))
-        self._call_orders()
+        self._replicas.call()
 
     def _keep_serve(self) -> None:
         """Have Serve and the gateway there, whoever has ended them."""

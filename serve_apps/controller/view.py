@@ -285,7 +285,9 @@ class Lookout:
         while True:
             told = dict(self._view.told)
             try:
-                news = bool(told) and await broker.ask("watch", told, WATCH_S, timeout_s=WATCH_TIMEOUT_S)
+                news = bool(told) and await broker.ask(
+                    "watch", told, WATCH_S, timeout_s=WATCH_TIMEOUT_S, once=True
+                )
             except (ShoalError, ray.exceptions.RayError, TimeoutError) as error:
                 logger.warning("the broker is not watched: %s", error)
                 await asyncio.sleep(WATCH_S)

@@ -141,7 +141,7 @@ class TableFollower:
             try:
                 seen = table.number if table is not None else 0
                 news = await self._controller.ask(
-                    "table_news", seen, WATCH_S, timeout_s=WATCH_S + ANSWER_TIMEOUT_S
+                    "table_news", seen, WATCH_S, timeout_s=WATCH_S + ANSWER_TIMEOUT_S, once=True
                 )
             except (NoActorError, ray.exceptions.RayError, TimeoutError):
                 await asyncio.sleep(POLL_S)

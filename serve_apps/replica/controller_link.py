@@ -87,7 +87,7 @@ class ControllerLink:
     async def _report(self, facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
         try:
             order: Mapping[str, Any] | None = await self._controller.ask(
-                "report", self._application, self._replica, facts, timeout_s=ANSWER_TIMEOUT_S
+                "report", self._application, self._replica, facts, timeout_s=ANSWER_TIMEOUT_S, once=True
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, requests go on being served
             logger.warning("the controller did not take a report: %r", error)

@@ -31,7 +31,7 @@ class Controller:
         self.reports: list[dict[str, Any]] = []
         self.news = asyncio.Event()
 
-    async def ask(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+    async def ask(self, method: str, *arguments: Any, timeout_s: float, once: bool = False) -> Any:
         if method == "table_news":
             await self.news.wait()
             self.news.clear()
