@@ -49,7 +49,7 @@ class EngineKeeper:
             names = list(dict.fromkeys(revision.application for revision in revisions))
             mine = {name: Counter(self._view.nodes.get(name, ())) for name in names}
             granted = Counter(self._view.grants.get(holder, ()))
-            self._take_up(app, granted, mine)
+            self._take_up(app, revisions, granted, mine)
             for application in names:
                 here = [revision for revision in revisions if revision.application == application]
                 sizes = [decision.sizes[each.number] for each in here if each.number in decision.sizes]
@@ -64,14 +64,20 @@ class EngineKeeper:
                 )
                 for replica, node in changes.starts:
                     mine[application][node] += 1
-                    self._begin(app, application, replica, node, here[0])
+                    self._reserve(application, self._begin(app, application, replica, node), here[0])
                 for replica in changes.ends:
                     app.engines.end(application, replica)
                 if changes.ends:
                     self._on_order()
             self._start_early(app, decision, holder, names)
 
-    def _take_up(self, app: App, granted: Counter[str], mine: Mapping[str, Counter[str]]) -> None:
+    def _take_up(
+        self,
+        app: App,
+        revisions: Sequence[Revision],
+        granted: Counter[str],
+        mine: Mapping[str, Counter[str]],
+    ) -> None:
         """Make those early engines the app's whose devices are granted now."""
         room = granted - _all_but(None, mine)
         for (application, replica), node in list(app.engines.early.items()):
@@ -80,6 +86,9 @@ class EngineKeeper:
                 del app.engines.early[application, replica]
                 room[node] -= 1
                 mine[application][node] += 1
+                if start := app.engines.starts.get((application, replica)):
+                    revision = next(each for each in revisions if each.application == application)
+                    self._reserve(application, start, revision)
 
     def _start_early(self, app: App, decision: Decision, holder: str, names: Sequence[str]) -> None:
         """Have engines get ready for devices that are kept for the app until others have left."""
@@ -99,7 +108,7 @@ class EngineKeeper:
         free = self._standing_by(app, application, time.monotonic())
         for replica, node in zip(free, coming.elements(), strict=False):
             app.engines.early[application, replica.replica] = node
-            self._begin(app, application, replica.replica, node, serving)
+            self._begin(app, application, replica.replica, node)
 
     def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy]:
         """The replicas that may have an engine now."""
@@ -107,17 +116,21 @@ class EngineKeeper:
             return []
         return app.engines.standing_by(application, app.said(application, now))
 
-    def _begin(self, app: App, application: str, replica: str, node: str, revision: Revision) -> None:
+    def _begin(self, app: App, application: str, replica: str, node: str) -> EngineStart:
+        """Have a replica get an engine ready, up to where that needs its devices."""
         start = EngineStart(node, engine_devices.new_name(application, replica))
         app.engines.starts[application, replica] = start
-        reserved = self._reserve(start, revision.spec.replica_resources)
-        self._calls.begin(f"devices {start.devices}", application, reserved)
         self._on_order()
+        return start
+
+    def _reserve(self, application: str, start: EngineStart, revision: Revision) -> None:
+        work = self._ask_for_devices(start, revision.spec.replica_resources)
+        self._calls.begin(f"devices {start.devices}", application, work)
 
     def _may_start(self, app: App, application: str, now: float) -> bool:
         return application not in app.leaving and app.engines.may_start(application, now)
 
-    async def _reserve(self, start: EngineStart, resources: Mapping[str, float]) -> None:
+    async def _ask_for_devices(self, start: EngineStart, resources: Mapping[str, float]) -> None:
         await self._threads.call_serve(lambda: engine_devices.reserve(start.devices, start.node, resources))
 
     def clear_up(self, apps: Collection[App]) -> None:
@@ -130,6 +143,18 @@ class EngineKeeper:
             if self._is_orphan(devices, owners.get(devices.application), self._view.replicas, now):
                 logger.warning("free again: %s", devices.name)
                 self._calls.begin(f"free {devices.name}", devices.application, self._free(devices.name))
+        for app in apps:
+            self._end_vain_starts(app, now)
+
+    def _end_vain_starts(self, app: App, now: float) -> None:
+        """End engines that start for devices which nobody asks for: a controller that died was about to."""
+        there = {devices.name for devices in self._view.devices}
+        for application in app.record.applications:
+            for replica, facts in app.said(application, now).items():
+                known = (application, replica) in app.engines.starts
+                if facts["state"] == "starting" and not known and facts["devices"] not in there:
+                    app.engines.end(application, replica)
+                    self._on_order()
 
     def _is_orphan(
         self, devices: EngineDevices, app: App | None, living: Collection[str], now: float

@@ -7,39 +7,33 @@ import os
 from typing import Any
 
 import ray
-from ray.util import get_placement_group
+from ray.util import get_placement_group, placement_group_table
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serve_apps.engine.devices import VISIBLE
 
 LOOK_EVERY_S = 0.02
-_NAMED_S = 10.0
-"""How long a placement group may take to be found by its name."""
-_PLACED_S = 1.0
-"""How long a thread waits for them at a time: who does not want them any more has it back then."""
 
 
 async def take_devices(group: str, gpus: float) -> dict[str, str]:
     """Wait until a placement group has its devices; the variables that show them to an engine.
 
     Args:
-        group: its name.
+        group: its name. It may not be there yet, and be made anew until it is placed.
         gpus: that it has.
     """
-    loop = asyncio.get_running_loop()
-    until = loop.time() + _NAMED_S
-    while True:
-        try:
-            found = await asyncio.to_thread(get_placement_group, group)
-            break
-        except ValueError:
-            if loop.time() > until:
-                raise
-            await asyncio.sleep(LOOK_EVERY_S)
-    while not await asyncio.to_thread(found.wait, _PLACED_S):
-        pass
-    return await _visible(found, gpus) if gpus else {}
+    while (placed := await asyncio.to_thread(_find_placed, group)) is None:
+        await asyncio.sleep(LOOK_EVERY_S)
+    return await _visible(placed, gpus) if gpus else {}
+
+
+def _find_placed(name: str) -> PlacementGroup | None:
+    try:
+        group = get_placement_group(name)
+    except ValueError:
+        return None
+    return group if placement_group_table(group).get("state") == "CREATED" else None
 
 
 async def _visible(group: PlacementGroup, gpus: float) -> dict[str, str]:

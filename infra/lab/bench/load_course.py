@@ -86,7 +86,9 @@ def rise(logs: Logs, turn: Round, first_tokens: Iterable[tuple[float, str]]) -> 
     freed = _change(_of(logs.broker, logs.job_holder), since, "held", -1)
     granted = _change(_of(logs.broker, logs.app_holder), since, "after", +1)
     new = next((e for e in logs.app if e["kind"] == "replica_ready" and time_of(e) >= since), None)
-    tokens = (when for when, replica in first_tokens if new and replica == new["replica"])
+    # A replica may have had an engine before, and given it back.
+    began = time_of(new, "started_at") if new else since
+    tokens = (when for when, replica in first_tokens if new and replica == new["replica"] and when >= began)
     return {
         "load": since,
         "want": wanted,
