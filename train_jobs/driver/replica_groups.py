@@ -96,6 +96,8 @@ class ReplicaGroups:
         self.grace_s = grace_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.running: dict[str, _Running] = {}
+        self._resting: dict[str, Group] = {}
+        """By node id: what a group has left there, with which the next one starts seconds sooner."""
         self._started = 0
         self._not_before: dict[Gang, float] = {}
         self._took_part: set[str] = set()
@@ -117,8 +119,8 @@ class ReplicaGroups:
                 self._start(spec)
             return self._supervise()
         finally:
-            for each in self.running.values():
-                each.group.kill()
+            for group in (*(each.group for each in self.running.values()), *self._resting.values()):
+                group.kill()
             ray.kill(lighthouse)
 
     def _supervise(self) -> tuple[GroupSpec, GroupOutcome]:
@@ -198,6 +200,8 @@ class ReplicaGroups:
     def _take_down(self) -> None:
         """End groups that do not leave in time, and those whose nodes are gone."""
         alive = alive_nodes()
+        for node in self._resting.keys() - alive:
+            self._resting.pop(node).kill()
         for name, each in self.running.items():
             departure = None if each.taken_down else each.departure
             if departure is not None and departure.is_late(time.monotonic()):
@@ -229,7 +233,7 @@ class ReplicaGroups:
         return spec
 
     def _start(self, spec: GroupSpec) -> None:
-        group = Group(self.agents)
+        group = self._resting.pop(spec.nodes[0], None) or Group(self.agents)
         group.start(spec, self.own)
         self.running[spec.name] = _Running(group, _gang(spec, self.units))
 
@@ -243,9 +247,14 @@ class ReplicaGroups:
             self.lighthouse.ended(name)
         except Exception as error:  # noqa: BLE001  (its silence says the same, later)
             print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
-        ended.kill()
+        node = ended.spec.nodes[0]
+        if self._ending or each.taken_down or node in self._resting or not ended.rest():
+            ended.kill()
+        else:
+            self._resting[node] = ended
         if each.departure is not None:
-            self.agents.only({node for other in self.running.values() for node in other.gang})
+            there = {node for other in self.running.values() for node in other.gang}
+            self.agents.only(there | self._resting.keys())
         return outcome
 
 

@@ -171,6 +171,13 @@ class Group:
                 [RankFailure(None, None, type(error).__name__, first_line_of(error), str(error), died=True)],
             )
 
+    def rest(self) -> bool:
+        """Give the devices of a group that has ended back, and keep what starts the next one on its node;
+        whether there is anything to keep."""
+        self._free()
+        self._ended = None
+        return self._actor is not None
+
     def take_down(self) -> None:
         """Kill the workers; the group ends a moment later, as a failure."""
         if self._actor is not None:
