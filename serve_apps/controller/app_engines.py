@@ -17,10 +17,12 @@ MOST_RETRY_S = 30.0
 
 @dataclass(frozen=True)
 class EngineStart:
-    """What a replica is to have an engine on: a node, and the name of the devices there."""
+    """What a replica is to have an engine on: a node, and the name of the devices there; `early`: others have
+    to leave them first."""
 
     node: str
     devices: str
+    early: bool = False
 
 
 Key = tuple[str, str]
@@ -162,8 +164,8 @@ class AppEngines:
     def order(
         self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
     ) -> dict[str, Any] | None:
-        """What a replica is to do about its engine: `action` start (with `node` and `devices`), end (also
-        while it starts), or lose (it is on a node that is lost, and the replica may know later).
+        """What a replica is to do about its engine: `action` start (with what its `EngineStart` says), end
+        (also while it starts), or lose (it is on a node that is lost, and the replica may know later).
 
         Args:
             all_know: whether every gateway goes by the table of this number.

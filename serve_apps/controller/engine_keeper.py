@@ -108,7 +108,7 @@ class EngineKeeper:
         free = self._standing_by(app, application, time.monotonic())
         for replica, node in zip(free, coming.elements(), strict=False):
             app.engines.early[application, replica.replica] = node
-            self._begin(app, application, replica.replica, node)
+            self._begin(app, application, replica.replica, node, early=True)
 
     def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy]:
         """The replicas that may have an engine now."""
@@ -116,9 +116,11 @@ class EngineKeeper:
             return []
         return app.engines.standing_by(application, app.said(application, now))
 
-    def _begin(self, app: App, application: str, replica: str, node: str) -> EngineStart:
+    def _begin(
+        self, app: App, application: str, replica: str, node: str, *, early: bool = False
+    ) -> EngineStart:
         """Have a replica get an engine ready, up to where that needs its devices."""
-        start = EngineStart(node, engine_devices.new_name(application, replica))
+        start = EngineStart(node, engine_devices.new_name(application, replica), early)
         app.engines.starts[application, replica] = start
         self._on_order()
         return start

@@ -32,6 +32,8 @@ HANG_TIMEOUT_S = 15.0
 WATCH_EVERY_S = 0.5
 """How often a replica looks whether its engine lives, and shows that it lives itself."""
 DRAIN_LOOK_S = 0.05
+EARLY_S = 3600.0
+"""How long an engine waits for devices that others have to leave first; the controller ends it sooner."""
 LEAVE_S = 1.0
 """How long a replica that ends may take for that."""
 
@@ -91,9 +93,9 @@ class Replica:
             on_lost=self._lost,
             on_orphans=self._link.tell_orphans,
         )
-        devices = take_devices(order["devices"], self.spec.replica_resources.get("GPU", 0.0))
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with asyncio.timeout(EARLY_S if order["early"] else seconds) as limit:
+                devices = self._devices(order["devices"], limit, seconds)
                 self._context_length = await engine.start(self.spec, self.revision, devices)
         except asyncio.CancelledError:  # it is not wanted any more
             await engine.stop(gently=False)
@@ -111,6 +113,12 @@ class Replica:
             self._state, self._engine_facts["ready_at"] = "ready", _now()
         self._starting = None
         self._link.tell()
+
+    async def _devices(self, name: str, limit: asyncio.Timeout, seconds: float) -> dict[str, str]:
+        """See `take_devices`; from then on the engine has so many seconds to be ready."""
+        visible = await take_devices(name, self.spec.replica_resources.get("GPU", 0.0))
+        limit.reschedule(asyncio.get_running_loop().time() + seconds)
+        return visible
 
     async def _end(self) -> None:
         """Give the engine back, once its requests are answered; then this replica stands by again."""

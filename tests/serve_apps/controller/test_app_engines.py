@@ -28,7 +28,7 @@ def test_a_replica_that_stands_by_is_told_to_start_until_it_does() -> None:
     assert engines.placed(APP, {"x": standby}) == [PlacedEngine("x", "a", "starting")]
     assert engines.standing_by(APP, {"x": standby, "y": standby}) == [StandingBy("y", "h")]
     order = engines.order(APP, "x", standby, nobody_knows)
-    assert order == {"action": "start", "node": "a", "devices": "devices"}
+    assert order == {"action": "start", "node": "a", "devices": "devices", "early": False}
     assert engines.order(APP, "y", standby, nobody_knows) is None
     assert engines.order(APP, "x", starting, nobody_knows) is None
     engines.hear(APP, "x", facts("ready", **at("a", "1")), 0.0)

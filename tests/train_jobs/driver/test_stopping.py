@@ -59,12 +59,17 @@ class FakeGroup:
     def __init__(self, agents: Any) -> None:
         self.spec: GroupSpec
         self.ended = self
+        self.gone = False
         self.end: GroupOutcome | None = None
         self.killed_at: float | None = None
+        self.specs: list[str] = []
+        """The names of all that it was."""
 
     def start(self, spec: GroupSpec, own: Storage, *, wait_s: float = 0.0) -> None:
-        self.spec = spec
-        self.made.append(self)
+        self.spec, self.end = spec, None
+        self.specs.append(spec.name)
+        if self not in self.made:
+            self.made.append(self)
 
     def outcome(self) -> GroupOutcome:
         assert self.end is not None
@@ -73,6 +78,9 @@ class FakeGroup:
     def ends(self, status: str) -> None:
         self.end = self.end or GroupOutcome(status)
 
+    def rest(self) -> bool:
+        return self.killed_at is None
+
     def take_down(self) -> None:
         self.killed_at = self.killed_at or CLOCK.now
         self.ends("failed")
@@ -80,6 +88,7 @@ class FakeGroup:
     def kill(self) -> None:
         if hasattr(self, "spec") and self.end is None:
             self.take_down()
+        self.gone = True
 
 
 CLOCK = Clock()
@@ -123,6 +132,7 @@ class FakeLease:
     """Says what is granted; whoever does not renew it for too long has lost it."""
 
     unit_size = least = units = 1
+    news = ()
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self.grant = Grant("job/lm-1", tuple(nodes))
@@ -160,7 +170,9 @@ class FakeLighthouse:
     def ended(self, group: str) -> None: ...
 
 
-def first_ended(groups: Sequence[FakeGroup], timeout_s: float) -> FakeGroup | None:
+def first_ended(
+    groups: Sequence[FakeGroup], timeout_s: float, news: Sequence[object] = ()
+) -> FakeGroup | None:
     found = [each for each in groups if each.end is not None]
     if not found:
         CLOCK.pass_(timeout_s)
@@ -314,3 +326,33 @@ def test_a_stop_ends_groups_that_have_yet_to_join_and_lets_the_others_save(job: 
     assert first.killed_at is None
     assert newcomer.killed_at is not None
     assert newcomer.killed_at - 1000.0 <= 2.0 + 4 * RENEW_S
+
+
+def test_what_has_started_a_group_starts_the_next_one_on_its_node_and_is_gone_in_the_end(
+    job: FakeJob,
+) -> None:
+    lease = FakeLease(["n1", "n2"])
+    fewer, all_again = Grant("job/lm-1", ("n1",)), lease.grant
+    CLOCK.at(2.0, lambda: setattr(lease, "grant", fewer))
+    CLOCK.at(4.0, lambda: FakeGroup.made[1].ends("left"))
+    CLOCK.at(8.0, lambda: setattr(lease, "grant", all_again))
+    CLOCK.at(12.0, lambda: setattr(lease, "grant", fewer))
+    CLOCK.at(14.0, lambda: FakeGroup.made[1].ends("left"))
+    CLOCK.at(20.0, lambda: first_group().ends("finished"))
+    assert as_replica_groups(job, lease).status == "finished"
+    first, second = FakeGroup.made
+    assert (first.specs, second.specs) == (["1-0"], ["1-1", "1-2"])
+    assert first.gone
+    assert second.gone
+
+
+def test_what_has_started_a_group_is_not_kept_for_a_node_that_is_gone(
+    job: FakeJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease, there = FakeLease(["n1", "n2"]), {"n1", "n2"}
+    monkeypatch.setattr(replica_groups, "alive_nodes", lambda: set(there))
+    CLOCK.at(2.0, lambda: setattr(lease, "grant", Grant("job/lm-1", ("n1",))))
+    CLOCK.at(4.0, lambda: FakeGroup.made[1].ends("left"))
+    CLOCK.at(8.0, lambda: there.discard("n2"))
+    CLOCK.at(12.0, lambda: first_group().ends("finished") if FakeGroup.made[1].gone else None)
+    assert as_replica_groups(job, lease).status == "finished"
