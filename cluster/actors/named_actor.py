@@ -108,8 +108,8 @@ class NamedActor:
         """The same as `call`, in an event loop.
 
         Args:
-            once: a call that may have been carried out is not repeated. (Nor is one that is held until there
-                is news: of each that it repeats Ray tells people.)
+            once: a call that may have been carried out is not repeated. Those that are held until there is
+                news are called so, too: Ray tells people of each that it repeats.
 
         Raises:
             NoActorError, ray.exceptions.RayError: see `call`.

@@ -45,7 +45,7 @@ class AppEngines:
     Attributes:
         starts: replicas that are to have an engine.
         early: those whose devices are kept for them and not granted yet, and the node of these: they get
-            everything ready that takes none.
+            everything ready that takes none, and Ray is not asked for any.
         gone: replicas that have said that they end, until Ray knows it too.
         lost: nodes that do not answer, and the engines there with them.
         ends: the number of the table since which a replica gets no requests, that is to give its engine back;
@@ -129,16 +129,6 @@ class AppEngines:
             if key[0] == application and key not in self.early
         }
         return stay | starts | end
-
-    def early_devices(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> set[str]:
-        """The names of the devices that are kept for engines, and not granted yet."""
-        early = {key for key in self.early if key[0] == application}
-        named = {start.devices for key, start in self.starts.items() if key in early}
-        return named | {
-            facts["devices"]
-            for replica, facts in said.items()
-            if (application, replica) in early and facts["state"] != "standby"
-        }
 
     def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
         """The replicas that could have an engine."""

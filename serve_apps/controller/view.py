@@ -252,8 +252,7 @@ def _nodes_of(
         for name in app.record.applications:
             starts = {start.devices for key, start in app.engines.starts.items() if key[0] == name}
             meant = app.engines.devices(name, app.said(name, now))
-            early = app.engines.early_devices(name, app.said(name, now))
-            mine = {e.name: e.node for e in devices if e.application == name and e.name not in early}
+            mine = {each.name: each.node for each in devices if each.application == name}
             order = [*meant, *sorted(mine.keys() - meant.keys())]
             nodes = [mine.get(each) or meant.get(each) for each in order if each in mine or each in starts]
             if there := tuple(node for node in nodes if node is not None):

@@ -248,7 +248,7 @@ class ReplicaGroups:
         except Exception as error:  # noqa: BLE001  (its silence says the same, later)
             print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
         node = ended.spec.nodes[0]
-        if self._ending or each.taken_down or node in self._resting or not ended.rest():
+        if self._ending or node in self._resting or not ended.rest():
             ended.kill()
         else:
             self._resting[node] = ended

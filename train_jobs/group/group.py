@@ -120,6 +120,7 @@ class Group:
         self._actor: ActorHandle | None = None
         self._devices: PlacementGroup | None = None
         self._ended: ray.ObjectRef | None = None
+        self._taken_down = False
 
     def start(self, spec: GroupSpec, own: Storage, *, wait_s: float = 0.0) -> None:
         """Start the workers; the group must not be running.
@@ -176,12 +177,13 @@ class Group:
         whether there is anything to keep."""
         self._free()
         self._ended = None
-        return self._actor is not None
+        return self._actor is not None and not self._taken_down
 
     def take_down(self) -> None:
         """Kill the workers; the group ends a moment later, as a failure."""
         if self._actor is not None:
             ray.kill(self._actor)
+            self._taken_down = True
 
     def kill(self) -> None:
         """End the group at once; Ray has its devices back a moment later."""
@@ -190,6 +192,7 @@ class Group:
             self._free()
             self._agents.end(self.spec.name, self.spec.nodes)
         self._actor = self._ended = None
+        self._taken_down = False
 
     def _free(self) -> None:
         """Give the devices back; what runs on them is killed."""

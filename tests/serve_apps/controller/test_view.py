@@ -193,7 +193,9 @@ def test_an_engine_on_a_node_that_does_not_answer_counts_no_more(settled: tuple[
     assert view.lost == {}, "the replica itself is there"
 
 
-def test_a_node_is_asked_where_an_engine_takes_long_to_start(settled: tuple[ClusterView, App]) -> None:
+def test_a_node_is_asked_where_an_engine_takes_long_to_start(
+    settled: tuple[ClusterView, App], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It may be lost; and one whose start takes minutes is not asked ten times a second."""
     view, app = settled
     for seconds in (ENGINE_SILENT_S - 1.0, ENGINE_SILENT_S + 1.0, ENGINE_SILENT_S + 1.1):
@@ -203,7 +205,7 @@ def test_a_node_is_asked_where_an_engine_takes_long_to_start(settled: tuple[Clus
     Broker.gone = {"b"}
     view.look([app])
     assert view.gone == set()
-    view_module.time.sleep(view_module.DOUBT_EVERY_S)
+    monkeypatch.setattr(view_module, "DOUBT_EVERY_S", 0.0)
     hear(app, "2", state="starting", silent_s=ENGINE_SILENT_S + 2.0)
     view.look([app])
     assert view.gone == {"b"}
