@@ -27,7 +27,7 @@ _LOOK_S = 0.1
 
 def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
     """What whoever runs inside the cluster asks the broker for."""
-    gateway, sharing = cluster.gateway, cluster.sharing
+    gateway, sharing, parked_gib = cluster.gateway, cluster.sharing, cluster.node.parked_gib
     return {
         "name": record.name,
         "cluster_id": record.cluster_id,
@@ -64,6 +64,7 @@ def facts_of(cluster: ClusterConfig, record: ClusterRecord) -> dict[str, Any]:
         "env": dict(record.env),
         # Nodes that Shoal has started itself fit each other; of all others it does not know.
         "probed": record.provider != "embedded",
+        "parked_bytes": None if parked_gib is None else int(parked_gib * 2**30),
         "priority": sharing.priority,
         "reclaim_grace_s": sharing.reclaim_grace_s,
         "patience_s": sharing.patience_s,

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
-import psutil
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -27,6 +26,7 @@ from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
 from cluster.node.dial import DialAddress
 from cluster.node.forked_processes import FOR_FORKS, connect
+from cluster.node.memory import memory_of
 from cluster.node.node_fork_server import send_hello
 from cluster.node.surroundings import Surroundings, address_here
 
@@ -206,15 +206,6 @@ def _patiently(address: str) -> socket.socket:
             if time.monotonic() > until:
                 raise
             time.sleep(_LOOK_S)
-
-
-def memory_of(pids: Iterable[int]) -> int:
-    """Bytes of memory that processes take, pages that they share with others by their share."""
-    total = 0
-    for pid in pids:
-        with suppress(psutil.Error):
-            total += psutil.Process(pid).memory_full_info().pss
-    return total
 
 
 def start_node_agents(nodes: Iterable[str]) -> None:

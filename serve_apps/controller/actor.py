@@ -91,7 +91,9 @@ class AppController:
         self._calls = Calls(on_end=self._wake.set)
         self._lookout = Lookout(self._view, self._calls, self._threads)
         self._keeper = ServeKeeper(as_here(info), self._calls, self._threads, start_gateway)
-        self._engines = EngineKeeper(self._view, self._calls, self._threads, self._replicas.call)
+        self._engines = EngineKeeper(
+            self._view, self._calls, self._threads, self._replicas.call, info.get("parked_bytes")
+        )
         self._execution = Execution(
             self._view, self._keeper, self._calls, self._threads, self._gateways, self._publish
         )

@@ -43,9 +43,11 @@ class ReplicaReport:
     heard: float
     facts: Mapping[str, Any]
     """`node` (its id), `state` of its engine (standby, starting, ready, ending); `failures` (how often it did
-    not start) and `failure` (why, the last time). With an engine: `engine_node`, `devices` (their name) and
-    `revision`. With one that is ready: busy, context_length, prepared, refused, refusal; engine (its
-    `Statistics`); started_at and ready_at: when it was ordered and when it could answer, ISO 8601 in UTC."""
+    not start) and `failure` (why, the last time); `parked` (see `ParkedEngine.facts`, or None). With an
+    engine: `engine_node`, `devices` (their name), `revision`, `woken` (it was parked before) and `not_woken`
+    (why another one that was parked was not). With one that is ready: busy, context_length, prepared,
+    refused, refusal; engine (its `Statistics`); started_at and ready_at: when it was ordered and when it
+    could answer, ISO 8601 in UTC."""
 
 
 @dataclass
@@ -133,8 +135,10 @@ class App:
         if engine in met:
             return None
         met.add(engine)
-        times = {name: facts[name] for name in ("started_at", "ready_at")}
-        return "replica_ready", {"replica": replica, "revision": facts["revision"], **times}
+        told = {name: facts[name] for name in ("started_at", "ready_at", "woken")}
+        if facts["not_woken"]:
+            told["not_woken"] = facts["not_woken"]
+        return "replica_ready", {"replica": replica, "revision": facts["revision"], **told}
 
     def excuse(self, now: float) -> None:
         """Take no replica's silence until now for an end."""

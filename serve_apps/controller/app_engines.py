@@ -18,11 +18,12 @@ MOST_RETRY_S = 30.0
 @dataclass(frozen=True)
 class EngineStart:
     """What a replica is to have an engine on: a node, and the name of the devices there; `early`: others have
-    to leave them first."""
+    to leave them first; `parks`: it may be parked later."""
 
     node: str
     devices: str
     early: bool = False
+    parks: bool = False
 
 
 Key = tuple[str, str]
@@ -55,6 +56,10 @@ class AppEngines:
     starts: dict[Key, EngineStart] = field(default_factory=dict)
     early: dict[Key, str] = field(default_factory=dict)
     ends: dict[Key, int | None] = field(default_factory=dict)
+    parks: dict[Key, Mapping[str, Any]] = field(default_factory=dict)
+    """Those of `ends` whose engine is to be parked: `most_bytes`, see `EngineHost.park`."""
+    discards: set[Key] = field(default_factory=set)
+    """Replicas that are to end a parked engine."""
     gone: set[Key] = field(default_factory=set)
     lost: Set[str] = frozenset()
     _failures: dict[str, _Failures] = field(default_factory=dict)
@@ -73,15 +78,25 @@ class AppEngines:
         if facts["state"] == "ready":
             self.starts.pop(key, None)
             self._failures.pop(application, None)
+        if facts["parked"] is None:
+            self.discards.discard(key)
         if facts["state"] == "standby":
             self.ends.pop(key, None)
+            self.parks.pop(key, None)
             if key not in self.starts:
                 self.early.pop(key, None)
 
-    def end(self, application: str, replica: str) -> None:
-        """A replica is to have no engine any more."""
-        self.starts.pop((application, replica), None)  # it may not have been told
-        self.ends.setdefault((application, replica), None)
+    def end(self, application: str, replica: str, *, park: Mapping[str, Any] | None = None) -> None:
+        """A replica is to have no engine any more.
+
+        Args:
+            park: it keeps the weights of one that is ready: `most_bytes`, see `EngineHost.park`.
+        """
+        key = application, replica
+        self.starts.pop(key, None)  # it may not have been told
+        self.ends.setdefault(key, None)
+        if park is not None:
+            self.parks[key] = park
 
     def failure(self, application: str) -> str | None:
         """Why its engines cannot be started; None while they may."""
@@ -133,7 +148,7 @@ class AppEngines:
     def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
         """The replicas that could have an engine."""
         return [
-            StandingBy(replica, facts["node"])
+            StandingBy(replica, facts["node"], parked["node"] if (parked := facts["parked"]) else None)
             for replica, facts in sorted(said.items())
             if facts["state"] == "standby" and (application, replica) not in self.starts
         ]
@@ -155,7 +170,8 @@ class AppEngines:
         self, application: str, replica: str, facts: Mapping[str, Any], all_know: Callable[[int], bool]
     ) -> dict[str, Any] | None:
         """What a replica is to do about its engine: `action` start (with what its `EngineStart` says), end
-        (also while it starts), or lose (it is on a node that is lost, and the replica may know later).
+        (also while it starts; `park`: how it is parked, None: it is not), discard (the one that is parked),
+        or lose (it is on a node that is lost, and the replica may know later).
 
         Args:
             all_know: whether every gateway goes by the table of this number.
@@ -163,14 +179,16 @@ class AppEngines:
         key = application, replica
         if facts["state"] == "standby" and key in self.starts:
             return {"action": "start", **vars(self.starts[key])}
+        if facts["state"] == "standby" and key in self.discards and facts["parked"] is not None:
+            return {"action": "discard"}
         if facts["state"] in ("starting", "ready") and self._is_lost(facts):
             return {"action": "lose"}
         if facts["state"] == "starting" and key in self.ends:
-            return {"action": "end"}
+            return {"action": "end", "park": None}
         if facts["state"] == "ready" and key in self.ends:
             number = self.ends[key]
             if number is not None and all_know(number):
-                return {"action": "end"}
+                return {"action": "end", "park": self.parks.get(key)}
         return None
 
     def told(self, number: int) -> None:
@@ -182,9 +200,10 @@ class AppEngines:
     def keep_only(self, applications: Collection[str], replicas: Callable[[str], Sequence[str]]) -> None:
         """Forget applications but these, and replicas that are there no more."""
         there = {(name, replica) for name in applications for replica in replicas(name)}
-        for known in (self.starts, self.early, self.ends, self._failed):
+        for known in (self.starts, self.early, self.ends, self.parks, self._failed):
             for key in [key for key in known if key not in there]:
                 del known[key]
+        self.discards &= there
         for name in self._failures.keys() - set(applications):
             del self._failures[name]
 

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from serve_apps.controller import engine_devices
 from serve_apps.controller.app import App
@@ -13,7 +14,8 @@ from serve_apps.controller.app_engines import EngineStart
 from serve_apps.controller.calls import Calls
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.engine_devices import EngineDevices
-from serve_apps.controller.engine_places import StandingBy, place
+from serve_apps.controller.engine_places import StandingBy, pair, place
+from serve_apps.controller.parking import Parked, too_many
 from serve_apps.controller.record import Revision
 from serve_apps.controller.threads import Threads
 from serve_apps.controller.view import ClusterView
@@ -29,15 +31,22 @@ class EngineKeeper:
 
     Args:
         on_order: called when a replica is to do something.
+        parked_bytes: what the parked engines of a node may take; 0: none is parked; None: what the node says.
     """
 
     def __init__(
-        self, view: ClusterView, calls: Calls, threads: Threads, on_order: Callable[[], None]
+        self,
+        view: ClusterView,
+        calls: Calls,
+        threads: Threads,
+        on_order: Callable[[], None],
+        parked_bytes: int | None = None,
     ) -> None:
         self._view = view
         self._calls = calls
         self._threads = threads
         self._on_order = on_order
+        self._parked_bytes = parked_bytes
 
     def carry_out(self, app: App, decision: Decision) -> None:
         """Begin what leads to as many engines of each revision as are decided."""
@@ -66,10 +75,22 @@ class EngineKeeper:
                     mine[application][node] += 1
                     self._reserve(application, self._begin(app, application, replica, node), here[0])
                 for replica in changes.ends:
-                    app.engines.end(application, replica)
+                    app.engines.end(application, replica, park=self._park(app, application))
                 if changes.ends:
                     self._on_order()
             self._start_early(app, decision, holder, names)
+
+    def _park(self, app: App, application: str) -> dict[str, Any] | None:
+        """How an engine of it is parked; None: it is not."""
+        if self._parked_bytes == 0 or not self._is_to_stay(app, application):
+            return None
+        return {"most_bytes": self._parked_bytes}
+
+    def _is_to_stay(self, app: App, application: str) -> bool:
+        """Whether an engine of it may be wanted again."""
+        serving = app.record.serving
+        leaves = app.record.removed or app.record.update is not None
+        return not leaves and serving is not None and serving.application == application
 
     def _take_up(
         self,
@@ -106,9 +127,9 @@ class EngineKeeper:
             return
         application = serving.application
         free = self._standing_by(app, application, time.monotonic())
-        for replica, node in zip(free, coming.elements(), strict=False):
-            app.engines.early[application, replica.replica] = node
-            self._begin(app, application, replica.replica, node, early=True)
+        for replica, node in pair(free, list((+coming).elements())):
+            app.engines.early[application, replica] = node
+            self._begin(app, application, replica, node, early=True)
 
     def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy]:
         """The replicas that may have an engine now."""
@@ -120,7 +141,9 @@ class EngineKeeper:
         self, app: App, application: str, replica: str, node: str, *, early: bool = False
     ) -> EngineStart:
         """Have a replica get an engine ready, up to where that needs its devices."""
-        start = EngineStart(node, engine_devices.new_name(application, replica), early)
+        start = EngineStart(
+            node, engine_devices.new_name(application, replica), early, parks=self._parked_bytes != 0
+        )
         app.engines.starts[application, replica] = start
         self._on_order()
         return start
@@ -147,6 +170,28 @@ class EngineKeeper:
                 self._calls.begin(f"free {devices.name}", devices.application, self._free(devices.name))
         for app in apps:
             self._end_vain_starts(app, now)
+        self._bound_parked(apps, now)
+
+    def _bound_parked(self, apps: Collection[App], now: float) -> None:
+        """End parked engines that nobody can wake any more, and the oldest of a node that has too many."""
+        parked = []
+        for app in apps:
+            for application in app.record.applications:
+                loaded = app.loaded_by(application)
+                for replica, facts in app.said(application, now).items():
+                    if (one := facts["parked"]) is not None:
+                        is_wanted = (
+                            loaded is not None
+                            and one["revision"] == loaded.number
+                            and self._is_to_stay(app, application)
+                        )
+                        parked.append(Parked((app.record.name, application, replica), is_wanted, **one))
+        by_name = {app.record.name: app for app in apps}
+        for name, application, replica in too_many(parked):
+            discards = by_name[name].engines.discards
+            if (application, replica) not in discards:
+                discards.add((application, replica))
+                self._on_order()
 
     def _end_vain_starts(self, app: App, now: float) -> None:
         """End engines that start for devices which nobody asks for: a controller that died was about to."""

@@ -7,7 +7,7 @@ app a device, which need not be the replica's own node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,10 +30,16 @@ class PlacedEngine:
 
 @dataclass(frozen=True)
 class StandingBy:
-    """A replica without an engine, and the node that it is on."""
+    """A replica without an engine that answers.
+
+    Attributes:
+        node: the id of the node that it is on.
+        parked: that of the node where it has a parked engine.
+    """
 
     replica: str
     node: str
+    parked: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,24 +89,26 @@ def place(
     ends = [*ready[size:], *(engine for engine in leaves if engine.state == "starting")]
     ends += starting[max(0, size - settled) :]
     wanted = size - settled - len(starting)
-    return EngineChanges(_starts(wanted, standing_by, room), tuple(engine.replica for engine in ends))
+    starts = pair(standing_by, list((+room).elements()))[: max(0, wanted)]
+    return EngineChanges(tuple(starts), tuple(engine.replica for engine in ends))
 
 
-def _starts(
-    wanted: int, standing_by: Sequence[StandingBy], room: Counter[str]
-) -> tuple[tuple[str, str], ...]:
-    """Give replicas that stand by an engine: on their own node where that is granted."""
-    starts: list[tuple[str, str]] = []
-    free = list(standing_by)
-    nodes = list((+room).elements())
-    for near in (True, False):
+def pair(standing_by: Sequence[StandingBy], nodes: Sequence[str]) -> list[tuple[str, str]]:
+    """Give replicas that stand by an engine, one on each of these nodes, as far as there are any: where one
+    of theirs is parked first, then on their own node, and last those that lose a parked one by that."""
+    free, left = list(standing_by), list(nodes)
+    pairs: list[tuple[str, str]] = []
+    kinds: tuple[Callable[[StandingBy, str], bool], ...] = (
+        lambda replica, node: replica.parked == node,
+        lambda replica, node: replica.parked is None and replica.node == node,
+        lambda replica, node: replica.parked is None,
+        lambda replica, node: True,
+    )
+    for fits in kinds:
         for replica in tuple(free):
-            if len(starts) >= wanted or not nodes:
-                return tuple(starts)
-            if near and replica.node not in nodes:
-                continue
-            node = replica.node if near else nodes[0]
-            nodes.remove(node)
-            free.remove(replica)
-            starts.append((replica.replica, node))
-    return tuple(starts)
+            node = next((node for node in left if fits(replica, node)), None)
+            if node is not None:
+                free.remove(replica)
+                left.remove(node)
+                pairs.append((replica.replica, node))
+    return pairs

@@ -10,7 +10,12 @@ from serve_apps.spec import AppSpec
 
 
 def engine_config(
-    spec: AppSpec, model_path: str, *, max_waiting: int | None = None, watched: bool = True
+    spec: AppSpec,
+    model_path: str,
+    *,
+    max_waiting: int | None = None,
+    watched: bool = True,
+    parks: bool = False,
 ) -> EngineConfig:
     """The config of all ranks of one replica.
 
@@ -18,6 +23,7 @@ def engine_config(
         model_path: a directory on the replica's node, see `models.model_directory`.
         max_waiting: requests that may wait beside the batch. Default: as many as the batch has.
         watched: somebody sees answers come, which prompts must not hold up for long.
+        parks: it may be parked.
     """
     config, limits, cache = spec.config, spec.config.limits, spec.config.kv_cache
     return EngineConfig(
@@ -35,6 +41,7 @@ def engine_config(
         prefix_caching=cache.prefix_caching,
         device="cuda" if config.gpus else "cpu",
         threads=max(1, config.cpus),
+        parks=parks,
         extra=dict(config.engine_kwargs),
     )
 

@@ -178,6 +178,8 @@ class EngineConfig:
     """The parser of the model's reasoning, behind which structures hold; for an engine with such parsers."""
     threads: int = 1
     """torch threads a rank."""
+    parks: bool = False
+    """It may be parked; for an engine that has to know that when it starts."""
     extra: dict[str, Any] = field(default_factory=dict)
 
 
@@ -299,6 +301,21 @@ class Engine(Protocol):
 
         Raises:
             WeightsError: they cannot be loaded, or are another model's; the old ones stay.
+        """
+
+    async def park(self) -> bool:
+        """Give the devices and the KV cache back, and keep the weights in host memory; nothing is in it.
+        False: this engine does not do that here, and goes on.
+
+        Raises:
+            EngineError: it broke over it.
+        """
+
+    async def wake(self) -> None:
+        """Go on after `park`, on the devices that it had; the weights are looked at bit by bit.
+
+        Raises:
+            EngineError: they are not what they were, or there is no room: the engine is of no use any more.
         """
 
     def chat(self, tools: str | None, reasoning: str | None) -> EngineChat | None:

@@ -82,6 +82,8 @@ class VllmEngine:
         self._open = asyncio.Event()
         """Set while requests may go to vLLM; not while weights change."""
         self._changing = asyncio.Lock()
+        self._digests: list[int] = []
+        """Of the ranks' weights, when it was parked."""
         self._watch: asyncio.Task[None] | None = None
         self._compilers = ThreadPoolExecutor(COMPILERS, thread_name_prefix="schema")
 
@@ -208,6 +210,25 @@ class VllmEngine:
                 self._model_path = model_path
             finally:
                 self._open.set()
+
+    async def park(self) -> bool:
+        """Give device and KV cache back, by vLLM's sleep mode; see `Engine.park`."""
+        own = "worker_extension_cls" not in self._extra
+        if not (own and self._vllm is not None and self._vllm.vllm_config.model_config.enable_sleep_mode):
+            return False
+        self._open.clear()
+        await self._idle.wait()
+        self._digests = await self._ask("collective_rpc", "shoal_digest")
+        await self._ask("sleep", 1)
+        return True
+
+    async def wake(self) -> None:
+        """Go on as before; see `Engine.wake`."""
+        await self._ask("wake_up")
+        if await self._ask("collective_rpc", "shoal_digest") != self._digests:
+            self._break("the weights that were parked are not what they were")
+            raise EngineError(str(self._failure))
+        self._open.set()
 
     def chat(self, tools: str | None, reasoning: str | None) -> VllmChat:
         """vLLM's own serving layer; see `Engine.chat`."""

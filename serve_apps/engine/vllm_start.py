@@ -110,6 +110,7 @@ def _explain(error: Exception, family: ProcessFamily) -> str:
 def _arguments(config: EngineConfig) -> dict[str, Any]:
     """The engine's config as vLLM's arguments; what it leaves open is vLLM's choice."""
     from vllm.config import StructuredOutputsConfig
+    from vllm.platforms import current_platform
 
     arguments = {
         "model": config.model_path,
@@ -127,6 +128,7 @@ def _arguments(config: EngineConfig) -> dict[str, Any]:
         "scheduling_policy": "priority",
         "reasoning_parser": config.reasoning,
         "worker_extension_cls": EXTENSION,
+        "enable_sleep_mode": (config.parks and current_platform.is_sleep_mode_available()) or None,
         # The library that has compiled a structure already when a request comes here.
         "structured_outputs_config": StructuredOutputsConfig(backend="guidance", disable_any_whitespace=True),
     }

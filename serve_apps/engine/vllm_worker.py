@@ -19,6 +19,12 @@ class WorkerExtension:
         storages = (tensor.untyped_storage() for tensor in _tensors(self.model_runner.kv_caches))
         return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
+    def shoal_digest(self) -> int:
+        """A number that says which bits the weights of this rank have."""
+        from serve_apps.engine.torch_engine.parked_weights import digest
+
+        return digest(self.model_runner.get_model())
+
 
 def _tensors(caches: Iterable[Any]) -> Iterator[Any]:
     """One a layer, or several where a layer's cache has parts."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from serve_apps.replica.controller_link import ControllerLink
 from serve_apps.replica.engine_line import LineLostError
 from serve_apps.replica.engine_processes import EngineProcesses
 from serve_apps.replica.given_devices import take_devices
+from serve_apps.replica.parked_engine import ParkedEngine
 from serve_apps.replica.watchdog import Watchdog
 from serve_apps.spec import AppSpec
 
@@ -59,6 +60,7 @@ class Replica:
         self._application = application
         self._state: Literal["standby", "starting", "ready", "ending"] = "standby"
         self._engine: EngineProcesses | None = None
+        self._parked: ParkedEngine | None = None
         self._starting: asyncio.Task[None] | None = None
         self._engine_facts: dict[str, Any] = {}
         self._calls = 0
@@ -79,6 +81,8 @@ class Replica:
             "devices": order["devices"],
             "started_at": _now(),
             "ready_at": "",
+            "woken": False,
+            "not_woken": "",
         }
         self._state, self._began = "starting", time.monotonic()
         self._starting = asyncio.create_task(self._start(order))
@@ -86,17 +90,21 @@ class Replica:
     async def _start(self, order: Mapping[str, Any]) -> None:
         """Have an engine, or stand by again; what is wrong with it is reported."""
         seconds = self.spec.config.update.ready_timeout_s
-        engine = EngineProcesses(
-            self.id,
-            ray.util.get_node_ip_address(),
-            lambda whom: fork_on(order["node"], whom, f"engine of {self._application}#{self.id}"),
-            on_lost=self._lost,
-            on_orphans=self._link.tell_orphans,
-        )
+        parked, self._parked = self._parked, None
+        engine = self._new_engine(order["node"]) if parked is None else parked.engine
         try:
             async with asyncio.timeout(EARLY_S if order["early"] else seconds) as limit:
-                devices = self._devices(order["devices"], limit, seconds)
-                self._context_length = await engine.start(self.spec, self.revision, devices)
+
+                def devices() -> Coroutine[Any, Any, dict[str, str]]:
+                    return self._devices(order["devices"], limit, seconds)
+
+                length = None if parked is None else await self._wake(parked, order["node"], devices())
+                if length is None and parked is not None:
+                    engine = self._new_engine(order["node"])
+                if length is None:
+                    parks = order["parks"]
+                    length = await engine.start(self.spec, self.revision, devices(), parks)
+                self._context_length = length
         except asyncio.CancelledError:  # it is not wanted any more
             await engine.stop(gently=False)
             self._state, self._engine_facts = "standby", {}
@@ -114,14 +122,45 @@ class Replica:
         self._starting = None
         self._link.tell()
 
+    def _new_engine(self, node: str) -> EngineProcesses:
+        return EngineProcesses(
+            self.id,
+            ray.util.get_node_ip_address(),
+            lambda whom: fork_on(node, whom, f"engine of {self._application}#{self.id}"),
+            on_lost=self._lost,
+            on_orphans=self._link.tell_orphans,
+        )
+
+    async def _wake(
+        self, parked: ParkedEngine, node: str, devices: Coroutine[Any, Any, dict[str, str]]
+    ) -> int | None:
+        """Go on with a parked engine; what `EngineProcesses.wake` returns. None: it has ended, since it is
+        another one than is wanted, or than it was."""
+        try:
+            if (parked.spec, parked.node) != (self.spec, node):
+                devices.close()
+                await parked.end()
+                return None
+            early = not self.spec.replica_resources.get("GPU")
+            length = await parked.wake(self.revision, devices, early=early)
+        except (EngineError, LineLostError, TimeoutError) as error:
+            why = _words(error)
+            logger.error("replica %s: its parked engine is ended, and another one started: %s", self.id, why)
+            self._engine_facts["not_woken"] = why
+            await parked.end()
+            return None
+        self._engine_facts["woken"] = True
+        return length
+
     async def _devices(self, name: str, limit: asyncio.Timeout, seconds: float) -> dict[str, str]:
         """See `take_devices`; from then on the engine has so many seconds to be ready."""
         visible = await take_devices(name, self.spec.replica_resources.get("GPU", 0.0))
         limit.reschedule(asyncio.get_running_loop().time() + seconds)
         return visible
 
-    async def _end(self) -> None:
-        """Give the engine back, once its requests are answered; then this replica stands by again."""
+    async def _end(self, order: Mapping[str, Any]) -> None:
+        """Give the engine's devices back, once its requests are answered; then this replica stands by again,
+        with its engine parked where the order says so."""
         self._state = "ending"
         engine, self._engine = self._engine, None
         assert engine is not None
@@ -129,8 +168,30 @@ class Replica:
         until = loop.time() + self.spec.config.limits.request_timeout_s
         while self._calls and loop.time() < until:
             await asyncio.sleep(DRAIN_LOOK_S)
-        await engine.stop()
+        if order["park"] is None or not await self._park(engine, order["park"]["most_bytes"]):
+            await engine.stop()
         self._state, self._engine_facts = "standby", {}
+
+    async def _park(self, engine: EngineProcesses, most_bytes: int | None) -> bool:
+        """Keep an engine's weights; whether that could be."""
+        try:
+            taken = await engine.park(most_bytes)
+        except (EngineError, LineLostError, TimeoutError) as error:
+            logger.error("replica %s: its engine could not be parked: %s", self.id, _words(error))
+            return False
+        if taken is None:
+            return False
+        node = self._engine_facts["engine_node"]
+        self._parked = ParkedEngine(engine, self.spec, self.revision, node, _now(), **taken)
+        self._parked.watch(self._lose_parked)
+        return True
+
+    def _lose_parked(self, parked: ParkedEngine, why: str) -> None:
+        """A parked engine has ended by itself: this replica stands by as others do."""
+        if self._parked is parked:
+            logger.error("replica %s: its parked engine is gone: %s", self.id, why)
+            self._parked = None
+            self._link.tell()
 
     def _lost(self, why: str) -> None:
         """End this replica, for good: half an engine answers nothing, and another replica stands by."""
@@ -166,7 +227,7 @@ class Replica:
 
     def _facts(self) -> dict[str, Any]:
         """What the controller is told, see `ReplicaReport`."""
-        facts = {
+        facts: dict[str, Any] = {
             "node": self._node,
             "state": self._state,
             "failures": self._failures,
@@ -178,6 +239,9 @@ class Replica:
             "devices": None,
             "ready_at": "",
             "silent_s": 0.0,
+            "woken": False,
+            "not_woken": "",
+            "parked": None if self._parked is None else self._parked.facts(),
             **self._engine_facts,
         }
         if self._state == "starting":
@@ -201,7 +265,10 @@ class Replica:
             self._starting.cancel()
             await asyncio.wait({self._starting})
         elif action == "end" and self._engine is not None:
-            await self._end()
+            await self._end(order)
+        elif action == "discard" and self._parked is not None:
+            parked, self._parked = self._parked, None
+            await parked.end()
         elif action == "lose":
             self._lost("its engine's node does not answer")
         elif self._engine is not None:
@@ -286,6 +353,9 @@ class Replica:
         engine = getattr(self, "_engine", None)
         if engine is not None:
             await engine.stop()
+        parked = getattr(self, "_parked", None)
+        if parked is not None:
+            await parked.end()
 
 
 def _words(error: Exception) -> str:

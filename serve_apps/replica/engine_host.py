@@ -6,19 +6,24 @@ import asyncio
 import contextlib
 import logging
 import os
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
+from cluster.node.memory import memory_of_owner
 from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
 from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.meeting_place import MeetingPlace
 from serve_apps.engine.memory_check import check_node, memory_of
-from serve_apps.engine.protocol import EngineError, SamplingParams
+from serve_apps.engine.node_memory import available_bytes
+from serve_apps.engine.protocol import EngineError, PromptError, SamplingParams
 from serve_apps.engine.weight_files import check_same_shapes, read_ahead
 from serve_apps.http.request_record import Answering, RequestRecord, client_id
 from serve_apps.models import model_directory
@@ -40,6 +45,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PARKED_SHARE = 0.1
+"""Of a node's memory, what parked engines take at most where nobody says."""
+PROBE = (1, 2, 3, 4, 5, 6, 7, 8)
+PROBE_TOKENS = 8
+"""What an engine is asked before it is parked, and when it is woken: any tokens, and so many that follow."""
 BEAT_EVERY_S = 0.25
 """How often it shows that it lives, and looks whether the engine is whole."""
 
@@ -61,17 +71,21 @@ class EngineHost:
         """The number of the revision whose weights it has."""
         self._beating: asyncio.Task[None] | None = None
 
-    async def prepare_start(self, spec: Mapping[str, Any], revision: int) -> dict[str, Any]:
+    async def prepare_start(
+        self, spec: Mapping[str, Any], revision: int, parks: bool = False
+    ) -> dict[str, Any]:
         """Get ready for a model as far as that takes no device; where the ranks meet: `host` and `port`, and
         whether it `may_load` before it has its devices: where those are CPUs, and the node has the memory.
 
         Args:
             spec: an `AppSpec` as JSON.
+            parks: the engine may be parked.
 
         Raises:
             ShoalError, OSError: there is no such model.
         """
         self.spec, self.revision = AppSpec.from_json(spec), revision
+        self._parks = parks
         self._gateways = GatewayCalls(lambda keys: self.line.tell("tell_orphans", list(keys)))
         self._place = MeetingPlace()
         self._model_path = await asyncio.to_thread(model_directory, self.spec)
@@ -101,7 +115,8 @@ class EngineHost:
             EngineError: it cannot be loaded.
         """
         os.environ.update(visible)
-        config = engine_config(self.spec, self._model_path)
+        self._visible = dict(visible)
+        config = engine_config(self.spec, self._model_path, parks=self._parks)
         hide_what_is_not_leased(config)
         config = replace(config, reasoning=engines_reasoning(self._prompts, self.spec.config))
         load = find_engine(self.spec.engine).load_engine()
@@ -128,6 +143,55 @@ class EngineHost:
             self._engine.check()
         except EngineError as error:
             self.line.tell("lost", str(error))
+
+    async def park(self, most_bytes: int | None) -> dict[str, int] | None:
+        """Give the engine's devices back, and keep its weights: `bytes` of memory that its processes take
+        then, pages that they share with others by their share, and `most_bytes`. None: that cannot be, and it
+        goes on.
+
+        Args:
+            most_bytes: what all parked engines of this node may take; None: a tenth of its memory.
+
+        Raises:
+            EngineError: it broke over it.
+        """
+        most = int(psutil.virtual_memory().total * PARKED_SHARE) if most_bytes is None else most_bytes
+        known = memory_of(engine_config(self.spec, self._model_path), self._model_path)
+        if known is not None and known.weight_bytes > min(most, available_bytes()):
+            return None
+        try:
+            before = await self._probe()
+        except PromptError:
+            return None  # its model knows too few tokens, or takes too few
+        if not await self._engine.park():
+            return None
+        self._before = before
+        return {"bytes": await asyncio.to_thread(memory_of_owner), "most_bytes": most}
+
+    async def wake(self, visible: Mapping[str, str], revision: int) -> dict[str, Any]:
+        """Go on after `park`; what `start` returns.
+
+        Args:
+            visible: the variables that show the engine's devices.
+
+        Raises:
+            EngineError: it is not what it was, or its devices are others: it is of no use.
+        """
+        if dict(visible) != self._visible:
+            raise EngineError("it was on other devices of its node, which a process cannot change")
+        await self._engine.wake()
+        if await self._probe() != self._before:
+            raise EngineError("it does not answer as it did before it was parked")
+        self.revision = revision
+        return {"context_length": self._engine.context_length, "statistics": self.statistics()}
+
+    async def _probe(self) -> tuple[int, ...]:
+        """The tokens of an answer that depends on the weights and on nothing else."""
+        sampling = SamplingParams(max_tokens=PROBE_TOKENS, temperature=0.0, ignore_eos=True)
+        found: list[int] = []
+        async for delta in self._engine.generate(f"probe-{uuid.uuid4().hex}", PROBE, sampling):
+            found += delta.token_ids
+        return tuple(found)
 
     def statistics(self) -> dict[str, Any]:
         """The engine's."""

@@ -22,6 +22,8 @@ LINE = "line"
 _PROCESS = "serve_apps.replica.engine_process"
 _OWNER = "engine"
 STOP_TIMEOUT_S = 30.0
+PARK_TIMEOUT_S = 30.0
+"""How long it may take to be parked, or to wake: what takes longer is no gain."""
 OWN_WORD_S = 2.0
 """How long an engine may take to say why it does not start, or ends, when a rank has ended."""
 
@@ -68,11 +70,16 @@ class EngineProcesses:
         """The engine's, as it said last."""
 
     async def start(
-        self, spec: AppSpec, revision: int, devices: Coroutine[Any, Any, Mapping[str, str]]
+        self,
+        spec: AppSpec,
+        revision: int,
+        devices: Coroutine[Any, Any, Mapping[str, str]],
+        parks: bool = False,
     ) -> int:
         """Have an engine with this app's model; the context length of that.
 
         Args:
+            parks: it may be parked.
             devices: waited for while everything is made ready that needs none; the variables that show them.
 
         Raises:
@@ -92,7 +99,7 @@ class EngineProcesses:
             self._run(self._rank(0, "run_engine", {"address": address.as_json(), "replica": self._replica}))
             await self._until(self._called[LINE])
             assert self._line is not None
-            meet = await self._until(self._line.call("prepare_start", document, revision))
+            meet = await self._until(self._line.call("prepare_start", document, revision, parks))
             # Who computes on CPUs needs nothing to be shown, and loads while others are on their way out.
             visible = {} if meet.pop("may_load") else dict(await self._until(waiting))
             if not find_engine(spec.engine).has_own_ranks:
@@ -104,10 +111,55 @@ class EngineProcesses:
         finally:
             waiting.cancel()
             self._board.close()
+        return self._is_ready(found)
+
+    def _is_ready(self, found: Mapping[str, Any]) -> int:
         # Whoever hears that it is ready hears what it does, too.
         self.beat(found["statistics"])
         self._ready = True
         return int(found["context_length"])
+
+    async def park(self, most_bytes: int | None) -> dict[str, int] | None:
+        """Have the engine give its devices back and keep its weights, until `wake`, see `EngineHost.park`.
+
+        Raises:
+            EngineError: it broke over it.
+            LineLostError: it has ended.
+        """
+        assert self._line is not None
+        async with asyncio.timeout(PARK_TIMEOUT_S):
+            taken: dict[str, int] | None = await self._until(self._line.call("park", most_bytes))
+        self._ready = taken is None
+        return taken
+
+    async def ended(self) -> str:
+        """Wait until one of the processes ends by itself, or the engine says that it is broken; which."""
+        assert self._ended is not None
+        return await asyncio.shield(self._ended)
+
+    async def wake(
+        self, revision: int, devices: Coroutine[Any, Any, Mapping[str, str]], *, early: bool
+    ) -> int:
+        """Have the engine go on after `park`; what `start` returns.
+
+        Args:
+            early: it needs nothing of its devices, and wakes while others are on their way out.
+
+        Raises:
+            EngineError: it is not what it was.
+            LineLostError: it has ended.
+            TimeoutError: it does not say a word.
+        """
+        assert self._line is not None
+        waiting = asyncio.create_task(devices)
+        try:
+            visible = {} if early else dict(await self._until(waiting))
+            async with asyncio.timeout(PARK_TIMEOUT_S):
+                found = await self._until(self._line.call("wake", visible, revision))
+            await self._until(waiting)
+        finally:
+            waiting.cancel()
+        return self._is_ready(found)
 
     async def _until(self, waited: Awaitable[Any]) -> Any:
         """What is waited for; that a rank has ended, where the engine says nothing of it."""
@@ -223,7 +275,10 @@ class EngineProcesses:
         self.statistics, self._silent_looks = statistics, 0
 
     def lost(self, why: str) -> None:
-        self._on_lost(why)
+        if self._ended is not None and not self._ended.done():
+            self._ended.set_result(why)
+        if self._ready:
+            self._on_lost(why)
 
     def tell_orphans(self, keys: Sequence[str]) -> None:
         self._on_orphans(keys)

@@ -125,6 +125,19 @@ class FakeEngine:
     async def abort(self, request_id: str) -> None:
         self._running.discard(request_id)
 
+    async def park(self) -> bool:
+        if self._fails == "park":
+            raise EngineError("this model cannot be parked")
+        return self._fails != "stay"
+
+    async def wake(self) -> None:
+        if self._fails == "wake":
+            raise EngineError("this model is another one now")
+        if self._fails == "sleep":
+            await asyncio.Event().wait()
+        if self._fails == "differ":
+            self._offset += 1
+
     def chat(self, tools: str | None, reasoning: str | None) -> None:
         """Left to the replica; see `Engine.chat`."""
 
@@ -151,7 +164,8 @@ def make_fake_model(directory: Path, **behaviour: object) -> Path:
     Args:
         behaviour: `offset`, which is added to every token; `fails`: `start`, `hang` (its start does not end;
             a file `hangs-PID` beside the model says so), `freeze` (as that, and the event loop stands still),
-            `probes`, `requests` (all but probes), `load` (other weights after it).
+            `probes`, `requests` (all but probes), `load` (other weights after it), `park`, `stay` (it is not
+            parked), `wake`, `sleep` (it does not wake, and says nothing), `differ` (it wakes as another one).
     """
     import numpy
     from safetensors.numpy import save_file

@@ -80,6 +80,15 @@ class SharingConfig(Section):
     a minimum has no other place; 0 avoids none."""
 
 
+class EveryNodeConfig(Section):
+    """What every node keeps for the next job and the next replica."""
+
+    parked_gib: float | None = Field(default=None, ge=0)
+    """GiB of a node's memory that engines may take which had to give their devices up: they keep their
+    weights, and answer again seconds sooner than one that loads them. Where they take more, the oldest goes.
+    0 keeps none. Default: a tenth of the node's memory."""
+
+
 class EndpointConfig(Section):
     """Where one server of ours listens."""
 
@@ -262,6 +271,8 @@ class ClusterConfig(Section):
     kubernetes: KubernetesConfig = KubernetesConfig()
     """With `kubernetes`: what is asked for."""
     sharing: SharingConfig = SharingConfig()
+    node: EveryNodeConfig = EveryNodeConfig()
+    """What every node keeps."""
     gateway: GatewayConfig = GatewayConfig()
     """The OpenAI-compatible endpoint (usual port 8000)."""
     api: ApiConfig = ApiConfig()

@@ -17,6 +17,7 @@ from serve_apps.engine.protocol import (
     PromptError,
     SamplingParams,
     Statistics,
+    WeightsError,
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.structures import COMPILERS
@@ -130,6 +131,22 @@ class TorchEngine:
     async def load_weights(self, model_path: str) -> None:
         """Go on with the weights of another version of the model; see `Engine.load_weights`."""
         await asyncio.wrap_future(self._running().load(model_path))
+
+    async def park(self) -> bool:
+        """Give device and KV cache back; see `Engine.park`."""
+        await self._change(self._running().park())
+        return True
+
+    async def wake(self) -> None:
+        """Go on as before; see `Engine.wake`."""
+        await self._change(self._running().wake())
+
+    async def _change(self, done: Future[None]) -> None:
+        try:
+            await asyncio.wrap_future(done)
+        except WeightsError as error:  # it has stopped meanwhile
+            self.check()
+            raise EngineError(str(error)) from error
 
     async def abort(self, request_id: str) -> None:
         """End a request now; its iterator ends with a delta whose finish reason is "abort"."""

@@ -7,7 +7,7 @@ import torch
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
 from serve_apps.engine.torch_engine.model import read_facts
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import load_runner, load_together
+from serve_apps.engine.torch_engine.runner import load_runner, load_together, park_together, wake_together
 from serve_apps.engine.torch_engine.step import Kind
 from serve_apps.engine.torch_engine.torch_options import TorchOptions
 
@@ -37,6 +37,10 @@ def follow(config: EngineConfig, rank: int, master_addr: str, master_port: int) 
                     load_together(runner, model_path, ranks)
                 except WeightsError as error:
                     print(f"rank {rank} keeps its weights: {error}", flush=True)
+            elif kind is Kind.PARK:
+                park_together(runner, ranks)
+            elif kind is Kind.WAKE:
+                wake_together(runner, ranks)
             elif step is not None:
                 try:
                     runner.run(step)

@@ -32,7 +32,14 @@ from serve_apps.engine.torch_engine.model import ModelFacts, eos_ids, read_token
 from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
 from serve_apps.engine.torch_engine.prompt_scores import PromptScores, ScoredToken, note_scores
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
-from serve_apps.engine.torch_engine.runner import Outputs, Runner, load_runner, load_together
+from serve_apps.engine.torch_engine.runner import (
+    Outputs,
+    Runner,
+    load_runner,
+    load_together,
+    park_together,
+    wake_together,
+)
 from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
 from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
 from serve_apps.engine.torch_engine.sequence import TokenSequence
@@ -77,7 +84,9 @@ class EngineLoop:
         self._tokenizer = tokenizer
         self._ranks = Ranks(0, config.tensor, config.max_batch, options) if config.tensor > 1 else None
         self._requests: dict[str, _Running] = {}
-        self._loads: deque[tuple[str, Future[None]]] = deque()
+        self._changes: deque[tuple[Callable[[Runner], None], Future[None]]] = deque()
+        """What is done once the answers that have begun are finished."""
+        self._parked = False
         self._changed = threading.Condition()
         """Guards the scheduler and the requests, and wakes the thread."""
         self._stopping = False
@@ -118,8 +127,8 @@ class EngineLoop:
                     plan = self._scheduler.schedule()
                 if plan is not None:
                     self._step(runner, plan)
-                elif self._loads:
-                    self._load(runner)
+                elif self._changes:
+                    self._make_change(runner)
                 elif self._ranks is not None:
                     self._ranks.send(Kind.IDLE)
             if self._ranks is not None:
@@ -127,9 +136,9 @@ class EngineLoop:
         finally:
             if self._ranks is not None:
                 self._ranks.leave()
-            while self._loads:
-                done = self._loads.popleft()[1]
-                if done.running() or done.set_running_or_notify_cancel():
+            while self._changes:
+                done = self._changes.popleft()[1]
+                if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
                     done.set_exception(WeightsError("the engine has stopped"))
 
     def add(
@@ -181,9 +190,20 @@ class EngineLoop:
 
     def load(self, model_path: str) -> Future[None]:
         """Change to other weights once the answers that have begun are finished."""
+        return self._ask_for(lambda runner: self._load(runner, model_path))
+
+    def park(self) -> Future[None]:
+        """Free device and KV cache once the answers that have begun are finished; others wait for `wake`."""
+        return self._ask_for(self._park)
+
+    def wake(self) -> Future[None]:
+        """Go on after `park`; the loop ends where that cannot be."""
+        return self._ask_for(self._wake)
+
+    def _ask_for(self, change: Callable[[Runner], None]) -> Future[None]:
         done: Future[None] = Future()
         with self._changed:
-            self._loads.append((model_path, done))
+            self._changes.append((change, done))
             self._scheduler.hold()
             self._changed.notify()
         return done
@@ -224,26 +244,41 @@ class EngineLoop:
         timeout_s = None if self._ranks is None else self._options.heartbeat_s
         with self._changed:
             self._changed.wait_for(
-                lambda: self._stopping or bool(self._loads) or self._scheduler.has_work, timeout_s
+                lambda: self._stopping or bool(self._changes) or self._scheduler.has_work, timeout_s
             )
             return not self._stopping
 
-    def _load(self, runner: Runner) -> None:
+    def _make_change(self, runner: Runner) -> None:
         # It stays in the queue meanwhile: where a rank is lost, whoever waits for it hears of that too.
-        model_path, done = self._loads[0]
+        change, done = self._changes[0]
         if done.set_running_or_notify_cancel():
             try:
-                self._change(runner, model_path)
+                change(runner)
             except WeightsError as error:
                 done.set_exception(error)
+            except EngineError as error:
+                done.set_exception(error)
+                raise
             else:
                 done.set_result(None)
         with self._changed:
-            self._loads.popleft()
-            if not self._loads:
+            self._changes.popleft()
+            if not self._changes and not self._parked:
                 self._scheduler.resume()
 
-    def _change(self, runner: Runner, model_path: str) -> None:
+    def _park(self, runner: Runner) -> None:
+        if self._ranks is not None:
+            self._ranks.send(Kind.PARK)
+        park_together(runner, self._ranks)
+        self._parked = True
+
+    def _wake(self, runner: Runner) -> None:
+        if self._ranks is not None:
+            self._ranks.send(Kind.WAKE)
+        wake_together(runner, self._ranks)
+        self._parked = False
+
+    def _load(self, runner: Runner, model_path: str) -> None:
         try:
             tokenizer = read_tokenizer(model_path)
         except EngineError as error:

@@ -18,6 +18,7 @@ from serve_apps.engine.torch_engine.first_passes import try_model
 from serve_apps.engine.torch_engine.head import Head
 from serve_apps.engine.torch_engine.kv_cache import KvCache, LayerShape, block_bytes
 from serve_apps.engine.torch_engine.model import PRECISIONS, ModelFacts, load_model, read_facts
+from serve_apps.engine.torch_engine.parked_weights import ParkedWeights
 from serve_apps.engine.torch_engine.prompt_scores import ScoredToken
 from serve_apps.engine.torch_engine.ranks import Ranks
 from serve_apps.engine.torch_engine.step import Row, Step, Want
@@ -60,6 +61,9 @@ class Runner:
         self._picked: torch.Tensor | None = None
         self._sums: list[tuple[int, slice]] = []
         self._hidden: dict[int, torch.Tensor] = {}
+        self._parked: ParkedWeights | None = None
+        self._room = 0
+        """Blocks that its KV cache had when it was parked."""
         self.model_path = config.model_path
         """Whose weights it has."""
         self._architecture = architecture(config.model_path)
@@ -140,6 +144,29 @@ class Runner:
             PRECISIONS[self.config.precision],
             self.device,
         )
+
+    def park(self) -> None:
+        """Free the KV cache, and the weights' place on the device; they stay in host memory."""
+        assert self._parked is None, "it is parked once"
+        self._room = self.num_blocks
+        self._batch.cache = None
+        self._tables = [[] for _ in self._tables]
+        self._parked = ParkedWeights(self.model, self.device)
+
+    def wake(self) -> None:
+        """Take requests again, with an empty KV cache as large as before.
+
+        Raises:
+            EngineError: the weights are not what they were, or there is no room.
+        """
+        assert self._parked is not None, "it was parked"
+        try:
+            if not self._parked.bring_back():
+                raise EngineError("the weights that were parked are not what they were")
+            self.allocate(self._room)
+        except torch.OutOfMemoryError as error:
+            raise EngineError(f"the model that was parked finds no room on its device: {error}") from error
+        self._parked = None
 
     @property
     def num_blocks(self) -> int:
@@ -294,6 +321,31 @@ def load_together(runner: Runner, model_path: str, ranks: Ranks | None) -> None:
         raise
     take_ends(runner.model, empty)
     runner.model_path = model_path
+
+
+def park_together(runner: Runner, ranks: Ranks | None) -> None:
+    """Park all ranks.
+
+    Raises:
+        EngineError: one could not.
+    """
+    _all_or_break(runner.park, "be parked", ranks)
+
+
+def wake_together(runner: Runner, ranks: Ranks | None) -> None:
+    """Wake all ranks.
+
+    Raises:
+        EngineError: one could not, or has other weights than it had: the engine is of no use any more.
+    """
+    _all_or_break(runner.wake, "be woken", ranks)
+
+
+def _all_or_break(work: Callable[[], None], what: str, ranks: Ranks | None) -> None:
+    try:
+        _everywhere(work, what, ranks)
+    except WeightsError as error:
+        raise EngineError(str(error)) from error
 
 
 def _everywhere(work: Callable[[], None], what: str, ranks: Ranks | None) -> None:

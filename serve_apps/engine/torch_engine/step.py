@@ -16,6 +16,10 @@ class Kind(IntEnum):
     STOP = 2
     LOAD = 3
     """Load other weights; the model's directory follows."""
+    PARK = 4
+    """Give up the KV cache, and the device but for what stays of a process that has computed there."""
+    WAKE = 5
+    """Take both again."""
 
 
 class Want(IntEnum):

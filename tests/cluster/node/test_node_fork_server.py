@@ -23,7 +23,8 @@ import pytest
 
 from cluster.node import node_agent
 from cluster.node.forked_processes import ForkedProcesses, ProcessEnd
-from cluster.node.node_agent import NodeAgent, memory_of, modules_of_processes
+from cluster.node.memory import memory_of
+from cluster.node.node_agent import NodeAgent, modules_of_processes
 from cluster.node.sessions import has_ended
 from cluster.node.surroundings import Surroundings
 

@@ -11,7 +11,7 @@ APP = "chat:1"
 
 
 def facts(state: str, **more: Any) -> dict[str, Any]:
-    return {"state": state, "node": "h", "failures": 0, "failure": "", "ready_at": "", **more}
+    return {"state": state, "node": "h", "failures": 0, "parked": None, "failure": "", "ready_at": "", **more}
 
 
 def at(node: str, ready_at: str = "") -> dict[str, Any]:
@@ -28,7 +28,7 @@ def test_a_replica_that_stands_by_is_told_to_start_until_it_does() -> None:
     assert engines.placed(APP, {"x": standby}) == [PlacedEngine("x", "a", "starting")]
     assert engines.standing_by(APP, {"x": standby, "y": standby}) == [StandingBy("y", "h")]
     order = engines.order(APP, "x", standby, nobody_knows)
-    assert order == {"action": "start", "node": "a", "devices": "devices", "early": False}
+    assert order == {"action": "start", "node": "a", "devices": "devices", "early": False, "parks": False}
     assert engines.order(APP, "y", standby, nobody_knows) is None
     assert engines.order(APP, "x", starting, nobody_knows) is None
     engines.hear(APP, "x", facts("ready", **at("a", "1")), 0.0)
@@ -44,9 +44,9 @@ def test_a_replica_ends_its_engine_once_every_gateway_knows() -> None:
     assert engines.order(APP, "x", ready, lambda number: True) is None, "gateways were not told yet"
     engines.told(7)
     assert engines.order(APP, "x", ready, nobody_knows) is None
-    assert engines.order(APP, "x", ready, lambda number: number >= 7) == {"action": "end"}
+    assert engines.order(APP, "x", ready, lambda number: number >= 7) == {"action": "end", "park": None}
     engines.told(8)
-    assert engines.order(APP, "x", ready, lambda number: number <= 7) == {"action": "end"}
+    assert engines.order(APP, "x", ready, lambda number: number <= 7) == {"action": "end", "park": None}
     engines.hear(APP, "x", facts("ending", **at("a", "1")), 0.0)
     assert engines.active(APP, {"x": facts("ending", **at("a", "1"))}) == []
     engines.hear(APP, "x", facts("standby"), 0.0)
@@ -57,7 +57,10 @@ def test_an_engine_that_starts_ends_at_once_where_it_is_not_wanted_any_more() ->
     engines = AppEngines({(APP, "x"): EngineStart("a", "devices"), (APP, "y"): EngineStart("b", "more")})
     for replica in ("x", "y"):
         engines.end(APP, replica)
-    assert engines.order(APP, "x", facts("starting", **at("a")), nobody_knows) == {"action": "end"}
+    assert engines.order(APP, "x", facts("starting", **at("a")), nobody_knows) == {
+        "action": "end",
+        "park": None,
+    }
     assert engines.order(APP, "y", facts("standby"), nobody_knows) is None, "it was not told of it"
     for replica in ("x", "y"):
         engines.hear(APP, replica, facts("standby"), 0.0)

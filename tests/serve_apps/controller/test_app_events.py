@@ -18,6 +18,9 @@ FACTS = {
     "node": "n",
     "state": "ready",
     "failures": 0,
+    "parked": None,
+    "woken": False,
+    "not_woken": "",
     "engine_node": "n",
     "devices": "d",
     "revision": 1,
@@ -30,7 +33,7 @@ FACTS = {
 def test_a_replica_is_told_of_once_with_its_times() -> None:
     app = App(World(devices=4).serving(1, 1).record)
     told = [app.hear("chat:1", replica, FACTS, now) for now, replica in enumerate(["a", "b", "a", "b"])]
-    times = {"started_at": FACTS["started_at"], "ready_at": FACTS["ready_at"]}
+    times = {"started_at": FACTS["started_at"], "ready_at": FACTS["ready_at"], "woken": False}
     assert told[:2] == [("replica_ready", {"replica": each, "revision": 1, **times}) for each in "ab"]
     assert told[2:] == [None, None]
     # It was silent for so long that it counts no more, and then it was heard again.
@@ -38,8 +41,10 @@ def test_a_replica_is_told_of_once_with_its_times() -> None:
     assert app.hear("chat:1", "a", FACTS, 101) is None
     # It has given its engine back, and has another one.
     assert app.hear("chat:1", "a", {**FACTS, "state": "standby"}, 102) is None
-    again = {**FACTS, "started_at": "2026-01-01T13:00:00.000+00:00"}
-    assert app.hear("chat:1", "a", again, 103) is not None
+    again = {**FACTS, "started_at": "2026-01-01T13:00:00.000+00:00", "not_woken": "it differs"}
+    told = app.hear("chat:1", "a", again, 103)
+    assert told is not None
+    assert told[1]["not_woken"] == "it differs"
 
 
 def test_a_want_is_told_of_when_it_changes() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -39,10 +40,17 @@ class Stage:
         self.orders += 1
 
     def hear(
-        self, replica: str, state: str, node: str = "a", devices: str | None = None, at: float = 0
+        self,
+        replica: str,
+        state: str,
+        node: str = "a",
+        devices: str | None = None,
+        at: float = 0,
+        parked: dict[str, Any] | None = None,
     ) -> None:
         facts = {"state": state, "node": "h", "engine_node": node, "devices": devices, "failures": 0}
-        facts |= {"ready_at": "1", "started_at": replica, "context_length": 64, "revision": 1}
+        facts |= {"parked": parked, "woken": False, "not_woken": "", "ready_at": "1"}
+        facts |= {"started_at": replica, "context_length": 64, "revision": 1}
         self.app.hear(APP, replica, facts, at or time.monotonic())
 
     def has(self, name: str, replica: str, node: str | None = "a") -> None:
@@ -197,6 +205,101 @@ def test_an_engine_that_starts_for_devices_which_nobody_asks_for_ends(play: Play
         stage.has("asked for", "x", None)
         stage.clear_up()
         assert stage.app.engines.ends == {(APP, "y"): None}
+
+    play(go)
+
+
+def parked(node: str, since: str, gib: float = 1.0, revision: int = 1) -> dict[str, Any]:
+    taken = {"bytes": int(gib * 2**30), "most_bytes": 2 * 2**30}
+    return {"node": node, "since": since, "revision": revision, **taken}
+
+
+def test_an_engine_that_is_not_wanted_for_a_while_is_parked(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "ready", "b", "d-y")
+        stage.view.nodes = {APP: ("a", "b")}
+        stage.carry_out(1, "a", "b")
+        stage.app.engines.told(1)
+        facts = stage.app.said(APP, time.monotonic())["y"]
+        order = stage.app.engines.order(APP, "y", facts, lambda number: True)
+        assert order == {"action": "end", "park": {"most_bytes": None}}
+
+    play(go)
+
+
+def test_an_engine_of_an_app_that_goes_or_changes_is_not_parked(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.view.nodes = {APP: ("a",)}
+        stage.app.record = replace(stage.app.record, removed=True)
+        stage.carry_out(0)
+        assert (APP, "x") in stage.app.engines.ends
+        assert stage.app.engines.parks == {}
+
+    play(go)
+
+
+def test_nothing_is_parked_where_nothing_may_be(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.keeper = EngineKeeper(stage.view, stage.calls, Threads(), stage._order, parked_bytes=0)
+        stage.hear("x", "standby")
+        stage.carry_out(1, "a")
+        assert not stage.app.engines.starts[APP, "x"].parks
+        await over(stage)
+        stage.hear("x", "ready", "a", "d-x")
+        stage.view.nodes = {APP: ("a",)}
+        stage.carry_out(0)
+        assert stage.app.engines.parks == {}
+
+    play(go)
+
+
+def test_an_engine_starts_where_it_is_parked(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby")
+        stage.hear("y", "standby", parked=parked("b", "1"))
+        stage.hear("z", "standby", parked=parked("a", "1"))
+        stage.carry_out(2, "b", "c")
+        await over(stage)
+        starts = {replica: start.node for (_, replica), start in stage.app.engines.starts.items()}
+        assert starts == {"y": "b", "x": "c"}, "and nobody loses one that is parked elsewhere"
+
+    play(go)
+
+
+def test_one_that_gets_ready_early_wakes_where_it_is_parked(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby")
+        stage.hear("y", "standby", parked=parked("b", "1"))
+        stage.carry_out(0, coming=("b",))
+        assert stage.app.engines.early == {(APP, "y"): "b"}
+
+    play(go)
+
+
+def test_the_oldest_that_are_parked_go_where_a_node_has_too_many(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby", parked=parked("a", "2026-01-01T00:00:01"))
+        stage.hear("y", "standby", parked=parked("a", "2026-01-01T00:00:03", 1.5))
+        stage.hear("z", "standby", parked=parked("b", "2026-01-01T00:00:00", 1.5))
+        stage.clear_up()
+        assert stage.app.engines.discards == {(APP, "x")}
+        said = stage.app.said(APP, time.monotonic())
+        order = stage.app.engines.order(APP, "x", said["x"], lambda number: True)
+        assert order == {"action": "discard"}
+        stage.hear("x", "standby")
+        assert stage.app.engines.discards == set()
+
+    play(go)
+
+
+def test_what_is_parked_goes_when_its_app_serves_something_else(play: Play) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby", parked=parked("a", "1", revision=1))
+        stage.hear("y", "standby", parked=parked("a", "1", revision=7))
+        stage.clear_up()
+        assert stage.app.engines.discards == {(APP, "y")}
 
     play(go)
 

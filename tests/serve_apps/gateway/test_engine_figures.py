@@ -109,10 +109,15 @@ def test_the_controller_tells_of_the_engines_that_it_hears() -> None:
 
     app = App(World(devices=4).serving(1, 1).record)
     facts = {"revision": 1, "context_length": 64, "started_at": "x", "ready_at": "y", "ready_s": 5.0}
-    facts |= {"state": "ready", "failures": 0, "node": "n"}
+    facts |= {"state": "ready", "failures": 0, "parked": None, "woken": False, "not_woken": "", "node": "n"}
     for replica, heard in (("a", 0.0), ("b", 4.0)):
         app.hear("chat:1", replica, {**facts, "engine": asdict(Statistics(steps=9))}, heard)
-    app.hear("chat:1", "c", {"state": "standby", "failures": 0, "node": "n"}, 4.0)
+    app.hear(
+        "chat:1",
+        "c",
+        {"state": "standby", "failures": 0, "parked": None, "woken": False, "not_woken": "", "node": "n"},
+        4.0,
+    )
     assert app.engine_figures(4.0).keys() == {"a", "b"}, "one that stands by has none"
     assert app.engine_figures(8.0) == {"b": {"ready_s": 9.0, **asdict(Statistics(steps=9))}}
     assert app.engine_figures(20.0) == {}

@@ -15,6 +15,8 @@ from cluster.config.sections.serve import ServeAppConfig
 from cluster.node.dial import DialAddress
 from cluster.node.node_agent import NodeAgent
 from serve_apps.engine.protocol import EngineError, Statistics
+from serve_apps.replica import engine_processes
+from serve_apps.replica.engine_line import LineLostError
 from serve_apps.replica.engine_processes import EngineProcesses
 from serve_apps.spec import AppSpec
 from tests.serve_apps.fake_engine import make_fake_model
@@ -134,6 +136,126 @@ def test_an_engine_that_is_wanted_no_more_while_it_starts_leaves_nothing(
         await hearing.engine.stop(gently=False)
         await nobody_left(hearing.id)
         assert hearing.lost == []
+
+    run(go)
+
+
+def test_a_parked_engine_keeps_its_processes_and_goes_on(agent: NodeAgent, tmp_path: Path) -> None:
+    spec, hearing = spec_of(tmp_path / "m"), Hearing(agent)
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, no_devices(), parks=True)
+        (process,) = processes_of(hearing.id)
+        taken = await hearing.engine.park(None)
+        assert taken is not None
+        assert 2**20 < taken["bytes"] < 2**30
+        assert taken["most_bytes"] == psutil.virtual_memory().total // 10
+        assert await hearing.engine.wake(2, no_devices(), early=True) == 2048
+        assert processes_of(hearing.id) == [process]
+        await hearing.engine.stop()
+        await nobody_left(hearing.id)
+        assert hearing.lost == []
+
+    run(go)
+
+
+def test_an_engine_wakes_while_its_devices_are_still_somebody_elses(agent: NodeAgent, tmp_path: Path) -> None:
+    spec, hearing, free = spec_of(tmp_path / "m"), Hearing(agent), asyncio.Event()
+
+    async def devices() -> dict[str, str]:
+        await free.wait()
+        return {}
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, no_devices())
+        await hearing.engine.park(None)
+        waking = asyncio.create_task(hearing.engine.wake(1, devices(), early=True))
+        await asyncio.sleep(0.5)
+        assert not waking.done()
+        free.set()
+        assert await waking == 2048
+        await hearing.engine.stop()
+
+    run(go)
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_an_engine_on_other_devices_of_its_node_does_not_wake(
+    early: bool, agent: NodeAgent, tmp_path: Path
+) -> None:
+    spec, hearing = spec_of(tmp_path / "m"), Hearing(agent)
+
+    async def shown(number: str) -> dict[str, str]:
+        return {"CUDA_VISIBLE_DEVICES": number}
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, shown("3"))
+        await hearing.engine.park(None)
+        if early:  # a computer on CPUs has none
+            await hearing.engine.wake(1, no_devices(), early=True)
+        else:
+            with pytest.raises(EngineError, match="other devices"):
+                await hearing.engine.wake(1, shown("2"), early=False)
+        await hearing.engine.stop(gently=False)
+
+    run(go)
+
+
+@pytest.mark.parametrize(
+    ("fails", "match"),
+    [("wake", "another one now"), ("differ", "does not answer as it did"), ("sleep", None)],
+)
+def test_an_engine_that_is_not_what_it_was_does_not_wake(
+    fails: str, match: str | None, agent: NodeAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_processes, "PARK_TIMEOUT_S", 2.0)
+    spec, hearing = spec_of(tmp_path / "m", fails=fails), Hearing(agent)
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, no_devices())
+        assert await hearing.engine.park(None) is not None
+        with pytest.raises(EngineError if match else TimeoutError, match=match):
+            await hearing.engine.wake(1, no_devices(), early=True)
+        await hearing.engine.stop(gently=False)
+        await nobody_left(hearing.id)
+        assert hearing.lost == []
+
+    run(go)
+
+
+@pytest.mark.parametrize(("fails", "most_bytes"), [("stay", None), ("nothing", 10)])
+def test_an_engine_that_may_not_be_parked_goes_on(
+    fails: str, most_bytes: int | None, agent: NodeAgent, tmp_path: Path
+) -> None:
+    """It does not do that, or its weights are too large."""
+    spec, hearing = spec_of(tmp_path / "m", fails=fails), Hearing(agent)
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, no_devices())
+        assert await hearing.engine.park(most_bytes) is None
+        (process,) = processes_of(hearing.id)
+        process.kill()
+        async with asyncio.timeout(10.0):
+            while not hearing.lost:
+                await asyncio.sleep(0.05)
+        await hearing.engine.stop(gently=False)
+
+    run(go)
+
+
+def test_whoever_keeps_a_parked_engine_hears_of_its_end(agent: NodeAgent, tmp_path: Path) -> None:
+    spec, hearing = spec_of(tmp_path / "m"), Hearing(agent)
+
+    async def go() -> None:
+        await hearing.engine.start(spec, 1, no_devices())
+        await hearing.engine.park(None)
+        (process,) = processes_of(hearing.id)
+        process.kill()
+        assert "SIGKILL" in await hearing.engine.ended()
+        assert hearing.lost == [], "a replica with a parked engine does not end for that"
+        with pytest.raises(LineLostError):
+            await hearing.engine.wake(1, no_devices(), early=True)
+        await hearing.engine.stop(gently=False)
 
     run(go)
 
