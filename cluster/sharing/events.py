@@ -24,6 +24,7 @@ Cause = Literal[
     "placed_elsewhere",
     "found",
     "held",
+    "handed_over",
     "released",
     "expired",
     "node_joined",

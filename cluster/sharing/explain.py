@@ -16,6 +16,8 @@ from cluster.sharing.ledger import Snapshot
 from cluster.wording import amounts
 
 SHOWN_NODES = 4
+TOLD_S = 600.0
+"""For so long it is said how the last unit came."""
 _ORDINALS = {1: "1st", 2: "2nd", 3: "3rd"}
 
 
@@ -49,6 +51,7 @@ class Explanation:
         waits_s: how long its minimum has not been met.
         queue: the holders whose minimums wait before its own, the first in front.
         nodes: those on which a unit of it could be, the one with most room first.
+        hand_over: of the last unit that came, what HandOver.as_json says, and when.
     """
 
     holder: str
@@ -63,6 +66,7 @@ class Explanation:
     settling: bool = False
     coming: dict[str, int] = field(default_factory=dict)
     nodes: tuple[NodeFacts, ...] = ()
+    hand_over: dict[str, Any] | None = None
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -194,6 +198,9 @@ class _Case:
             sentences.append(
                 f"it moves to make room for {whom}, and has its place until the next one is ready"
             )
+        came, last = snapshot.hand_overs.get(demand.holder, (0.0, None))
+        if last is not None and last.giver is not None and snapshot.now - came < TOLD_S:
+            sentences.append(f"{snapshot.now - came:.0f} s ago {last.sentence(self._name)}")
         waiting_since = snapshot.waiting_since.get(demand.holder)
         return Explanation(
             holder=demand.holder,
@@ -208,6 +215,7 @@ class _Case:
             settling=demand.holder in snapshot.settling,
             coming=dict(Counter(self.names.get(node, node) for node in self.grant.coming)),
             nodes=self.nodes,
+            hand_over=None if last is None else {"at_s_ago": round(snapshot.now - came, 3), **last.as_json()},
         )
 
     def _name(self, holder: str) -> str:

@@ -11,6 +11,7 @@ from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
 from cluster.sharing.events import Cause, Event, Units, grant_reason, held_reason, units_of
 from cluster.sharing.foreign import countable
+from cluster.sharing.hand_overs import HandOver, HandOvers, Saying
 from cluster.sharing.lease import Lease
 from cluster.wording import amounts
 
@@ -33,6 +34,7 @@ class Snapshot:
         since: when each asked first; `waiting_since`: since when its minimum is not met.
         foreign: what strangers use of each node, by node id; it is not in the nodes' resources.
         last: the last event of each holder that changed its grant, with its time.
+        hand_overs: the last unit of each holder that began to run, with the time of that.
     """
 
     now: float
@@ -48,6 +50,7 @@ class Snapshot:
     settling: frozenset[str] = frozenset()
     foreign: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     last: Mapping[str, tuple[float, Event]] = field(default_factory=dict)
+    hand_overs: Mapping[str, tuple[float, HandOver]] = field(default_factory=dict)
     closed: bool = False
     """The broker was restarted a moment ago, and hears everybody before it grants anything."""
 
@@ -98,6 +101,8 @@ class Ledger:
         self._overdue_told: frozenset[str] = frozenset()
         self._events: list[Event] = []
         self._last: dict[str, tuple[float, Event]] = {}
+        self._hand_overs = HandOvers()
+        self._last_hand_over: dict[str, tuple[float, HandOver]] = {}
 
     # -- what happens ---------------------------------------------------------------------------------------
 
@@ -158,6 +163,7 @@ class Ledger:
             self._undecide()
         lease.tell(grant, self._alive, now)
         self._note_grant(lease, grant, old, held, now, waited=waited)
+        self._note_hand_overs(lease, grant, old, now)
         return grant
 
     def release(self, holder: str) -> None:
@@ -234,6 +240,7 @@ class Ledger:
             settling=self._settling(now),
             foreign=self._foreign,
             last=dict(self._last),
+            hand_overs=dict(self._last_hand_over),
             closed=self._closed(now),
         )
 
@@ -315,6 +322,8 @@ class Ledger:
             return
         self._undecide()
         self._last.pop(holder, None)
+        self._last_hand_over.pop(holder, None)
+        self._hand_overs.release(holder)
         before = self._by_node(lease.told or ())
         kind, unit = lease.demand.kind, lease.demand.unit
         self._events.append(Event(cause, reason, holder, kind, unit, before=before))
@@ -365,6 +374,29 @@ class Ledger:
             reason = f"{demand.holder} waits: there is no room now for {least} of {amounts(demand.unit)} each"
             now_told = (demand.holder, demand.kind, demand.unit, after, after, units.held)
             self._events.append(Event("waiting", reason, *now_told, starting=units.starting))
+
+    def _note_hand_overs(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None, now: float) -> None:
+        demand, units = lease.demand, self._units(lease.demand)
+        held, running = Counter(units.held), Counter(units.running)
+        before, after = Counter(self._by_node(old or ())), Counter(self._by_node(grant.nodes))
+        if old is None:
+            before += held  # it ran before it was heard of
+        word = Saying(demand.holder, demand.kind, demand.most, before, after, held, running, grant.gave_way_to)
+        for found in self._hand_overs.hear(word, now):
+            self._last_hand_over[demand.holder] = now, found
+            if found.giver is None:
+                continue
+            told = self._by_node(grant.nodes)
+            self._events.append(
+                Event(
+                    "handed_over",
+                    found.sentence(),
+                    *(demand.holder, demand.kind, demand.unit, told, told, units.held),
+                    starting=units.starting,
+                    node=found.node,
+                    facts=found.as_json(),
+                )
+            )
 
     def _cause(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None) -> Cause:
         """Why the grant is another than before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
@@ -286,7 +286,7 @@ class App:
         for revision in self.record.revisions:
             holders.setdefault(revision.holder, []).append(revision)
         leading = self.record.serving or self.record.coming
-        demands = []
+        demands, now = [], time.monotonic()
         for holder, revisions in holders.items():
             names = list(dict.fromkeys(revision.application for revision in revisions))
             # Last, and so taken first, are those of which there are to be fewer.
@@ -298,7 +298,10 @@ class App:
             if leading is not None and leading.holder == holder and not self.record.removed:
                 fewest = leading.spec.config.replicas.min
             most = max(fewest, self.asks.get(holder, len(held)))
-            demands.append(Demand(holder, "serving", min=fewest, max=most, held=held, **spec.standing))
+            starting = [node for name in names for node in self.engines.starting(name, self.said(name, now))]
+            starting = list((Counter(starting) & Counter(held)).elements())
+            demand = Demand(holder, "serving", min=fewest, max=most, held=held, **spec.standing)
+            demands.append(replace(demand, starting=tuple(starting)))
         return demands
 
     def note_shortage(self, granted: Mapping[str, int], why_not: Any) -> None:

@@ -145,6 +145,11 @@ class AppEngines:
         }
         return stay | starts | end
 
+    def starting(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """The nodes of those of `devices` on which nothing answers yet."""
+        ready = {facts["devices"] for facts in said.values() if facts["state"] in ("ready", "ending")}
+        return [node for name, node in self.devices(application, said).items() if name not in ready]
+
     def standing_by(self, application: str, said: Mapping[str, Mapping[str, Any]]) -> list[StandingBy]:
         """The replicas that could have an engine."""
         return [

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 
-Key = tuple[str, str, str]
+ParkedKey = tuple[str, str, str]
 """An app, a Serve application of it, and a replica of that."""
 
 
@@ -22,7 +22,7 @@ class Parked:
         most_bytes: what all of its node may take.
     """
 
-    key: Key
+    key: ParkedKey
     is_wanted: bool
     node: str
     revision: int
@@ -31,7 +31,7 @@ class Parked:
     most_bytes: int
 
 
-def too_many(parked: Iterable[Parked]) -> list[Key]:
+def too_many(parked: Iterable[Parked]) -> list[ParkedKey]:
     """Those that end: who is not wanted, and the oldest of each node until the rest fit."""
     there = list(parked)
     ends = [each.key for each in there if not each.is_wanted]

@@ -437,7 +437,7 @@ def test_every_change_is_an_event_with_its_cause():
     ledger.request(app("app", 2, 2), now=5)
     assert causes(ledger) == [("held", "job"), ("started", "app")]
     ledger.request(app("app", 1, 1, ["n1"]), now=6)
-    assert causes(ledger) == [("asked_less", "app")]
+    assert causes(ledger) == [("asked_less", "app"), ("handed_over", "app")]
     ledger.request(job("job", 1, 4, fewer), now=14)
     assert causes(ledger) == [("grew", "job")]
     ledger.update_nodes(nodes(2, 2)[:1])
