@@ -381,7 +381,8 @@ class Ledger:
         before, after = Counter(self._by_node(old or ())), Counter(self._by_node(grant.nodes))
         if old is None:
             before += held  # it ran before it was heard of
-        word = Saying(demand.holder, demand.kind, demand.most, before, after, held, running, grant.gave_way_to)
+        by = grant.gave_way_to
+        word = Saying(demand.holder, demand.kind, demand.most, before, after, held, running, by)
         for found in self._hand_overs.hear(word, now):
             self._last_hand_over[demand.holder] = now, found
             if found.giver is None:
@@ -393,7 +394,6 @@ class Ledger:
                     found.sentence(),
                     *(demand.holder, demand.kind, demand.unit, told, told, units.held),
                     starting=units.starting,
-                    node=found.node,
                     facts=found.as_json(),
                 )
             )

@@ -52,9 +52,9 @@ def test_a_device_from_training_to_serving() -> None:
     course = Course()
     a_rise(course)
     (event,) = course.told()
-    assert (event.holder, event.node) == ("app/c", "worker-1")
+    assert (event.holder, event.node) == ("app/c", None), "it is no event of a node"
     assert event.facts is not None
-    assert event.facts["from"] == "job/x"
+    assert (event.facts["from"], event.facts["node"]) == ("job/x", "worker-1")
     assert event.facts["seconds"] == pytest.approx(2.5)
     assert event.facts["parts"] == {"decision": 0.2, "way_out": 0.7, "grant": 0.1, "start": 1.5}
     assert event.reason == (
