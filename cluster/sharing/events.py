@@ -69,7 +69,7 @@ class Event:
         by: the holders that it gave way to.
         starting: those of `held` that are being started: nothing of them need be there yet.
         node, resources, foreign: of events of nodes: all that it has, and what strangers use of that.
-        facts: of events about the trust in a node, in place of what it has; of the broker's start, and of what
+        facts: of events about the trust in a node, in place of what it has; of the broker's start; of what
             was handed over.
         reason: a sentence.
     """
