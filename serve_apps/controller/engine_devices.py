@@ -6,19 +6,16 @@ to no engine any more.
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ray.util import get_placement_group, placement_group_table
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import remove_placement_group
+
+from cluster.node import devices
 
 _NAME = "shoal-engine:"
-PLACED_S = 0.03
-"""Within so long Ray places what has room."""
-ANEW_S = 2.0
-_LOOK_S = 0.005
 
 
 @dataclass(frozen=True)
@@ -55,32 +52,8 @@ def look() -> list[EngineDevices]:
 
 
 def reserve(name: str, node: str, resources: Mapping[str, float]) -> None:
-    """Ask for the devices of an engine on a node; they may have become free a moment ago.
-
-    Ray knows that a tenth of a second later, and what it could not place it tries again after a second: so it
-    is asked anew, until it places them or has been asked for `ANEW_S`. Then they have to wait.
-    """
-    until = time.monotonic() + ANEW_S
-    while True:
-        group = placement_group(
-            [dict(resources)],
-            strategy="STRICT_PACK",
-            name=name,
-            lifetime="detached",
-            bundle_label_selector=[{"ray.io/node-id": node}],
-        )
-        if _is_placed(group) or time.monotonic() > until:
-            return
-        remove_placement_group(group)
-
-
-def _is_placed(group: PlacementGroup) -> bool:
-    until = time.monotonic() + PLACED_S
-    while placement_group_table(group).get("state") != "CREATED":
-        if time.monotonic() > until:
-            return False
-        time.sleep(_LOOK_S)
-    return True
+    """Ask for the devices of an engine on a node; they may have become free a moment ago."""
+    devices.reserve(name, [resources], [node], lifetime="detached")
 
 
 def free(name: str) -> None:

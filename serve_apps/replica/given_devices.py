@@ -7,10 +7,10 @@ import os
 from typing import Any
 
 import ray
-from ray.util import get_placement_group, placement_group_table
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.node.devices import find_placed
 from serve_apps.engine.devices import VISIBLE
 
 LOOK_EVERY_S = 0.02
@@ -23,17 +23,9 @@ async def take_devices(group: str, gpus: float) -> dict[str, str]:
         group: its name. It may not be there yet, and be made anew until it is placed.
         gpus: that it has.
     """
-    while (placed := await asyncio.to_thread(_find_placed, group)) is None:
+    while (placed := await asyncio.to_thread(find_placed, group)) is None:
         await asyncio.sleep(LOOK_EVERY_S)
     return await _visible(placed, gpus) if gpus else {}
-
-
-def _find_placed(name: str) -> PlacementGroup | None:
-    try:
-        group = get_placement_group(name)
-    except ValueError:
-        return None
-    return group if placement_group_table(group).get("state") == "CREATED" else None
 
 
 async def _visible(group: PlacementGroup, gpus: float) -> dict[str, str]:

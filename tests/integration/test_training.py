@@ -295,7 +295,7 @@ def test_a_group_that_cannot_start_is_leased_again(jobs: JobFile, undisturbed: d
         run = jobs.submit("tiny")
         failed = wait_until(lambda: next(iter(events(run, "failed")), None), "the end of the first attempt")
     assert (failed["failure_class"], failed["attempt"], failed["rank"]) == ("start", 1, None)
-    assert failed["reason"].startswith("WorkerGroupStartupTimeoutError: The worker group startup timed out")
+    assert failed["reason"].startswith("NoDevicesError: the devices of group 1-0 were not free within 60 s")
     assert finished(run)["status"] == "succeeded"
     assert losses(run) == losses(Path(undisturbed["path"]))
 

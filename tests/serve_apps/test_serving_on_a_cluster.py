@@ -246,9 +246,9 @@ def test_it_scales_out_under_load_survives_the_loss_of_a_rank_and_comes_back(ser
         eventually(lambda: len({a.headers.get("x-shoal-replica") for a in answers[-12:]}) == 2)
 
         generated.append(engine_figures(served.url)["shoal_engine_generated_tokens_total"])
+        known = {a.headers.get("x-shoal-replica") for a in answers}
         asyncio.run(kill_a_rank_under_streams(served))
         generated.append(engine_figures(served.url)["shoal_engine_generated_tokens_total"])
-        known = {a.headers.get("x-shoal-replica") for a in answers}
         # A whole new group takes the lost one's place.
         eventually(lambda: {a.headers.get("x-shoal-replica") for a in answers} - known)
         eventually(lambda: served.replicas() == 2)

@@ -254,7 +254,7 @@ class ReplicaGroups:
             self._resting[node] = ended
         if each.departure is not None:
             there = {node for other in self.running.values() for node in other.gang}
-            self.agents.only(there | self._resting.keys())
+            self.agents.only(there | {node for group in self._resting.values() for node in group.spec.nodes})
         return outcome
 
 

@@ -16,9 +16,8 @@ from cluster.node.node_agent import address_on_node, node_is_kept
 from train_jobs.elastic.heartbeats import Hearts
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import heartbeat_period_s
-from train_jobs.errors import RankError
 from train_jobs.group.reports import Reports
-from train_jobs.group.restarts import Restarts
+from train_jobs.group.restarts import RankReport, Restarts
 from train_jobs.rank.link import LinkAddress, RankLink
 from train_jobs.spec import GroupSpec, runtime_env_of
 
@@ -77,11 +76,11 @@ class JobAgent(ForkedProcesses):
     def died(self, owner: str) -> None:
         self._hearts.ended(owner)
 
-    async def report(self, group: str, error: RankError) -> GroupSpec | None:
-        """Report that a rank has failed; returns what its worker does next (train_jobs.group.restarts)."""
-        return await self._restarts.report(group, error)
+    async def report(self, group: str, report: RankReport) -> GroupSpec | None:
+        """RankReport how a rank has ended; returns what its worker does next (train_jobs.group.restarts)."""
+        return await self._restarts.report(group, report)
 
-    async def reports(self, group: str, more_than: int) -> Sequence[RankError]:
+    async def reports(self, group: str, more_than: int) -> Sequence[RankReport]:
         """Wait for more reports of a group's ranks on this node than so many; all of them."""
         return await self._restarts.reports(group, more_than)
 
@@ -106,6 +105,6 @@ class JobAgents(NodeAgents):
         return Reports(spec.name, nodes)
 
     def decide(self, spec: GroupSpec, following: GroupSpec | None) -> None:
-        """Tell the workers of a group whose ranks have failed what comes next; None ends them."""
+        """Tell the workers of a group whose ranks have ended what comes next; None ends them."""
         for agent in self.there(spec.nodes):
             agent.decide.remote(spec.name, following)

@@ -1,4 +1,4 @@
-"""How the ranks of a group have failed, as the agents of their nodes tell the driver."""
+"""How the ranks of a group have ended, as the agents of their nodes tell the driver."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import ray
 from ray.actor import ActorHandle
 
 from train_jobs.errors import RankError
+from train_jobs.group.restarts import LEFT, RankReport
 
 
 class Reports:
@@ -17,7 +18,7 @@ class Reports:
     def __init__(self, group: str, nodes: Mapping[str, ActorHandle]) -> None:
         self._group = group
         self._nodes = nodes
-        self._heard: dict[str, Sequence[RankError]] = {}
+        self._heard: dict[str, Sequence[RankReport]] = {}
         self._calls: dict[ray.ObjectRef, str] = {}
         for node in nodes:
             self._ask(node)
@@ -29,8 +30,14 @@ class Reports:
 
     @property
     def errors(self) -> list[RankError]:
-        """By rank."""
-        return sorted((error for each in self._heard.values() for error in each), key=lambda each: each.rank)
+        """Of those that have failed, by rank."""
+        errors = [error for each in self._heard.values() for error in each if error != LEFT]
+        return sorted(errors, key=lambda each: each.rank)
+
+    @property
+    def num_left(self) -> int:
+        """How many have left."""
+        return sum(report == LEFT for each in self._heard.values() for report in each)
 
     def take(self) -> None:
         """Take what has come."""

@@ -1,8 +1,8 @@
-"""Restarts in place: ranks that failed start again under the workers that they have.
+"""Workers that stay: ranks that failed, or have left, are followed by others under the same workers.
 
-A worker whose rank has failed reports it and waits for the verdict: the next attempt, whose rank it starts,
-or nothing, so that it fails as well and its group ends. Between them and the driver stands the actor of each
-node that has the fork server (train_jobs.group.job_agents).
+A worker whose rank has failed, or left, reports it and waits for the verdict: the next attempt or group,
+whose rank it starts, or nothing, so that it ends as well. Between them and the driver stands the actor of
+each node that has the fork server (train_jobs.group.job_agents).
 """
 
 from __future__ import annotations
@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from train_jobs.errors import RankError
 from train_jobs.spec import GroupSpec
 
+LEFT: Literal["left"] = "left"
+"""The report of a rank that has left."""
+RankReport = RankError | Literal["left"]
+
 
 @dataclass
 class _GroupReports:
-    reports: list[RankError] = field(default_factory=list)
+    reports: list[RankReport] = field(default_factory=list)
     reported: asyncio.Condition = field(default_factory=asyncio.Condition)
     verdict: asyncio.Future[GroupSpec | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -30,15 +35,15 @@ class Restarts:
     def __init__(self) -> None:
         self._groups: dict[str, _GroupReports] = {}
 
-    async def report(self, group: str, error: RankError) -> GroupSpec | None:
-        """Report how a rank failed; returns what its worker does next, None where that is to fail too."""
+    async def report(self, group: str, report: RankReport) -> GroupSpec | None:
+        """RankReport how a rank ended; returns what its worker does next, None where that is to end too."""
         of = self._of(group)
         async with of.reported:
-            of.reports.append(error)
+            of.reports.append(report)
             of.reported.notify_all()
         return await asyncio.shield(of.verdict)
 
-    async def reports(self, group: str, more_than: int) -> Sequence[RankError]:
+    async def reports(self, group: str, more_than: int) -> Sequence[RankReport]:
         """Wait until more ranks than so many have reported; all of their reports."""
         of = self._of(group)
         async with of.reported:

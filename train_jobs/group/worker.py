@@ -10,6 +10,7 @@ import math
 import os
 import threading
 import time
+from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -26,6 +27,8 @@ from cluster.state.nodes import node_name
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import Goodbye, Standing, View
 from train_jobs.errors import RankError
+from train_jobs.group.group_devices import given_gpus
+from train_jobs.group.restarts import LEFT, RankReport
 from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank.script import RankPlace
 from train_jobs.records.control import SAVES_FOR_S, find_control
@@ -44,29 +47,41 @@ _TURN_LOOK_S = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle]) -> str:
+def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle], wait_s: float) -> str:
     """Have the rank trained to its end: "finished", "followed", "stopped" or "left".
 
-    Where a rank of the job's only group fails, the driver may have the next attempt started in the same
-    workers (train_jobs.group.restarts).
+    The worker itself has no devices: it may wait for them, and stay when they are given back. Where a rank of
+    the job's only group fails, or one of several groups has left, the driver may have the next attempt or
+    group started in the same workers (train_jobs.group.restarts).
 
     Args:
         agents: the job's, by node id.
+        wait_s: how long the devices may still be held by the group before this one.
 
     Raises:
         RankError: whatever went wrong, in a form that reaches the driver whole.
+        NoDevicesError: somebody else has the devices.
     """
     here = agents[ray.get_runtime_context().get_node_id()]
-    if spec.config.group_size is None:
+    several = spec.config.group_size is not None
+    gpus = _Gpus.given(spec, wait_s)
+    if not several:
         _await_turn(spec)
     while True:
+        following: GroupSpec | None
         try:
-            return _run_attempt(spec, here)
+            outcome = _run_attempt(spec, here, gpus)
         except RankError as error:
-            following = _ask_what_next(spec, here, error) if spec.config.group_size is None else None
+            following = None if several else _ask_what_next(spec, here, error, _VERDICT_TIMEOUT_S)
             if following is None:
                 raise
-            spec = following
+        else:
+            # Who leaves gives its devices back, and waits for others.
+            following = _ask_what_next(spec, here, LEFT) if several and outcome == LEFT else None
+            if following is None:
+                return outcome
+            gpus = _Gpus.given(following, 0.0)
+        spec = following
 
 
 def _await_turn(spec: GroupSpec) -> None:
@@ -83,19 +98,21 @@ def _control_of(spec: GroupSpec) -> NamedActor:
     return control
 
 
-def _ask_what_next(spec: GroupSpec, here: ActorHandle, error: RankError) -> GroupSpec | None:
+def _ask_what_next(
+    spec: GroupSpec, here: ActorHandle, report: RankReport, timeout_s: float | None = None
+) -> GroupSpec | None:
     try:
-        return ray.get(here.report.remote(spec.name, error), timeout=_VERDICT_TIMEOUT_S)
+        return ray.get(here.report.remote(spec.name, report), timeout=timeout_s)
     except (TimeoutError, ray.exceptions.RayError):  # then Ray Train tells the driver
         return None
 
 
-def _run_attempt(spec: GroupSpec, here: ActorHandle) -> str:
+def _run_attempt(spec: GroupSpec, here: ActorHandle, gpus: _Gpus) -> str:
     heart: LinkAddress | None = None
     if spec.config.group_size is not None:
         timeout_s = spec.config.recovery.heartbeat_timeout_s
         heart = ray.get(here.heart.remote(spec.job, spec.attempt, timeout_s), timeout=_CALL_TIMEOUT_S)
-    worker = RankWorker(spec, heart)
+    worker = RankWorker(spec, heart, gpus)
     link = RankLink(worker)
     try:
         return _see_to_its_end(worker, here, here.run_rank.remote(spec.name, link.at))
@@ -123,10 +140,26 @@ def _see_to_its_end(worker: RankWorker, here: ActorHandle, ended: ray.ObjectRef)
         return worker.outcome(f"its node's fork server ended ({error})")
 
 
-def _device() -> int | None:
-    """Index of this worker's GPU among those it can see."""
-    mine, visible = ray.get_runtime_context().get_accelerator_ids().get("GPU", []), os.environ.get(_VISIBLE)
-    return visible.split(",").index(mine[0]) if mine and visible is not None else None
+@dataclass(frozen=True)
+class _Gpus:
+    """What a rank is shown.
+
+    Attributes:
+        visible: those of all ranks of its group on the node, between which they copy directly; None: whatever
+            its node's agent has.
+        device: the index of its own among them; None: it has none.
+    """
+
+    visible: str | None
+    device: int | None
+
+    @classmethod
+    def given(cls, spec: GroupSpec, wait_s: float) -> _Gpus:
+        """Wait for the devices of a group."""
+        own, on_node = given_gpus(spec, ray.train.get_context().get_world_rank(), wait_s)
+        if not own:
+            return cls(os.environ.get(_VISIBLE), None)
+        return cls(",".join(on_node), on_node.index(own[0]))
 
 
 class _Flights:
@@ -146,8 +179,9 @@ class _Flights:
 class RankWorker:
     """What a rank's process can ask; see train_jobs.rank.link.Worker."""
 
-    def __init__(self, spec: GroupSpec, heart: LinkAddress | None) -> None:
+    def __init__(self, spec: GroupSpec, heart: LinkAddress | None, gpus: _Gpus) -> None:
         self.spec = spec
+        self._gpus = gpus
         self._heart = heart
         context = ray.train.get_context()
         self.rank = context.get_world_rank()
@@ -162,8 +196,7 @@ class RankWorker:
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
         self._answer: ray.ObjectRef | None = None
-        self._device = _device()
-        self._flights = None if self._device is None else _Flights(self.rank)
+        self._flights = None if gpus.device is None else _Flights(self.rank)
         recorder = None if self._flights is None else self._flights.recorder
         hang_timeout_s = spec.config.recovery.hang_timeout_s
         self.watched = RankWatch(
@@ -175,13 +208,13 @@ class RankWorker:
         self._error: RankError | None = None
 
     def order(self) -> RankOrder:
-        context, visible = ray.get_runtime_context(), os.environ.get(_VISIBLE)
+        context, visible = ray.get_runtime_context(), self._gpus.visible
         return RankOrder(
             spec=self.spec,
             place=self._place,
             host=ray.util.get_node_ip_address(),
             node=node_name(context.get_node_id()),
-            device=self._device,
+            device=self._gpus.device,
             environment={} if visible is None else {_VISIBLE: visible},
             heart=self._heart,
             flights=None if self._flights is None else self._flights.prefix,
