@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import statistics
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from cluster.config.sections.train import RecoveryConfig
+from cluster.hosts.processes import NODE_NAME
 from infra.lab.faults.laboratory import job_config
 from tests import clusters
 from tests.clusters import LiveCluster
@@ -210,6 +212,40 @@ def test_a_killed_rank_costs_the_others_less_than_a_heartbeat_timeout_and_comes_
     assert (failure["failure_class"], failure["group"]) == ("worker", lost["lost"][0])
     usual = statistics.median(line["step_s"] for line in lines)
     assert lines[lost["step"]]["step_s"] < usual + RecoveryConfig().heartbeat_timeout_s
+
+
+def workers_on(live: LiveCluster, title: str, node: str) -> list[psutil.Process]:
+    """The processes of Ray's on a node that are called like this."""
+    return [each for each in live.processes(f"ray::{title}") if each.environ().get(NODE_NAME) == node]
+
+
+def test_a_group_comes_back_with_the_workers_that_it_had(jobs: JobFile, live: LiveCluster) -> None:
+    run = jobs.submit("pair")
+    at_world_size(run, 2)
+    with replica(live, "large", "worker-2", cpus=2):
+        shrunk = at_world_size(run, 1)
+        before = workers_on(live, "RayTrainWorker", "worker-2")
+        assert len(before) == 1, "it has no device, and waits"
+    grown_beyond(run, shrunk["step"], 2)
+    assert workers_on(live, "RayTrainWorker", "worker-2") == before
+    stop(jobs, run)
+    assert events(run, "failed") == []
+
+
+@pytest.mark.parametrize("title", ["RayTrainWorker", "GroupRunner", "JobAgent"])
+def test_what_waits_for_devices_and_is_killed_is_started_anew_when_there_are_some(
+    jobs: JobFile, live: LiveCluster, title: str
+) -> None:
+    run = jobs.submit("pair")
+    at_world_size(run, 2)
+    with replica(live, "large", "worker-2", cpus=2):
+        shrunk = at_world_size(run, 1)
+        (victim,) = workers_on(live, title, "worker-2")
+        victim.kill()
+        time.sleep(2.0)  # who has waited with it has seen it
+    grown_beyond(run, shrunk["step"], 2)
+    stop(jobs, run)
+    assert events(run, "failed") == [], "nothing of the job was lost"
 
 
 def test_a_group_that_dies_as_it_starts_is_tried_less_and_less_often_while_others_step(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clusters import LiveCluster
+from tests.clusters import LiveCluster, started
 from tests.integration.jobs import JOB
 from tests.train_jobs.ranks import merged
 
@@ -69,6 +69,41 @@ until(lambda: ray.available_resources().get("CPU") == cpus)
 time.sleep(2)  # what was left would be placed now
 print(json.dumps([len(groups(state)) for state in ("PENDING", "CREATED")]))
 """
+
+
+GIVEN_GPUS = """
+import json, sys, time
+import ray
+from cluster.config.sections.train import TrainJobConfig
+from train_jobs.group.group_devices import GroupDevices, NoDevicesError, given_gpus
+from train_jobs.spec import GroupSpec
+
+ray.init(log_to_driver=False)
+(node,) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("GPU")]
+job = TrainJobConfig.model_validate_json(sys.argv[1])
+said = []
+for attempt in (1, 2):
+    spec = GroupSpec("job", job, "nowhere", attempt, 0, (node, node))
+    devices = GroupDevices(spec, 0.0)
+    said.append([given_gpus(spec, rank, 0.0) for rank in (0, 1)])
+    devices.give_back()
+print(json.dumps(said))
+"""
+
+
+@pytest.mark.slow
+def test_ranks_are_shown_the_gpus_of_their_group_on_their_node(tmp_path: Path) -> None:
+    """Ray hands out GPUs by their numbers, whether the machine has any or not."""
+    nodes = "nodes: [{name: head, cpus: 0}, {name: worker, cpus: 4, gpus: 4}]"
+    workers = {"min": 2, "max": 2, "gpus": 2}
+    config = json.dumps(merged(JOB, {"workers": workers, "data": {"source": "corpus.parquet"}}))
+    with started(tmp_path, nodes, "storage: ./storage") as live:
+        program = f"import sys; sys.argv = ['', {config!r}]\n{GIVEN_GPUS}"
+        ended = live.python(program)
+    assert ended.returncode == 0, ended.stderr
+    for first, second in json.loads(ended.stdout.splitlines()[-1]):
+        assert first[1] == second[1] == ["0", "1", "2", "3"]
+        assert sorted(first[0] + second[0]) == first[1]
 
 
 @pytest.mark.slow

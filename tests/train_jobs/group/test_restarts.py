@@ -6,7 +6,7 @@ import asyncio
 from typing import cast
 
 from train_jobs.errors import RankError
-from train_jobs.group.restarts import Restarts
+from train_jobs.group.restarts import LEFT, Restarts
 from train_jobs.spec import GroupSpec
 
 NEXT = cast("GroupSpec", "the next attempt")
@@ -51,6 +51,20 @@ def test_who_asks_for_more_reports_waits_for_them() -> None:
         assert [each.rank for each in await asyncio.wait_for(asked, 5)] == [1, 0]
         restarts.decide("1-0", None)
         assert await asyncio.gather(*waiting) == [None, None]
+
+    asyncio.run(tell())
+
+
+def test_who_has_left_waits_for_what_comes_next() -> None:
+    async def tell() -> None:
+        restarts = Restarts()
+        waiting = [asyncio.create_task(restarts.report("1-0", LEFT)) for _ in range(2)]
+        assert await restarts.reports("1-0", 1) == [LEFT, LEFT]
+        restarts.decide("1-0", NEXT)
+        assert await asyncio.gather(*waiting) == [NEXT, NEXT]
+        last = asyncio.create_task(restarts.report("1-1", LEFT))
+        restarts.decide("1-1", None)
+        assert await last is None
 
     asyncio.run(tell())
 
