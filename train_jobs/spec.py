@@ -37,7 +37,7 @@ class GroupSpec:
         job: the job's id.
         run: the path or URI of the run's directory in the cluster's storage.
         attempt: counts from 1 over the life of the job.
-        index: counts the groups of the attempt from 0.
+        index: counts the groups of the attempt from 0; below that are workers that stand by for one.
         nodes: node id of every worker, in rank order.
     """
 

@@ -102,6 +102,12 @@ class Broker:
             self._log()
             return grant
 
+    def preview(self, demand: Demand) -> Grant | None:
+        """What a demand would be granted now; it is not noted. None: not known, or its holder has a lease."""
+        with self._clock.call() as now:
+            self._refresh(now)
+            return self._ledger.preview(demand, now)
+
     async def watch(self, known: Mapping[str, Grant], hold_s: float) -> bool:
         """Wait until one of these holders would be told another grant than it knows; whether that is so.
 

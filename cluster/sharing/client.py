@@ -69,6 +69,10 @@ class BrokerClient:
         """
         return self._call("request", demand, timeout_s=min(self._timeout_s, RENEW_TIMEOUT_S))
 
+    def preview(self, demand: Demand) -> Grant | None:
+        """What a demand would be granted now, if its holder asked; it is not noted. None: not known."""
+        return self._call("preview", demand)
+
     def watch(self, known: Mapping[str, Grant], hold_s: float) -> ray.ObjectRef:
         """Has been answered once one of these holders is to know another grant, or after so many seconds.
 

@@ -217,6 +217,24 @@ class Ledger:
         lease = self._leases.get(holder)
         return None if lease is None else lease.tellable(self._decide(now)[holder], self._alive)
 
+    def preview(self, demand: Demand, now: float) -> Grant | None:
+        """What a holder that has no lease would be granted if it asked now, which it does not; None: nobody
+        who is new is granted anything yet."""
+        if demand.holder in self._leases or self._closed(now):
+            return None
+        demands, promised = self._demands(closed=False)
+        since = {holder: lease.since for holder, lease in self._leases.items()}
+        grants = allocate(
+            self._grantable(),
+            [*demands, demand],
+            self.priority,
+            since={**since, demand.holder: now},
+            promised=promised,
+            overdue=self._overdue(now),
+            settling=self._settling(now),
+        )
+        return grants[demand.holder]
+
     def snapshot(self, now: float) -> Snapshot:
         """All that the decision of this moment follows from."""
         self.expire(now)
@@ -251,6 +269,22 @@ class Ledger:
         if self._grants is not None and self._decided_with == (closed, overdue, settling):
             return self._grants
         self._decided_with = (closed, overdue, settling)
+        demands, promised = self._demands(closed)
+        since = {holder: lease.since for holder, lease in self._leases.items()}
+        self._grants = allocate(
+            self._grantable(),
+            demands,
+            self.priority,
+            since=since,
+            promised=promised,
+            overdue=overdue,
+            settling=settling,
+        )
+        self._note_overdue(overdue, now)
+        return self._grants
+
+    def _demands(self, closed: bool) -> tuple[list[Demand], dict[str, tuple[int, ...]]]:
+        """What everybody asks for as the allocation sees it, and what of that is only promised."""
         demands: list[Demand] = []
         promised = {}
         for holder, lease in self._leases.items():
@@ -265,18 +299,7 @@ class Ledger:
                     demand, holder=holder + _LEAVING, min=0, max=0, held=standing.leaving, gang=1
                 )
                 demands.append(leaving)
-        since = {holder: lease.since for holder, lease in self._leases.items()}
-        self._grants = allocate(
-            self._grantable(),
-            demands,
-            self.priority,
-            since=since,
-            promised=promised,
-            overdue=overdue,
-            settling=settling,
-        )
-        self._note_overdue(overdue, now)
-        return self._grants
+        return demands, promised
 
     def _undecide(self) -> None:
         self._grants = None

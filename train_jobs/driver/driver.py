@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -39,8 +40,10 @@ from train_jobs.driver.publication import Publication
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
 from train_jobs.driver.work_directory import update_work
+from train_jobs.group.group import Group
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome
+from train_jobs.group.standing_by import StandingBy
 from train_jobs.records.control import JobControlActor, control_name
 from train_jobs.records.run_log import summarize
 from train_jobs.records.workspace import Workspace
@@ -93,6 +96,7 @@ class Driver:
             self.agents,
             grace_s=self.broker.info()["reclaim_grace_s"],
         )
+        self._standing_by = StandingBy()
         self.stop_asked = threading.Event()
         self.attempt = summarize(job, self.run_storage).attempts
         self.budget = FailureBudget(config.recovery, seed=job)
@@ -104,11 +108,13 @@ class Driver:
         try:
             self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
             try:
+                self._stand_by()
                 self._prepare_data()
                 if self._unless_stopped(self._is_to_train, "what it has done is looked up"):
                     self._train()
             finally:
                 self.single.kill()
+                self._standing_by.only(())
                 self.lease.release()  # publishing needs no devices
             model = self._unless_stopped(self._publish, "its model is published")
         except StoppedError:
@@ -119,6 +125,19 @@ class Driver:
             self._finish("failed", 1, error=f"{type(error).__name__}: {error}")
             raise
         return self._finish("succeeded", 0, model=model)
+
+    def _stand_by(self) -> None:
+        """Have workers start where the job would be granted devices now: that takes none, and longer than
+        many a job's data."""
+        nodes = self.lease.preview()
+        if len(nodes) < self.lease.least:
+            return
+        self.agents.start(nodes)
+        run, attempt = self.run_storage.location, self.attempt + 1
+        for spec in plan_groups(self.job, self.config, run, attempt, nodes):
+            group = Group(self.agents)
+            group.stand_by(replace(spec, index=-1 - spec.index), self.run_storage.child(RAY_TRAIN))
+            self._standing_by.add(group)
 
     def _is_to_train(self) -> bool:
         """False of a script that has run to its end before: it is only published."""
@@ -158,8 +177,9 @@ class Driver:
             if failed is not None:
                 after = failed.failure_class
                 self._event("recovered", attempt=self.attempt, after=after, workers=self.lease.workers(grant))
+            self._standing_by.only(grant.nodes)
             if self.lease.units is None:
-                spec, outcome = self.single.run(grant, self.attempt)
+                spec, outcome = self.single.run(grant, self.attempt, self._standing_by)
             else:
                 spec, outcome = self._run_replicas(grant)
             if outcome.status == "finished":
@@ -205,6 +225,7 @@ class Driver:
             agents=self.agents,
             grace_s=self.broker.info()["reclaim_grace_s"],
             heartbeat_timeout_s=self.config.recovery.heartbeat_timeout_s,
+            standing_by=self._standing_by,
         )
         return supervisor.run(grant)
 

@@ -48,6 +48,14 @@ class JobLease:
         """
         return self.broker.wait(self._demand(), timeout_s=None, stop=stop, on_wait=say)
 
+    def preview(self) -> Sequence[str]:
+        """The nodes of the units that it would have if it asked now, or be kept; none where nobody knows."""
+        try:
+            grant = self.broker.preview(self._demand())
+        except ShoalError:
+            return ()
+        return () if grant is None else (*grant.nodes, *grant.coming)
+
     def renew(self, held: Sequence[str], starting: Sequence[str] = ()) -> Grant | None:
         """Renew the lease on units that run, those of a replica group side by side.
 

@@ -21,6 +21,7 @@ from train_jobs.elastic.membership import View
 from train_jobs.group.group import Group, first_ended
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome
+from train_jobs.group.standing_by import StandingBy
 from train_jobs.spec import GroupSpec
 
 _LAST_S = 60.0
@@ -73,6 +74,7 @@ class ReplicaGroups:
         name: the job's id.
         own: where Ray Train keeps what is its own.
         grace_s: how long a group that has to leave may take.
+        standing_by: workers that wait for a group; here others come to stand by, and all end.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class ReplicaGroups:
         agents: JobAgents,
         grace_s: float,
         heartbeat_timeout_s: float,
+        standing_by: StandingBy,
     ) -> None:
         assert lease.units is not None, "the job has replica groups"
         self.job = job
@@ -96,8 +99,8 @@ class ReplicaGroups:
         self.grace_s = grace_s
         self.heartbeat_timeout_s = heartbeat_timeout_s
         self.running: dict[str, _Running] = {}
-        self._resting: dict[str, Group] = {}
-        """By node id: what a group has left there, with which the next one starts seconds sooner."""
+        self._standing_by = standing_by
+        """What groups have left on their nodes, with which the next ones start seconds sooner."""
         self._started = 0
         self._not_before: dict[Gang, float] = {}
         self._took_part: set[str] = set()
@@ -119,8 +122,9 @@ class ReplicaGroups:
                 self._start(spec)
             return self._supervise()
         finally:
-            for group in (*(each.group for each in self.running.values()), *self._resting.values()):
-                group.kill()
+            for each in self.running.values():
+                each.group.kill()
+            self._standing_by.only(())
             ray.kill(lighthouse)
 
     def _supervise(self) -> tuple[GroupSpec, GroupOutcome]:
@@ -200,8 +204,7 @@ class ReplicaGroups:
     def _take_down(self) -> None:
         """End groups that do not leave in time, and those whose nodes are gone."""
         alive = alive_nodes()
-        for node in self._resting.keys() - alive:
-            self._resting.pop(node).kill()
+        self._standing_by.only(alive)
         for name, each in self.running.items():
             departure = None if each.taken_down else each.departure
             if departure is not None and departure.is_late(time.monotonic()):
@@ -233,7 +236,7 @@ class ReplicaGroups:
         return spec
 
     def _start(self, spec: GroupSpec) -> None:
-        group = self._resting.pop(spec.nodes[0], None) or Group(self.agents)
+        group = self._standing_by.take(spec.nodes) or Group(self.agents)
         group.start(spec, self.own)
         self.running[spec.name] = _Running(group, _gang(spec, self.units))
 
@@ -247,14 +250,13 @@ class ReplicaGroups:
             self.lighthouse.ended(name)
         except Exception as error:  # noqa: BLE001  (its silence says the same, later)
             print(f"the lighthouse does not hear that group {name} has ended: {error}", flush=True)
-        node = ended.spec.nodes[0]
-        if self._ending or node in self._resting or not ended.rest():
+        if self._ending or not ended.rest():
             ended.kill()
         else:
-            self._resting[node] = ended
+            self._standing_by.add(ended)
         if each.departure is not None:
             there = {node for other in self.running.values() for node in other.gang}
-            self.agents.only(there | {node for group in self._resting.values() for node in group.spec.nodes})
+            self.agents.only(there | self._standing_by.nodes)
         return outcome
 
 

@@ -22,6 +22,7 @@ from train_jobs.group.group import Group, first_ended
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome, rank_failure
 from train_jobs.group.reports import Reports
+from train_jobs.group.standing_by import StandingBy
 from train_jobs.spec import GroupSpec
 
 _CAUSE_S = 1.0
@@ -79,9 +80,20 @@ class SingleGroup:
         self._failed: GroupSpec | None = None
         """The attempt whose workers wait for what comes next."""
 
-    def run(self, grant: Grant, attempt: int) -> tuple[GroupSpec, GroupOutcome]:
-        """Run what a grant pays for, to its end or until the grant is another one ("left")."""
+    def run(
+        self, grant: Grant, attempt: int, standing_by: StandingBy | None = None
+    ) -> tuple[GroupSpec, GroupOutcome]:
+        """Run what a grant pays for, to its end or until the grant is another one ("left").
+
+        Args:
+            standing_by: workers that may wait for it.
+        """
         spec = self.job.spec_for(grant, attempt)
+        if standing_by is not None:
+            if (group := standing_by.take(spec.nodes)) is not None:
+                self.group.kill()
+                self.group = group
+            standing_by.only(())
         self._start(spec)
         self.job.control.begin.remote(spec.attempt, spec.nodes)
         reports = self.agents.reports(spec)

@@ -34,6 +34,7 @@ class GroupRunner:
         agents: dict[str, ActorHandle],
         places: PlacementGroup,
         wait_s: float,
+        stands_by: bool,
     ) -> GroupOutcome:
         from ray.train import (
             ControllerError,
@@ -56,7 +57,7 @@ class GroupRunner:
         # Nothing here imports torch: the ranks have processes of their own.
         trainer = GroupTrainer(
             _train_loop,
-            train_loop_config={"spec": spec, "agents": agents, "wait_s": wait_s},
+            train_loop_config={"spec": spec, "agents": agents, "wait_s": wait_s, "stands_by": stands_by},
             scaling_config=ScalingConfig(num_workers=spec.world_size, resources_per_worker=_PLACE),
             run_config=RunConfig(
                 name=f"attempt-{spec.attempt}-group-{spec.index}",
@@ -87,7 +88,7 @@ class GroupRunner:
 def _train_loop(config: dict[str, Any]) -> str:
     from train_jobs.group.worker import run_worker
 
-    return run_worker(config["spec"], config["agents"], config["wait_s"])
+    return run_worker(**config)
 
 
 def _not_started(why: Exception) -> GroupOutcome:
@@ -137,17 +138,36 @@ class Group:
             return
         if self._actor is None or self.spec.nodes[0] != spec.nodes[0] or self._is_dead():
             self.kill()
-            self._actor = GroupRunner.options(  # type: ignore[attr-defined]
-                # Ray puts an actor without resources on any node, unless it is held to one: even on a node
-                # that is gone, as long as Ray has not noticed.
-                scheduling_strategy=NodeAffinitySchedulingStrategy(spec.nodes[0], soft=False)
-            ).remote()
+            self._start_actor(spec.nodes[0])
         # An actor that is there already has imported everything: that saves the next attempt seconds.
+        self._devices = GroupDevices(spec, wait_s)
+        self._fit(spec, own, wait_s)
+        self._begin(spec)
+
+    def stand_by(self, spec: GroupSpec, own: Storage) -> None:
+        """Start the workers on the nodes of a group; they wait for the first one that is started there.
+
+        Args:
+            spec: of a name that no group of the job has.
+        """
+        self._start_actor(spec.nodes[0])
+        self._fit(spec, own, 0.0, stands_by=True)
+        self._spec, self._left = spec, True
+
+    def _fit(self, spec: GroupSpec, own: Storage, wait_s: float, *, stands_by: bool = False) -> None:
+        assert self._actor is not None, "it was started"
         self._remove_places()
         # Made here, and not where they are used: they go with the driver at the latest.
-        self._places, self._devices = _reserve_places(spec), GroupDevices(spec, wait_s)
-        self._ended = self._actor.fit.remote(spec, own, self._agents.on(spec.nodes), self._places, wait_s)
-        self._begin(spec)
+        self._places = _reserve_places(spec)
+        agents = self._agents.on(spec.nodes)
+        self._ended = self._actor.fit.remote(spec, own, agents, self._places, wait_s, stands_by)
+
+    def _start_actor(self, node: str) -> None:
+        self._actor = GroupRunner.options(  # type: ignore[attr-defined]
+            # Ray puts an actor without resources on any node, unless it is held to one: even on a node that
+            # is gone, as long as Ray has not noticed.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)
+        ).remote()
 
     def _begin(self, spec: GroupSpec) -> None:
         self._spec, self._left = spec, False

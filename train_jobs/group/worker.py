@@ -47,7 +47,9 @@ _TURN_LOOK_S = 0.1
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
-def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle], wait_s: float) -> str:
+def run_worker(
+    spec: GroupSpec, agents: dict[str, ActorHandle], wait_s: float, *, stands_by: bool = False
+) -> str:
     """Have the rank trained to its end: "finished", "followed", "stopped" or "left".
 
     The worker itself has no devices: it may wait for them, and stay when they are given back. Where a rank of
@@ -57,6 +59,7 @@ def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle], wait_s: float) -
     Args:
         agents: the job's, by node id.
         wait_s: how long the devices may still be held by the group before this one.
+        stands_by: it waits for its first group, as one does whose rank has left.
 
     Raises:
         RankError: whatever went wrong, in a form that reaches the driver whole.
@@ -64,11 +67,16 @@ def run_worker(spec: GroupSpec, agents: dict[str, ActorHandle], wait_s: float) -
     """
     here = agents[ray.get_runtime_context().get_node_id()]
     several = spec.config.group_size is not None
+    following: GroupSpec | None
+    if stands_by:
+        following = _ask_what_next(spec, here, LEFT)
+        if following is None:
+            return LEFT
+        spec = following
     gpus = _Gpus.given(spec, wait_s)
     if not several:
         _await_turn(spec)
     while True:
-        following: GroupSpec | None
         try:
             outcome = _run_attempt(spec, here, gpus)
         except RankError as error:

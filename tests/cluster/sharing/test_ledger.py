@@ -507,3 +507,24 @@ def test_the_only_group_that_steps_is_not_taken_while_another_one_starts():
     other.request(starting, now=1)
     other.request(app("app", 1, 1), now=2)
     assert other.request(starting, now=3).nodes == ("n1",), "whichever it is"
+
+
+def test_a_preview_is_what_would_be_granted_and_changes_nothing():
+    ledger = ledger_of(2, 2)
+    held = ledger.request(app("app", 1, 3), now=0).nodes
+    ledger.request(app("app", 1, 3, held), now=1)
+    ledger.take_events()
+    seen = ledger.preview(job("job", 1, 4), now=2)
+    assert seen is not None
+    assert seen.units == 1
+    assert ledger.preview(job("job", 2, 4), now=2).coming  # type: ignore[union-attr]
+    assert ledger.take_events() == []
+    assert [row["holder"] for row in ledger.leases(2)] == ["app"]
+    assert ledger.request(job("job", 1, 4), now=2) == seen
+    assert ledger.preview(job("job", 1, 4), now=2) is None, "it has a lease"
+
+
+def test_a_ledger_that_hears_who_runs_previews_nothing():
+    ledger = ledger_of(2, closed_until=5.0)
+    assert ledger.preview(job("job", 1, 1), now=1) is None
+    assert ledger.preview(job("job", 1, 1), now=6) is not None

@@ -20,6 +20,7 @@ from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
 from train_jobs.elastic.membership import NO_STATE, View
 from train_jobs.group.outcome import GroupOutcome
+from train_jobs.group.standing_by import StandingBy
 from train_jobs.records import control
 from train_jobs.records.control import SAVES_FOR_S, JobControl
 from train_jobs.spec import GroupSpec
@@ -223,6 +224,7 @@ def as_replica_groups(job: FakeJob, lease: FakeLease) -> GroupOutcome:
         agents=cast(Any, FakeAgents()),
         grace_s=GRACE_S,
         heartbeat_timeout_s=2.0,
+        standing_by=StandingBy(),
     )
     return groups.run(lease.grant)[1]
 
