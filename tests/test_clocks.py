@@ -31,6 +31,7 @@ WALL_CLOCK_IS_RIGHT = {
     "train_jobs/records/workspace.py": "whether copies on a node are nobody's any more, after days",
     "cluster/hosts/probe_agent.py": "how far the clocks of nodes are apart",
     "cluster/hosts/probe.py": "how far the clocks of nodes are apart",
+    "train_jobs/data/made_before.py": "whether files have changed a moment ago, as their times have it",
     "cluster/node/cache.py": "which copies on a node were used last, as the times of files have it",
     "serve_apps/controller/actor.py": "when a rollout began, which outlives the controller",
     "serve_apps/controller/app.py": "when a rollout began, which outlives the controller",

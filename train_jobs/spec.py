@@ -14,6 +14,8 @@ from cluster.environment import passed_on
 
 DATA = "data"
 """In a run's directory: what the task prepared of its data, e.g. the tokenized corpus."""
+PREPARED = "prepared"
+"""In the cluster's storage: where jobs note what data they have prepared."""
 CHECKPOINTS = "checkpoints"
 """In a run's directory: the checkpoints."""
 WORK = "work"

@@ -106,6 +106,13 @@ class ParquetFiles:
                 has = ", ".join(self.schema.names)
                 raise RequestError(f"{named} has no column {name!r}; it has {has}")
 
+    def stamps(self) -> list[list[Any]]:
+        """Of each file its path, its size in bytes, and when it was changed last (nanoseconds since 1970; 0
+        where nobody says)."""
+        paths = [fragment.path for fragment in self.fragments]
+        found = patiently(lambda: self._filesystem.get_file_info(paths), local=self._local)
+        return [[info.path, info.size, info.mtime_ns or 0] for info in found]
+
     def place(self, index: int) -> str:
         """The words for where a file is."""
         path = self.fragments[index].path

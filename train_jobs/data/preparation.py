@@ -11,11 +11,18 @@ from cluster.files.storage import Storage, as_storage
 from train_jobs.data.tokenizing import Encode, Tell, encode_here
 from train_jobs.data.tokens import prepare_tokens, tokens_are_there
 
-Prepare = Callable[[TrainJobConfig, Storage, Tell, Encode, bool], bool]
+Prepare = Callable[[TrainJobConfig, Storage, Tell, Encode, bool, Storage | None], bool]
 """Does what `prepare_data` says, for one task."""
 
 
-def _images(config: TrainJobConfig, place: Storage, tell: Tell, encode: Encode, hand_over: bool) -> bool:
+def _images(
+    config: TrainJobConfig,
+    place: Storage,
+    tell: Tell,
+    encode: Encode,
+    hand_over: bool,
+    notes: Storage | None,
+) -> bool:
     from train_jobs.data.images import prepare_images
 
     with files_here(place) as here:  # what is known of images is small; they stay where they are
@@ -46,6 +53,7 @@ def prepare_data(
     tell: Tell = lambda _: None,
     encode: Encode = encode_here,
     hand_over: bool = False,
+    notes: Storage | None = None,
 ) -> bool:
     """Fill the run's data directory; what was made of the same data in the same way is not made again.
 
@@ -53,6 +61,7 @@ def prepare_data(
         tell: told again and again how far that is.
         encode: encodes the parts of a corpus.
         hand_over: it ends where it takes long and others could help.
+        notes: where jobs note what they have made of their data, see train_jobs.data.made_before.
 
     Returns:
         whether anything in the directory is another than before.
@@ -62,4 +71,4 @@ def prepare_data(
         RequestError: the data cannot be read, or is too small.
     """
     prepare = PREPARATIONS.get(config.task)
-    return prepare is not None and prepare(config, as_storage(directory), tell, encode, hand_over)
+    return prepare is not None and prepare(config, as_storage(directory), tell, encode, hand_over, notes)

@@ -13,6 +13,7 @@ from cluster.files.local_copy import files_here
 from cluster.files.storage import Storage, as_storage
 from cluster.models.directory_here import directory_here
 from train_jobs.data.documents import corpus_parts
+from train_jobs.data.made_before import copy_made_before, key_of, note_made
 from train_jobs.data.own_tokenizer import texts_to_train_on, train_tokenizer
 from train_jobs.data.token_streams import (
     STAGED,
@@ -82,6 +83,7 @@ def prepare_tokens(
     tell: Tell = _nobody,
     encode: Encode = encode_here,
     hand_over: bool = False,
+    notes: Storage | None = None,
 ) -> bool:
     """Tokenize a job's corpus into `directory`; what was made of the same is not made again.
 
@@ -92,6 +94,7 @@ def prepare_tokens(
         tell: told again and again how far that is.
         encode: encodes the corpus' parts.
         hand_over: it ends where it takes long and others could help.
+        notes: where jobs note what they have made: what another one has made of the same is copied.
 
     Returns:
         whether it was made, or made anew: the config names another source, or another way to read it.
@@ -111,7 +114,14 @@ def prepare_tokens(
     tell("reading the documents, and the tokenizer")
     parts = corpus_parts(config.data)
     origin = {"made_of": made_of, "tokenizer": _origin(config), "parts": digest_of_parts(parts)}
-    if not has_begun(place, origin):
+    key = None if notes is None else key_of(config, origin)
+    begun = has_begun(place, origin)
+    fresh = not begun and read_facts(place) is None
+    if fresh and notes is not None and key is not None and copy_made_before(notes, key, place, made_of):
+        tell("another job has made the same tokens: they are copied")
+        _check_sizes(config, *sizes_of(place))
+        return True
+    if not begun:
         place.delete_dir(STAGED)
         _stage_tokenizer(config, place, tell)
     with files_here(staged.child(TOKENIZER)) as here:
@@ -125,7 +135,10 @@ def prepare_tokens(
     # Before they count as made: what is too small now may have grown by the next time.
     _check_sizes(config, *writer.sizes)
     writer.seal({"vocab_size": len(tokenizer), "made_of": made_of})
-    return put_together(place, tell)
+    made = put_together(place, tell)
+    if notes is not None and key is not None:
+        note_made(notes, key, place)
+    return made
 
 
 def _stage_tokenizer(config: TrainJobConfig, place: Storage, tell: Tell) -> None:

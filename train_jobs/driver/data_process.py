@@ -43,6 +43,7 @@ def prepare_apart(
     nodes: Sequence[str] | None = None,
     *,
     hand_over: bool = False,
+    notes: Storage | None = None,
 ) -> bool:
     """Fill a job's data directory, as prepare_data does, unless that is to stop.
 
@@ -51,6 +52,7 @@ def prepare_apart(
         tell: told every few seconds how far that is, or how long it has been there.
         nodes: where the job has leased workers, node id of each; None does it here.
         hand_over: it ends where it takes long here.
+        notes: see prepare_data.
 
     Raises:
         LongWorkError: it is handed over; what was done is kept.
@@ -71,6 +73,7 @@ def prepare_apart(
         "config": config.model_dump_json(),
         "nodes": None if nodes is None else list(nodes),
         "hand_over": hand_over,
+        "notes": None if notes is None else notes.location,
     }
     answer: dict[str, Any] = {}
     with (
@@ -148,12 +151,15 @@ class _Answers:
                     yield json.loads(line)
 
 
-def run_data_process(place: str, config: str, nodes: list[str] | None, hand_over: bool, answers: str) -> None:
+def run_data_process(
+    place: str, config: str, nodes: list[str] | None, hand_over: bool, notes: str | None, answers: str
+) -> None:
     """Prepare a job's data, and tell whoever listens how that goes.
 
     Args:
         place: the data directory.
         config: the job's, as JSON.
+        notes: where jobs note what they have made.
         answers: where lines of JSON go: how far it is, and what has come of it.
     """
     job = TrainJobConfig.model_validate_json(config)
@@ -163,7 +169,8 @@ def run_data_process(place: str, config: str, nodes: list[str] | None, hand_over
         try:
             encode = encode_here if nodes is None else _encoder(job, nodes)
             with _telling(told) as tell:
-                answer = {"changed": prepare_data(job, Storage(place), tell, encode, hand_over)}
+                known = None if notes is None else Storage(notes)
+                answer = {"changed": prepare_data(job, Storage(place), tell, encode, hand_over, known)}
         except LongWorkError as error:
             answer = {"rest_s": error.rest_s}
         except ShoalError as error:

@@ -52,6 +52,7 @@ from train_jobs.spec import (
     DATA,
     EXPORT,
     EXPORT_FACTS,
+    PREPARED,
     RAY_TRAIN,
     WORK,
     GroupSpec,
@@ -156,7 +157,8 @@ class Driver:
         if self.config.task == "script":
             work = self.workspace.directory / WORK
             self._unless_stopped(lambda: update_work(Path.cwd(), work), "the job's files are copied")
-        changed = JobData(self, self.lease, self.run_storage.child(DATA)).prepare()
+        notes = self.storage.child(PREPARED)
+        changed = JobData(self, self.lease, self.run_storage.child(DATA), notes).prepare()
 
         def declare() -> None:
             if changed or not self.workspace.has(DATA):

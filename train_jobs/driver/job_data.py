@@ -40,12 +40,14 @@ class JobData:
     Args:
         lease: what it holds in the end the caller has to release.
         place: where every rank finds the data.
+        notes: where jobs note what they have made of theirs.
     """
 
-    def __init__(self, job: DataJob, lease: JobLease, place: Storage) -> None:
+    def __init__(self, job: DataJob, lease: JobLease, place: Storage, notes: Storage | None = None) -> None:
         self.job = job
         self.lease = lease
         self.place = place
+        self.notes = notes
 
     def prepare(self) -> bool:
         """Fill the data directory; whether anything in it is another than before.
@@ -117,7 +119,9 @@ class JobData:
     def _apart(
         self, stop: Callable[[], bool], nodes: Sequence[str] | None = None, *, hand_over: bool = False
     ) -> bool:
-        return prepare_apart(self.job.config, self.place, stop, self._say, nodes, hand_over=hand_over)
+        return prepare_apart(
+            self.job.config, self.place, stop, self._say, nodes, hand_over=hand_over, notes=self.notes
+        )
 
     def _say(self, words: str) -> None:
         self.job.tell("prepares", said=words)

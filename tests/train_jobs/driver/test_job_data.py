@@ -85,6 +85,7 @@ class Story:
         nodes: Sequence[str] | None,
         *,
         hand_over: bool,
+        notes: Storage | None,
     ) -> bool:
         self.ran.append("handing over" if hand_over else "here" if nodes is None else tuple(nodes))
         end = self.ends.pop(0)
