@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.config.sections.train import TrainJobConfig
-from train_jobs.data.source import Samples, StreamSamples
+
+if TYPE_CHECKING:
+    from train_jobs.data.source import Samples, StreamSamples
 
 
 def samples_identity(config: TrainJobConfig, samples: Samples | StreamSamples, content: str | None) -> str:
@@ -16,6 +18,8 @@ def samples_identity(config: TrainJobConfig, samples: Samples | StreamSamples, c
     Args:
         content: a digest of what the samples are cut from; None where a task reads its data itself.
     """
+    from train_jobs.data.source import StreamSamples  # takes torch with it, which a driver does without
+
     known: dict[str, Any] = {"content": content or [config.task, config.source], "seed": config.seed}
     if not isinstance(samples, StreamSamples):
         known["samples"] = len(samples)

@@ -17,7 +17,6 @@ from typing import Any
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.files.backend import MissingError, StorageError
-from cluster.files.parquet import ParquetFiles
 from cluster.files.storage import Storage
 from train_jobs.data.documents import PYTHON_STDLIB
 from train_jobs.data.identity import digest
@@ -36,6 +35,8 @@ def key_of(config: TrainJobConfig, origin: Mapping[str, Any], now: float | None 
     Args:
         origin: what they follow from, as `StreamWriter` has it.
     """
+    from cluster.files.parquet import ParquetFiles  # takes pandas with it, which a driver does without
+
     files: list[Any] = []
     for source in (config.data.source, config.data.held_out_source):
         if source is None or source == PYTHON_STDLIB:

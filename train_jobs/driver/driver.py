@@ -107,9 +107,9 @@ class Driver:
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
         try:
-            self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
             try:
-                self._stand_by()
+                self._stand_by()  # first of all: it goes on beside what follows
+                self._event("preparing", task=self.config.task, source=self.config.source, pid=os.getpid())
                 self._prepare_data()
                 if self._unless_stopped(self._is_to_train, "what it has done is looked up"):
                     self._train()

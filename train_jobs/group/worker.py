@@ -229,6 +229,8 @@ class RankWorker:
         )
 
     def rendezvous(self, address: str | None) -> str:
+        if address is not None and self._place.world_size == 1:
+            return address
         return ray.train.collective.broadcast_from_rank_zero(address)
 
     def metric(self, line: dict[str, Any]) -> bool:

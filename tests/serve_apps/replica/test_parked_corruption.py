@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cluster.config.sections.serve import ServeAppConfig
 from cluster.node.dial import DialAddress
-from cluster.node.node_agent import NodeAgent
+from cluster.node.node_agent import NodeAgent, modules_of_processes
 from serve_apps.engine.protocol import EngineError
 from serve_apps.replica.engine_processes import EngineProcesses
 from serve_apps.spec import AppSpec
@@ -113,7 +113,7 @@ class Rotting:
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[NodeAgent]:
-    agent = NodeAgent(f"\0test-rot-{secrets.token_hex(8)}", ["serve_apps.replica.engine_process"])
+    agent = NodeAgent(f"\0test-rot-{secrets.token_hex(8)}", modules_of_processes())
     yield agent
     agent.stop()
 
