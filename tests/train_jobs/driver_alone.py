@@ -13,6 +13,7 @@ import ray
 from cluster.config.sections.train import TrainJobConfig
 from cluster.files.storage import Storage
 from train_jobs.driver.driver import Driver
+from train_jobs.group.standing_by import StandingBy
 from train_jobs.records.run_log import RunLog, now, read_events, summarize
 from train_jobs.records.workspace import Workspace
 
@@ -32,7 +33,8 @@ class DriverAlone(Driver):
         self.workspace = Workspace(self.run_storage)
         self.run_storage.write_bytes("config.yaml", b"")  # by whoever submits the job
         self.single = SimpleNamespace(kill=lambda: None)
-        self.lease = SimpleNamespace(release=lambda: None)
+        self.lease = SimpleNamespace(release=lambda: None, preview=lambda: (), least=1)
+        self._standing_by = StandingBy()
         self.control = SimpleNamespace(last_step=SimpleNamespace(remote=lambda: 0))
         self.stop_asked = threading.Event()
         self.attempt = summarize(self.job, self.run_storage).attempts
