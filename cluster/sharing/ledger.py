@@ -9,10 +9,11 @@ from typing import Any
 
 from cluster.sharing.allocate import allocate
 from cluster.sharing.demand import Demand, Grant, Kind, Node
-from cluster.sharing.events import Cause, Event, Units, grant_reason, held_reason, units_of
+from cluster.sharing.events import Cause, Event, Units
 from cluster.sharing.foreign import countable
-from cluster.sharing.hand_overs import HandOver, HandOvers, Saying
+from cluster.sharing.hand_overs import HandOver
 from cluster.sharing.lease import Lease
+from cluster.sharing.ledger_notes import LedgerNotes
 from cluster.wording import amounts
 
 TTL_S = 15.0
@@ -92,17 +93,13 @@ class Ledger:
         self._nodes: tuple[Node, ...] = ()
         self._alive: frozenset[str] = frozenset()
         self._foreign: dict[str, dict[str, float]] = {}
-        self._names: dict[str, str] = {}
         self._leases: dict[str, Lease] = {}
         self._grants: dict[str, Grant] | None = None
         self.changes = 0
         """How often something has changed from which grants may follow."""
         self._decided_with: tuple[object, ...] = ()
         self._overdue_told: frozenset[str] = frozenset()
-        self._events: list[Event] = []
-        self._last: dict[str, tuple[float, Event]] = {}
-        self._hand_overs = HandOvers()
-        self._last_hand_over: dict[str, tuple[float, HandOver]] = {}
+        self._notes = LedgerNotes()
 
     # -- what happens ---------------------------------------------------------------------------------------
 
@@ -124,15 +121,15 @@ class Ledger:
         self._nodes = tuple(nodes)
         self._alive = frozenset(node.node_id for node in nodes)
         self._undecide()
-        back = {node.node_id for node in nodes if node.node_id in self._names}
-        self._names |= _distinct_names(nodes)
-        taken = {self._names[node.node_id] for node in nodes}
-        for node_id, name in self._names.items():
+        back = {node.node_id for node in nodes if node.node_id in self._notes.names}
+        self._notes.names |= _distinct_names(nodes)
+        taken = {self._notes.names[node.node_id] for node in nodes}
+        for node_id, name in self._notes.names.items():
             if name in taken and node_id not in self._alive:  # a node that is gone leaves its name to another
-                self._names[node_id] = f"{name}~{node_id[:8]}"
+                self._notes.names[node_id] = f"{name}~{node_id[:8]}"
         for node in nodes:
             was = before.pop(node.node_id, None)
-            name, has = self._names[node.node_id], amounts(countable(node.resources))
+            name, has = self._notes.names[node.node_id], amounts(countable(node.resources))
             if was is None and node.node_id in back:
                 self._note_node("node_back", node, f"{name} is back, with {has}")
             elif was is None:
@@ -143,7 +140,9 @@ class Ledger:
             elif replace(was, avoided=node.avoided) != node:
                 self._note_node("node_changed", node, f"{name} has {has} now")
         for node in before.values():
-            self._note_node("node_gone", replace(node, resources={}), f"{self._names[node.node_id]} is gone")
+            self._note_node(
+                "node_gone", replace(node, resources={}), f"{self._notes.names[node.node_id]} is gone"
+            )
 
     def request(self, demand: Demand, now: float) -> Grant:
         """Register or refresh a demand; returns what its holder may run now."""
@@ -153,7 +152,7 @@ class Ledger:
         if lease is None:
             lease = self._leases[demand.holder] = Lease(demand, since=now, heard=now)
             self._undecide()
-        old, held = lease.told, self._units(lease.demand) if not new else Units({}, {})
+        old, held = lease.told, self._notes.units(lease.demand) if not new else Units({}, {})
         if lease.demand != demand:
             self._undecide()
         lease.renew(demand, now, {node.node_id for node in self._nodes if node.avoided})
@@ -162,8 +161,9 @@ class Ledger:
         if old != grant.nodes:
             self._undecide()
         lease.tell(grant, self._alive, now)
-        self._note_grant(lease, grant, old, held, now, waited=waited)
-        self._note_hand_overs(lease, grant, old, now)
+        cause = None if Counter(old or ()) == Counter(grant.nodes) else self._cause(lease, grant, old)
+        self._notes.grant(lease, grant, old, held, cause, now, waited=waited)
+        self._notes.hand_overs(lease, grant, old, now)
         return grant
 
     def release(self, holder: str) -> None:
@@ -182,8 +182,7 @@ class Ledger:
 
     def take_events(self) -> list[Event]:
         """What happened since the last call, in order."""
-        events, self._events = self._events, []
-        return events
+        return self._notes.take()
 
     def occupied(self) -> dict[str, dict[str, float]]:
         """Per node id, how much of each resource the leases take: what runs, is promised or leaves."""
@@ -243,7 +242,7 @@ class Ledger:
         return Snapshot(
             now=now,
             priority=self.priority,
-            nodes=tuple(replace(node, name=self._names[node.node_id]) for node in self._grantable()),
+            nodes=tuple(replace(node, name=self._notes.names[node.node_id]) for node in self._grantable()),
             demands={name: standing.demand for name, standing in standings.items()},
             told={name: lease.told or () for name, lease in self._leases.items()},
             grants={name: grant for name, grant in grants.items() if name in self._leases},
@@ -257,8 +256,8 @@ class Ledger:
             overdue=self._overdue(now),
             settling=self._settling(now),
             foreign=self._foreign,
-            last=dict(self._last),
-            hand_overs=dict(self._last_hand_over),
+            last=dict(self._notes.last),
+            hand_overs=dict(self._notes.last_hand_over),
             closed=self._closed(now),
         )
 
@@ -280,7 +279,8 @@ class Ledger:
             overdue=overdue,
             settling=settling,
         )
-        self._note_overdue(overdue, now)
+        self._notes.overdue([self._leases[holder] for holder in sorted(overdue - self._overdue_told)], now)
+        self._overdue_told = overdue
         return self._grants
 
     def _demands(self, closed: bool) -> tuple[list[Demand], dict[str, tuple[int, ...]]]:
@@ -337,89 +337,14 @@ class Ledger:
             and now - lease.changed < self.settle_s
         )
 
-    # -- events ---------------------------------------------------------------------------------------------
+    def _note_node(self, cause: Cause, node: Node, reason: str) -> None:
+        self._notes.node(cause, node, reason, self._foreign.get(node.node_id, {}))
 
     def _forget(self, holder: str, cause: Cause, reason: str) -> None:
         lease = self._leases.pop(holder, None)
-        if lease is None:
-            return
-        self._undecide()
-        self._last.pop(holder, None)
-        self._last_hand_over.pop(holder, None)
-        self._hand_overs.release(holder)
-        before = self._by_node(lease.told or ())
-        kind, unit = lease.demand.kind, lease.demand.unit
-        self._events.append(Event(cause, reason, holder, kind, unit, before=before))
-
-    def _note_node(self, cause: Cause, node: Node, reason: str) -> None:
-        foreign = self._foreign.get(node.node_id, {})
-        resources, name = countable(node.resources), self._names[node.node_id]
-        self._events.append(Event(cause, reason, node=name, resources=resources, foreign=foreign))
-
-    def _note_overdue(self, overdue: frozenset[str], now: float) -> None:
-        for holder in sorted(overdue - self._overdue_told):
-            lease = self._leases[holder]
-            waited = now - (lease.waiting_since or now)
-            reason = f"{holder} has waited for {waited:.0f} s: nothing starts any more that is in its way"
-            told = self._by_node(lease.told or ())
-            units = self._units(lease.demand)
-            kind, unit = lease.demand.kind, lease.demand.unit
-            words = (holder, kind, unit, told, told, units.held)
-            self._events.append(Event("overdue", reason, *words, starting=units.starting))
-        self._overdue_told = overdue
-
-    def _note_grant(
-        self,
-        lease: Lease,
-        grant: Grant,
-        old: tuple[str, ...] | None,
-        old_units: Units,
-        now: float,
-        *,
-        waited: bool,
-    ) -> None:
-        demand = lease.demand
-        before, after = self._by_node(old or ()), self._by_node(grant.nodes)
-        units = self._units(demand)
-        told = (demand.holder, demand.kind, demand.unit, before, after, units.held)
-        if before != after:
-            cause = self._cause(lease, grant, old)
-            by = grant.gave_way_to if cause == "gave_way" else ()
-            words = (demand.holder, demand.kind, before, after, by, demand.most)
-            event = Event(cause, grant_reason(cause, *words), *told, by, units.starting)
-            self._last[demand.holder] = (now, event)
-            self._events.append(event)
-        elif units != old_units:
-            reason = held_reason(demand.holder, demand.kind, old_units, units)
-            self._events.append(Event("held", reason, *told, starting=units.starting))
-        if lease.waiting_since is not None and not waited:
-            least = units_of(demand.kind, demand.min)
-            reason = f"{demand.holder} waits: there is no room now for {least} of {amounts(demand.unit)} each"
-            now_told = (demand.holder, demand.kind, demand.unit, after, after, units.held)
-            self._events.append(Event("waiting", reason, *now_told, starting=units.starting))
-
-    def _note_hand_overs(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None, now: float) -> None:
-        demand, units = lease.demand, self._units(lease.demand)
-        held, running = Counter(units.held), Counter(units.running)
-        before, after = Counter(self._by_node(old or ())), Counter(self._by_node(grant.nodes))
-        if old is None:
-            before += held  # it ran before it was heard of
-        by = grant.gave_way_to
-        word = Saying(demand.holder, demand.kind, demand.most, before, after, held, running, by)
-        for found in self._hand_overs.hear(word, now):
-            self._last_hand_over[demand.holder] = now, found
-            if found.giver is None:
-                continue
-            told = self._by_node(grant.nodes)
-            self._events.append(
-                Event(
-                    "handed_over",
-                    found.sentence(),
-                    *(demand.holder, demand.kind, demand.unit, told, told, units.held),
-                    starting=units.starting,
-                    facts=found.as_json(),
-                )
-            )
+        if lease is not None:
+            self._undecide()
+            self._notes.forget(lease, cause, reason)
 
     def _cause(self, lease: Lease, grant: Grant, old: tuple[str, ...] | None) -> Cause:
         """Why the grant is another than before."""
@@ -442,13 +367,6 @@ class Ledger:
         if demand.kind == "serving" and grant.units == len(old):
             return "placed_elsewhere"
         return "place_taken"
-
-    def _units(self, demand: Demand) -> Units:
-        return Units(self._by_node(demand.held), self._by_node(demand.starting))
-
-    def _by_node(self, units: Iterable[str]) -> dict[str, int]:
-        count = Counter(self._names.get(node, node) for node in units)
-        return dict(sorted(count.items()))
 
 
 def _distinct_names(nodes: Iterable[Node]) -> dict[str, str]:

@@ -226,6 +226,7 @@ def test_a_group_comes_back_with_the_workers_that_it_had(jobs: JobFile, live: Li
         shrunk = at_world_size(run, 1)
         before = workers_on(live, "RayTrainWorker", "worker-2")
         assert len(before) == 1, "it has no device, and waits"
+        assert live.processes("ray::SynchronizationActor") == [], "one worker meets nobody"
     grown_beyond(run, shrunk["step"], 2)
     assert workers_on(live, "RayTrainWorker", "worker-2") == before
     stop(jobs, run)
