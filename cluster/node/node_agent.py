@@ -55,9 +55,15 @@ _PAUSE_S = 1.0
 """Between two tries, where one failed."""
 
 
-def modules_of_processes() -> list[str]:
-    """The modules that the processes of a node need, as the installed packages say."""
-    return sorted({point.module for point in entry_points(group=ENTRY_POINTS)})
+def modules_of_processes(kind: str = "") -> list[str]:
+    """The modules that the processes of a node need, as the installed packages say.
+
+    Args:
+        kind: of processes that have a fork server of their own, which imports those of the group
+            ENTRY_POINTS.kind besides.
+    """
+    groups = (ENTRY_POINTS, f"{ENTRY_POINTS}.{kind}") if kind else (ENTRY_POINTS,)
+    return sorted({point.module for group in groups for point in entry_points(group=group)})
 
 
 @dataclass
@@ -232,14 +238,25 @@ class _ActorOfNode(NodeAgent):
 
     def __init__(self) -> None:
         super().__init__(address_on_node(), modules_of_processes())
+        self._of_kind: dict[str, NodeAgent] = {}
 
-    async def ask_for_fork(self, whom: DialAddress, title: str) -> None:
+    async def ask_for_fork(self, whom: DialAddress, title: str, kind: str) -> None:
         """See `fork_for`; several at once."""
-        await asyncio.to_thread(self.fork_for, whom, title)
+        agent: NodeAgent = self
+        if kind:
+            if kind not in self._of_kind:
+                self._of_kind[kind] = NodeAgent(f"{address_on_node()}-{kind}", modules_of_processes(kind))
+            agent = self._of_kind[kind]
+        await asyncio.to_thread(agent.fork_for, whom, title)
 
 
-async def fork_on(node: str, whom: DialAddress, title: str, timeout_s: float = _IMPORT_S) -> None:
+async def fork_on(
+    node: str, whom: DialAddress, title: str, kind: str = "", timeout_s: float = _IMPORT_S
+) -> None:
     """Have a fork server call whom, for processes on a node, see `NodeAgent.fork_for`.
+
+    Args:
+        kind: see `modules_of_processes`; the server of one is started for whoever asks first.
 
     Raises:
         ShoalError: it cannot be had there.
@@ -249,7 +266,7 @@ async def fork_on(node: str, whom: DialAddress, title: str, timeout_s: float = _
     try:
         while True:
             try:
-                await agent.ask("ask_for_fork", whom, title, timeout_s=timeout_s)
+                await agent.ask("ask_for_fork", whom, title, kind, timeout_s=timeout_s)
             except NoActorError:  # a node that has just joined
                 if time.monotonic() > until:
                     raise

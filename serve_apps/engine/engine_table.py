@@ -17,11 +17,12 @@ ENGINES = {
     "torch": (
         "serve_apps.engine.torch_engine.engine:TorchEngine",
         "serve_apps.engine.torch_engine.follower:follow",
+        "",
     ),
-    "vllm": ("serve_apps.engine.vllm_engine:VllmEngine", None),
+    "vllm": ("serve_apps.engine.vllm_engine:VllmEngine", None, "vllm"),
 }
-"""name → (engine of rank 0, what the other ranks run), each as `module:attribute`; None: the engine has
-processes of its own for them."""
+"""name → (engine of rank 0, what the other ranks run), each as `module:attribute`, None: the engine has
+processes of its own for them; and the kind of its processes, see cluster.node.node_agent."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class EngineEntry:
 
     engine: str
     follow: str | None
+    kind: str = ""
 
     def load_engine(self) -> StartEngine:
         return _load(self.engine)  # type: ignore[return-value]

@@ -15,6 +15,7 @@ from ray import serve
 
 from cluster.errors import ShoalError
 from cluster.node.node_agent import fork_on
+from serve_apps.engine.engine_table import find_engine
 from serve_apps.engine.protocol import EngineError, UnsupportedError, WeightsError
 from serve_apps.http.log import log_as_json
 from serve_apps.openai.errors import replica_lost
@@ -123,10 +124,11 @@ class Replica:
         self._link.tell()
 
     def _new_engine(self, node: str) -> EngineProcesses:
+        kind = find_engine(self.spec.engine).kind
         return EngineProcesses(
             self.id,
             ray.util.get_node_ip_address(),
-            lambda whom: fork_on(node, whom, f"engine of {self._application}#{self.id}"),
+            lambda whom: fork_on(node, whom, f"engine of {self._application}#{self.id}", kind),
             on_lost=self._lost,
             on_orphans=self._link.tell_orphans,
         )

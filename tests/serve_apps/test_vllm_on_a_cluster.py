@@ -44,6 +44,7 @@ def test_two_ranks_of_vllm_answer_like_generate(tmp_path: Path) -> None:
         served = cluster.shoal("serve", "--json")
         assert served.returncode == 0, served.stderr
         url = json.loads(served.stdout)["base_url"]
+        assert cluster.processes("serve_apps.engine.vllm_preload"), "what has imported vLLM forks its engines"
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         prompt = list(range(20, 60))
         expected = reference.tokenizer.decode(reference.generate(prompt, 16), skip_special_tokens=True)

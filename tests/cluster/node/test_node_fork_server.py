@@ -319,3 +319,10 @@ def test_memory_that_processes_share_is_counted_once() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
+
+
+def test_some_processes_have_a_server_that_imports_more() -> None:
+    everybodys, vllms = modules_of_processes(), modules_of_processes("vllm")
+    assert {"serve_apps.replica.engine_process", "train_jobs.rank.process"} <= set(everybodys) < set(vllms)
+    assert set(vllms) - set(everybodys) == {"serve_apps.engine.vllm_preload"}
+    assert modules_of_processes("of nobody") == everybodys
