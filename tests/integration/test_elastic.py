@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from datetime import datetime
@@ -219,16 +220,24 @@ def workers_on(live: LiveCluster, title: str, node: str) -> list[psutil.Process]
     return [each for each in live.processes(f"ray::{title}") if each.environ().get(NODE_NAME) == node]
 
 
+def a_group_alone(run: Path) -> str:
+    """The node that has one group of a job of three."""
+    groups = Counter(event["ranks"][0]["node"] for event in events(run, "started"))
+    assert sorted(groups.values()) == [1, 2]
+    return min(groups, key=lambda node: groups[node])
+
+
 def test_a_group_comes_back_with_the_workers_that_it_had(jobs: JobFile, live: LiveCluster) -> None:
-    run = jobs.submit("pair")
-    at_world_size(run, 2)
-    with replica(live, "large", "worker-2", cpus=2):
-        shrunk = at_world_size(run, 1)
-        before = workers_on(live, "RayTrainWorker", "worker-2")
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    node = a_group_alone(run)
+    with replica(live, "large", node, cpus=2):
+        shrunk = at_world_size(run, 2)
+        before = workers_on(live, "RayTrainWorker", node)
         assert len(before) == 1, "it has no device, and waits"
         assert live.processes("ray::SynchronizationActor") == [], "one worker meets nobody"
-    grown_beyond(run, shrunk["step"], 2)
-    assert workers_on(live, "RayTrainWorker", "worker-2") == before
+    grown_beyond(run, shrunk["step"], 3)
+    assert workers_on(live, "RayTrainWorker", node) == before
     stop(jobs, run)
     assert events(run, "failed") == []
 
@@ -237,14 +246,15 @@ def test_a_group_comes_back_with_the_workers_that_it_had(jobs: JobFile, live: Li
 def test_what_waits_for_devices_and_is_killed_is_started_anew_when_there_are_some(
     jobs: JobFile, live: LiveCluster, title: str
 ) -> None:
-    run = jobs.submit("pair")
-    at_world_size(run, 2)
-    with replica(live, "large", "worker-2", cpus=2):
-        shrunk = at_world_size(run, 1)
-        (victim,) = workers_on(live, title, "worker-2")
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    node = a_group_alone(run)
+    with replica(live, "large", node, cpus=2):
+        shrunk = at_world_size(run, 2)
+        (victim,) = workers_on(live, title, node)
         victim.kill()
         time.sleep(2.0)  # who has waited with it has seen it
-    grown_beyond(run, shrunk["step"], 2)
+    grown_beyond(run, shrunk["step"], 3)
     stop(jobs, run)
     assert events(run, "failed") == [], "nothing of the job was lost"
 
