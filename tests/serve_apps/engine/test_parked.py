@@ -103,8 +103,14 @@ def test_a_rank_that_dies_while_it_is_parked_is_noticed(
     replica.follower.kill()
     with pytest.raises(EngineError):
         replica.asker.run(replica.asker.engine.wake())
+
+    async def until_it_is_known() -> None:
+        while True:
+            await asyncio.sleep(0.01)
+            replica.asker.engine.check()
+
     with pytest.raises(EngineError):
-        replica.asker.engine.check()
+        replica.asker.run(until_it_is_known())
 
 
 def test_the_cache_is_given_up_and_had_again(runner: Runner) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.config.sections.serve import ServeAppConfig
 from cluster.node.dial import DialAddress
-from cluster.node.node_agent import NodeAgent
+from cluster.node.node_agent import NodeAgent, modules_of_processes
 from serve_apps.engine.protocol import EngineError, Statistics
 from serve_apps.replica import engine_processes
 from serve_apps.replica.engine_line import LineLostError
@@ -27,7 +27,7 @@ NOBODY_S = 20.0
 
 @pytest.fixture(scope="module")
 def agent() -> Iterator[NodeAgent]:
-    agent = NodeAgent(f"\0test-engines-{secrets.token_hex(8)}", ["serve_apps.replica.engine_process"])
+    agent = NodeAgent(f"\0test-engines-{secrets.token_hex(8)}", modules_of_processes())
     yield agent
     agent.stop()
 
