@@ -301,6 +301,7 @@ class Engine(Protocol):
 
         Raises:
             WeightsError: they cannot be loaded, or are another model's; the old ones stay.
+            EngineError: nor are the old ones there any more; the engine is of no use.
         """
 
     async def park(self) -> bool:

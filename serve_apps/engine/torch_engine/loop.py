@@ -90,6 +90,7 @@ class EngineLoop:
         self._changed = threading.Condition()
         """Guards the scheduler and the requests, and wakes the thread."""
         self._stopping = False
+        self._over = False
         self._num_steps = 0
         self._num_generated = 0
         self._num_prompt = 0
@@ -136,6 +137,8 @@ class EngineLoop:
         finally:
             if self._ranks is not None:
                 self._ranks.leave()
+            with self._changed:
+                self._over = True
             while self._changes:
                 done = self._changes.popleft()[1]
                 if not done.done() and (done.running() or done.set_running_or_notify_cancel()):
@@ -203,6 +206,9 @@ class EngineLoop:
     def _ask_for(self, change: Callable[[Runner], None]) -> Future[None]:
         done: Future[None] = Future()
         with self._changed:
+            if self._over:  # nobody would make it any more
+                done.set_exception(EngineError("the engine has ended"))
+                return done
             self._changes.append((change, done))
             self._scheduler.hold()
             self._changed.notify()

@@ -228,7 +228,7 @@ def test_where_the_old_weights_are_gone_too_nothing_answers(
     async def change() -> Any:
         return await asker.engine.load_weights(str(other))
 
-    with pytest.raises(WeightsError):
+    with pytest.raises(EngineError):
         asker.run(change())
 
     def broken() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,12 +96,16 @@ def test_all_ranks_are_parked_and_woken(
         assert list(asker.greedy([11, 12, 13], 10).token_ids) == reference.generate([11, 12, 13], 10)
 
 
+@pytest.mark.parametrize("noticed", [False, True])
 def test_a_rank_that_dies_while_it_is_parked_is_noticed(
-    start_replica: Callable[..., Any], llama: Path
+    noticed: bool, start_replica: Callable[..., Any], llama: Path
 ) -> None:
     replica = start_replica(llama, extra={"step_timeout_s": 2.0, "heartbeat_s": 0.2})
     replica.asker.run(replica.asker.engine.park())
     replica.follower.kill()
+    if noticed:  # by its heartbeat, and before anybody has heard of that
+        replica.follower.join()
+        time.sleep(1.0)
     with pytest.raises(EngineError):
         replica.asker.run(replica.asker.engine.wake())
 
