@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.clusters import LiveCluster, started
+from tests.clusters import LiveCluster
 from tests.integration.jobs import JOB
 from tests.train_jobs.ranks import merged
 
@@ -78,7 +81,7 @@ from cluster.config.sections.train import TrainJobConfig
 from train_jobs.group.group_devices import GroupDevices, NoDevicesError, given_gpus
 from train_jobs.spec import GroupSpec
 
-ray.init(log_to_driver=False)
+ray.init("local", num_cpus=4, num_gpus=4, include_dashboard=False, log_to_driver=False)
 (node,) = [each["NodeID"] for each in ray.nodes() if each["Resources"].get("GPU")]
 job = TrainJobConfig.model_validate_json(sys.argv[1])
 said = []
@@ -92,14 +95,13 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
-def test_ranks_are_shown_the_gpus_of_their_group_on_their_node(tmp_path: Path) -> None:
+def test_ranks_are_shown_the_gpus_of_their_group_on_their_node() -> None:
     """Ray hands out GPUs by their numbers, whether the machine has any or not."""
-    nodes = "nodes: [{name: head, cpus: 0}, {name: worker, cpus: 4, gpus: 4}]"
     workers = {"min": 2, "max": 2, "gpus": 2}
     config = json.dumps(merged(JOB, {"workers": workers, "data": {"source": "corpus.parquet"}}))
-    with started(tmp_path, nodes, "storage: ./storage") as live:
-        program = f"import sys; sys.argv = ['', {config!r}]\n{GIVEN_GPUS}"
-        ended = live.python(program)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    program = [sys.executable, "-c", GIVEN_GPUS, config]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 0, ended.stderr
     for first, second in json.loads(ended.stdout.splitlines()[-1]):
         assert first[1] == second[1] == ["0", "1", "2", "3"]
