@@ -95,11 +95,12 @@ print(json.dumps(said))
 
 
 @pytest.mark.slow
-def test_ranks_are_shown_the_gpus_of_their_group_on_their_node() -> None:
+def test_ranks_are_shown_the_gpus_of_their_group_on_their_node(tmp_path: Path) -> None:
     """Ray hands out GPUs by their numbers, whether the machine has any or not."""
     workers = {"min": 2, "max": 2, "gpus": 2}
     config = json.dumps(merged(JOB, {"workers": workers, "data": {"source": "corpus.parquet"}}))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["HOME"] = str(tmp_path)  # Ray keeps a token there
     program = [sys.executable, "-c", GIVEN_GPUS, config]
     ended = subprocess.run(program, capture_output=True, text=True, timeout=120, env=environment)
     assert ended.returncode == 0, ended.stderr
