@@ -182,6 +182,16 @@ def show_title(title: str) -> None:
         ctypes.memmove(begin, os.fsencode(title)[: room - 1].ljust(room, b"\0"), room)
 
 
+def change_title(begins: str, instead: str) -> None:
+    """Let the command line of this process begin otherwise, where it begins like this."""
+    try:
+        title = Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:
+        return
+    if title.startswith(begins):
+        show_title(instead + title.removeprefix(begins))
+
+
 def _shown_at(field: int) -> tuple[int, int]:
     """Where in its memory the kernel shows something of this process, and how many bytes; none: it does not.
 

@@ -30,6 +30,7 @@ from serve_apps.engine.protocol import (
 )
 from serve_apps.engine.request_checks import check_prompt, check_sampling
 from serve_apps.engine.structures import COMPILERS, CompiledStructure, compiled, is_whole
+from serve_apps.engine.titles import show_parked
 from serve_apps.engine.token_pieces import TokenPieces
 from serve_apps.engine.vllm_chat import VllmChat
 from serve_apps.engine.vllm_log import root_cause
@@ -220,6 +221,7 @@ class VllmEngine:
         await self._idle.wait()
         self._digests = await self._ask("collective_rpc", "shoal_digest")
         await self._ask("sleep", 1)
+        show_parked(True)
         return True
 
     async def wake(self) -> None:
@@ -228,6 +230,7 @@ class VllmEngine:
         if await self._ask("collective_rpc", "shoal_digest") != self._digests:
             self._break("the weights that were parked are not what they were")
             raise EngineError(str(self._failure))
+        show_parked(False)
         self._open.set()
 
     def chat(self, tools: str | None, reasoning: str | None) -> VllmChat:

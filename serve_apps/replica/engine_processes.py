@@ -12,6 +12,7 @@ from cluster.node.forked_processes import CalledProcesses
 from cluster.node.node_fork_server import FORKS
 from cluster.node.output import OUTPUT, show_output
 from serve_apps.engine.engine_table import find_engine
+from serve_apps.engine.titles import ENGINE
 from serve_apps.replica.engine_line import EngineLine, LineLostError
 from serve_apps.spec import AppSpec
 
@@ -206,7 +207,7 @@ class EngineProcesses:
         assert self._forks is not None
         assert self._ended is not None
         try:
-            title = f"shoal::Engine:{self._app}:{self._replica}:rank {rank}"
+            title = f"{ENGINE}{self._app}:{self._replica}:rank {rank}"
             end = await self._forks.run(_OWNER, f"{_PROCESS}:{function}", arguments, title)
             why = f"rank {rank} ended: {end}"
         except ConnectionError as error:

@@ -11,6 +11,7 @@ import torch
 
 from serve_apps.engine.memory_check import check_device, memory_of
 from serve_apps.engine.protocol import EngineConfig, EngineError, WeightsError
+from serve_apps.engine.titles import show_parked
 from serve_apps.engine.torch_engine.attention import Batch
 from serve_apps.engine.torch_engine.cache_room import gpu_room
 from serve_apps.engine.torch_engine.chunk import Chunk
@@ -330,6 +331,7 @@ def park_together(runner: Runner, ranks: Ranks | None) -> None:
         EngineError: one could not.
     """
     _all_or_break(runner.park, "be parked", ranks)
+    show_parked(True)
 
 
 def wake_together(runner: Runner, ranks: Ranks | None) -> None:
@@ -339,6 +341,7 @@ def wake_together(runner: Runner, ranks: Ranks | None) -> None:
         EngineError: one could not, or has other weights than it had: the engine is of no use any more.
     """
     _all_or_break(runner.wake, "be woken", ranks)
+    show_parked(False)
 
 
 def _all_or_break(work: Callable[[], None], what: str, ranks: Ranks | None) -> None:
