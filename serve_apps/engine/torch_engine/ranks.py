@@ -45,6 +45,8 @@ class Ranks:
         self._frame = torch.zeros(frame_size(max_batch), dtype=torch.long)
         self._options = options
         self._store: dist.TCPStore | None = None
+        self._patient: dist.ProcessGroup | None = None
+        """The same ranks, for what may take longer than a step."""
         self._round = 0
 
     def join(self, master_addr: str, master_port: int, device: torch.device) -> None:
@@ -64,6 +66,8 @@ class Ranks:
                 world_size=self.world_size,
                 timeout=timedelta(seconds=self._options.step_timeout_s),
             )
+            patience = timedelta(seconds=self._options.start_timeout_s)
+            self._patient = dist.new_group(backend="gloo", timeout=patience)
         except (OSError, RuntimeError) as error:
             raise EngineError(
                 f"the {self.world_size} ranks did not meet at {master_addr}:{master_port}: {error}"
@@ -89,14 +93,27 @@ class Ranks:
             raise EngineError(f"rank {self.rank} has not joined the others")
         self._round += 1
         keys = [f"{self._round}/{rank}" for rank in range(self.world_size)]
+        failure: RuntimeError | None = None
         try:
             self._store.set(keys[self.rank], str(number))
             if not wait:
                 return [number]  # its own exception says more
-            self._store.wait(keys, timedelta(seconds=self._options.start_timeout_s))
-            return [int(self._store.get(key)) for key in keys]
+            try:
+                # The store alone would not say that a rank has died; its connections do, at once.
+                dist.barrier(self._patient)
+            except RuntimeError as error:
+                failure = error
+            # A rank that does not wait has said why the others wait in vain.
+            said = {
+                each: int(self._store.get(key)) for each, key in enumerate(keys) if self._store.check([key])
+            }
         except RuntimeError as error:
-            raise EngineError(f"a rank of the replica did not load the model: {error}") from error
+            raise EngineError(f"rank 0 of the replica died: {error}") from error
+        if failure is not None and all(said.values()):
+            lost = [str(each) for each in range(self.world_size) if each not in said]
+            which = f"rank {', '.join(lost)}" if lost else "a rank"
+            raise EngineError(f"{which} of the replica died or hangs: {failure}") from failure
+        return [said.get(each, 1) for each in range(self.world_size)]
 
     def send(self, kind: Kind, step: Step | None = None, text: str = "") -> None:
         """Tell all ranks what comes next; only rank 0 does."""
