@@ -437,13 +437,15 @@ class Quickstart:
         """An elastic job takes what is idle, gives a device to the app under load, and takes it back."""
         from infra.lab.bench.clients import SteadyLoad
         from infra.lab.bench.give_and_take import GiveAndTake, logs_of
+        from infra.lab.bench.job_watch import JobWatch
         from infra.lab.bench.load_course import between, fall, lost_and_repeated, rise
         from serve_apps.status import app_statuses
 
         load = SteadyLoad(base_url, APP, PROMPT, CLIENTS, max_tokens=64)
         try:
             with load:
-                sharing = GiveAndTake(run_of(Storage(record.storage), job), load, low=0, high=CLIENTS)
+                watch = JobWatch(run_of(Storage(record.storage), job))
+                sharing = GiveAndTake(watch, load, low=0, high=CLIENTS)
                 turn = sharing.round(2, replicas=_replicas(app_statuses()))
         finally:
             Submissions(record).stop(job)

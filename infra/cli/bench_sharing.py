@@ -10,7 +10,7 @@ import typer
 from infra.cli.common import JsonOption, print_json, say
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from infra.lab.simulator.costs import Costs
     from infra.lab.simulator.jobs import Trace
@@ -19,14 +19,41 @@ if TYPE_CHECKING:
 _SIMULATION = "With --simulate"
 _TRACE = "With --simulate: the trace"
 _CLUSTER = "With --simulate: the cluster and its serving load"
-_ALWAYS = ("simulate", "as_json")
+_MEASURED = "Without --simulate"
+_OF_MEASUREMENTS = {"rounds", "shape", "minutes", "paced"}
+_ALWAYS = {"simulate", "as_json", "devices"}
 
 
 def sharing(
     context: typer.Context,
     rounds: Annotated[
-        int, typer.Option(min=1, max=1000, help="Rises and falls of the load; not with --simulate.")
+        int, typer.Option(min=1, max=1000, help="Rises and falls of the load.", rich_help_panel=_MEASURED)
     ] = 10,
+    shape: Annotated[
+        str,
+        typer.Option(
+            "--shape",
+            help="The load: steps (--rounds), or, with --paced, day or bursts.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = "steps",
+    minutes: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            max=1440,
+            help="How long day or bursts last; a day goes by in it.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = 24.0,
+    paced: Annotated[
+        bool,
+        typer.Option(
+            "--paced",
+            help="Devices do not compete for cores: ranks and engines wait where devices would compute.",
+            rich_help_panel=_MEASURED,
+        ),
+    ] = False,
     simulate: Annotated[
         str | None,
         typer.Option(
@@ -85,8 +112,13 @@ def sharing(
         ),
     ] = None,
     devices: Annotated[
-        str, typer.Option(help="How many, or by kind: H100-SXM:64,A100-SXM:32.", rich_help_panel=_CLUSTER)
-    ] = "64",
+        str | None,
+        typer.Option(
+            help="How many (default: 64, and 4 without --simulate), or by kind: H100-SXM:64,A100-SXM:32.",
+            show_default=False,
+            rich_help_panel=_CLUSTER,
+        ),
+    ] = None,
     node_devices: Annotated[
         int, typer.Option(min=1, max=1024, help="Devices of a node.", rich_help_panel=_CLUSTER)
     ] = 8,
@@ -145,19 +177,27 @@ def sharing(
     rises, and takes them back when it falls; then the same load comes on a fixed split. Exit code 1 if a
     request failed, or a step was lost or repeated.
     """
-    _check_given(context, simulate)
+    given = {
+        option.name: option.opts[0] for option in context.command.params if _is_given(context, option.name)
+    }
     if simulate is None:
-        from infra.cli.bench_sharing_live import live
+        from infra.cli.bench_sharing_live import live, plan_of
 
-        live(rounds, as_json=as_json)
+        _refuse(
+            given.keys() - _OF_MEASUREMENTS - _ALWAYS,
+            given,
+            "needs --simulate TRACE: a measurement has no such option",
+        )
+        live(plan_of(shape, rounds, minutes, paced, devices, set(given)), as_json=as_json)
         return
+    _refuse(given.keys() & _OF_MEASUREMENTS, given, "is of a measurement, which --simulate is none")
     from infra.lab.simulator.comparison import Setup, compare
     from infra.lab.simulator.outcome import document
     from infra.lab.simulator.simulation import Rules
     from infra.lab.simulator.source import trace_of
 
     setup = Setup(
-        _kinds(devices),
+        _kinds(devices or "64"),
         node_devices,
         serving_share,
         apps,
@@ -180,16 +220,12 @@ def sharing(
         _print_table(setup.facts(trace), rows)
 
 
-def _check_given(context: typer.Context, simulate: str | None) -> None:
-    """Whether every option that was given is one of what is asked for."""
+def _refuse(names: Collection[str], options: Mapping[str, str], why: str) -> None:
     from cluster.errors import RequestError
 
-    given = [each for each in context.command.params if _is_given(context, each.name)]
-    for option in given:
-        if simulate is None and option.name not in (*_ALWAYS, "rounds"):
-            raise RequestError(f"{option.opts[0]} needs --simulate TRACE: a measurement has no such option")
-        if simulate is not None and option.name == "rounds":
-            raise RequestError("--rounds is of a measurement, which --simulate is none")
+    for name in options:
+        if name in names:
+            raise RequestError(f"{options[name]} {why}")
 
 
 def _is_given(context: typer.Context, name: str | None) -> bool:

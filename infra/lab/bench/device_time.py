@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from infra.lab.bench.clients import TimedAnswer
+from infra.lab.bench.asking import TimedAnswer
 from infra.lab.bench.load_course import time_of
 
 

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
 from cluster.sharing.demand import Demand
+from infra.lab.bench.arrivals import Arrivals
+from infra.lab.bench.asking import Asker
 from infra.lab.bench.clients import SteadyLoad
 from infra.lab.bench.give_and_take import GiveAndTake, logs_of
+from infra.lab.bench.job_watch import JobWatch
 from infra.lab.bench.load_course import Round
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
+from infra.lab.bench.sharing_plan import ANSWER_TOKENS, STEPS, SharingPlan
 from infra.lab.bench.side import DEVICE, Side
 from infra.lab.bench.training_rate import rate
 
-MOST_WORKERS = 3
-FEWEST_WORKERS = 2
-"""Of the job, while the app has its most replicas."""
-MOST_REPLICAS = 2
-LOW, HIGH = 1, 8
-"""Clients that ask while the load is low, and while it is high."""
+LOW = 1
+"""Clients that ask while the load is low."""
 PROMPT = "import os\n\n\ndef "
 THINK_S = 0.1
 """Between an answer and the client's next request."""
@@ -34,119 +33,135 @@ UNDISTURBED_S = 10.0
 WARM_UP_S = 2.0
 PATIENCE_S = 300.0
 """How long devices may take to change hands."""
+SEED = 20_261_130
+"""Of the requests that come by themselves: both sides get the same."""
 _RENEW_S = 1.0
 
-_MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
-_JOB: dict[str, Any] = {
-    "model": _MODEL,
-    "data": {"source": "python-stdlib", "sequence_length": 64, "held_out_every": 50},
-    "batch": {"global": 24, "micro": 4},
-    "evaluate": {"every_steps": None},
-    "checkpoint": {"every_steps": 1000},
-    "steps": 1_000_000,
-}
-_APP: dict[str, Any] = {
-    "model": "served@latest",
-    # More requests in flight than one replica should carry while the load is high, fewer while it is low.
-    "autoscale": {"target_ongoing_requests": 3, "upscale_delay_s": 1, "downscale_delay_s": 3},
-}
-CONFIG: dict[str, Any] = {
-    "cluster": {
-        "nodes": [{"name": "head", "cpus": 0}, {"name": "worker", "count": 2, "cpus": 2}],
-        "sharing": {"priority": "serving", "settle_s": 1},
-    },
-    "train_jobs": {
-        "served": {
-            **_JOB,
-            "steps": 20,
-            "checkpoint": {"every_steps": 20},
-            "batch": {"global": 8, "micro": 4},
-            "workers": {"min": 1, "max": 1},
-            "publish": "served",
-        },
-        "elastic": {**_JOB, "workers": {"min": 1, "max": MOST_WORKERS}},
-        "fixed": {**_JOB, "workers": {"min": FEWEST_WORKERS, "max": FEWEST_WORKERS}},
-    },
-    "serve_apps": {
-        "shared": {**_APP, "replicas": {"min": 1, "max": MOST_REPLICAS}},
-        "split": {**_APP, "replicas": {"min": MOST_REPLICAS, "max": MOST_REPLICAS}},
-    },
-}
 
-
-def measure(rounds: int, say: Callable[[str], None]) -> tuple[Side, Side]:
-    """Both sides, sharing first: the fixed split gets a load that rises and falls for as long.
+def measure(plan: SharingPlan, say: Callable[[str], None]) -> dict[str, Side]:
+    """Both sides, by name; the fixed split gets the same load.
 
     Raises:
         ShoalError: devices did not change hands in time, or a job or an app could not be started.
     """
-    with OwnCluster(CONFIG, say) as cluster:
-        tokenizer = _publish(cluster, say)
-        shared = _share(cluster, tokenizer, rounds, say)
-        return shared, _split(cluster, tokenizer, shared.rounds, say)
+    with OwnCluster(plan.config(), say) as cluster:
+        measurement = _Measurement(plan, cluster, say)
+        shared = measurement.sharing()
+        return {"sharing": shared, "fixed": measurement.fixed(shared)}
 
 
-def _publish(cluster: OwnCluster, say: Callable[[str], None]) -> str:
-    """Train the model that is served; returns its directory: its tokenizer serves others, too."""
-    from cluster.models.registry import Registry
+class _Measurement:
+    def __init__(self, plan: SharingPlan, cluster: OwnCluster, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._cluster = cluster
+        self._say = say
+        self._tokenizer = self._publish()
 
-    say("training the model that is served")
-    job = cluster.submit("served")
-    (ended,) = job.until(lambda: job.events("finished"), "the model was not trained", PATIENCE_S)
-    if ended["status"] != "succeeded":
-        raise ShoalError(f"the model was not trained: {ended['error']}")
-    return str(Registry(Storage(cluster.record.storage)).resolve(ended["model"]).path)
+    def _publish(self) -> str:
+        """Train the model that is served; returns its directory: its tokenizer serves others, too."""
+        from cluster.models.registry import Registry
 
+        self._say("training the model that is served")
+        job = self._cluster.submit("served")
+        (ended,) = job.until(lambda: job.events("finished"), "the model was not trained", PATIENCE_S)
+        if ended["status"] != "succeeded":
+            raise ShoalError(f"the model was not trained: {ended['error']}")
+        return str(Registry(Storage(self._cluster.record.storage)).resolve(ended["model"]).path)
 
-def _share(cluster: OwnCluster, tokenizer: str, rounds: int, say: Callable[[str], None]) -> Side:
-    say("sharing: an elastic job takes what the app leaves")
-    with _running(cluster, "elastic", "shared", tokenizer) as (job, base_url):
-        load = SteadyLoad(base_url, "shared", PROMPT, HIGH, pause_s=THINK_S)
-        turns: list[Round] = []
-        with load:
-            sharing = GiveAndTake(job.run, load, LOW, HIGH, PATIENCE_S)
+    def sharing(self) -> Side:
+        """An elastic job takes what the app leaves."""
+        plan = self._plan
+        self._say("sharing: an elastic job takes what the app leaves")
+        with self._running("elastic", "shared") as (job, base_url):
             rates = {}
-            for workers in range(MOST_WORKERS, FEWEST_WORKERS - 1, -1):
-                with _taken(MOST_WORKERS - workers):
-                    sharing.until_workers(workers)
-                    rates[workers] = _undisturbed(sharing, job)
-                say(f"undisturbed, {workers} workers train {rates[workers]:.0f} samples/s")
-            load.level = LOW
-            for number in range(1, rounds + 1):
-                turns.append(sharing.round(MOST_WORKERS, hold_s=HOLD_S, rest_s=HOLD_S))
-                _tell(number, turns[-1], load, say)
-    return _side(cluster, job, "shared", turns, rates, load)
+            watch = JobWatch(job.run, PATIENCE_S)
+            for workers in range(plan.most_workers, plan.fewest_workers - 1, -1):
+                with _taken(plan.most_workers - workers):
+                    rates[workers] = self._undisturbed(job, watch, workers)
+            watch.until_workers(plan.most_workers)
+            return self._side(job, watch, "shared", base_url, rates, None)
 
+    def fixed(self, shared: Side) -> Side:
+        """The same load for as long, and the devices stay where they are."""
+        self._say("fixed split: the same load, the devices stay where they are")
+        workers = self._plan.fewest_workers
+        with self._running("fixed", "split") as (job, base_url):
+            watch = JobWatch(job.run, PATIENCE_S)
+            rates = {workers: self._undisturbed(job, watch, workers)}
+            return self._side(job, watch, "split", base_url, rates, shared)
 
-def _split(cluster: OwnCluster, tokenizer: str, rounds: Sequence[Round], say: Callable[[str], None]) -> Side:
-    say("fixed split: the same load for as long, the devices stay where they are")
-    with _running(cluster, "fixed", "split", tokenizer) as (job, base_url):
-        load = SteadyLoad(base_url, "split", PROMPT, HIGH, pause_s=THINK_S)
+    def _side(
+        self,
+        job: OwnJob,
+        watch: JobWatch,
+        app: str,
+        base_url: str,
+        rates: dict[int, float],
+        like: Side | None,
+    ) -> Side:
+        """Put the load on the app, and see what comes of it.
+
+        Args:
+            like: rounds are as long as this side's; None: as long as devices take to change hands.
+        """
+        load: SteadyLoad | Arrivals
         turns: list[Round] = []
-        with load:
-            sharing = GiveAndTake(job.run, load, LOW, HIGH, PATIENCE_S)
-            sharing.until_workers(FEWEST_WORKERS)
-            rates = {FEWEST_WORKERS: _undisturbed(sharing, job)}
-            say(f"undisturbed, {FEWEST_WORKERS} workers train {rates[FEWEST_WORKERS]:.0f} samples/s")
-            load.level = LOW
-            for number, like in enumerate(rounds, 1):
-                turns.append(sharing.again(like))
-                _tell(number, turns[-1], load, say)
-    return _side(cluster, job, "split", turns, rates, load)
+        if self._plan.load == STEPS:
+            load = SteadyLoad(base_url, app, PROMPT, self._plan.high, ANSWER_TOKENS, THINK_S)
+            with load:
+                turns = self._rounds(GiveAndTake(watch, load, LOW, self._plan.high), load, like)
+            span = turns[0].rose, turns[-1].ended
+        else:
+            shape = self._plan.shape()
+            asker = Asker(base_url, app, PROMPT, ANSWER_TOKENS)
+            load = Arrivals(asker, shape.due_times(SEED))
+            self._say(f"{self._plan.load}: {shape.lasts_s:.0f} s of requests as they come")
+            span = load.run(watch.pause)
+        logs = logs_of(self._cluster.record, job.job, app)
+        return Side(span, logs, rates, load.answers, load.failures, load.first_tokens, turns)
 
+    def _rounds(self, sharing: GiveAndTake, load: SteadyLoad, like: Side | None) -> list[Round]:
+        turns: list[Round] = []
+        load.level = LOW
+        for number in range(self._plan.rounds):
+            if like is None:
+                turn = sharing.round(self._plan.most_workers, hold_s=HOLD_S, rest_s=HOLD_S)
+            else:
+                turn = sharing.again(like.rounds[number])
+            turns.append(turn)
+            failed = sum(failure.sent >= turn.rose for failure in load.failures)
+            self._say(
+                f"round {number + 1}: high for {turn.fell - turn.rose:.1f} s,"
+                f" low for {turn.ended - turn.fell:.1f} s, {turn.workers_before} →"
+                f" {turn.workers_under_load} workers under load, {failed} requests failed"
+            )
+        return turns
 
-@contextmanager
-def _running(cluster: OwnCluster, name: str, app: str, tokenizer: str) -> Iterator[tuple[OwnJob, str]]:
-    """A job and an app beside it, which have the cluster for themselves; yields the app's base URL, too."""
-    from serve_apps.commands import remove
+    @contextmanager
+    def _running(self, name: str, app: str) -> Iterator[tuple[OwnJob, str]]:
+        """A job and an app beside it, which have the cluster for themselves; yields its base URL, too."""
+        from serve_apps.commands import remove
 
-    base_url = cluster.serve([app])
-    data = cluster.loaded.resolved.train_jobs[name].data.model_dump()
-    job = cluster.submit(name, {"data": {**data, "tokenizer": tokenizer}})
-    yield job, base_url
-    # Not after an error: the cluster goes then, and they with it.
-    job.stop()
-    remove([app])
+        base_url = self._cluster.serve([app])
+        changes = {}
+        if not self._plan.paced:
+            data = self._cluster.loaded.resolved.train_jobs[name].data.model_dump()
+            changes = {"data": {**data, "tokenizer": self._tokenizer}}
+        job = self._cluster.submit(name, changes)
+        yield job, base_url
+        # Not after an error: the cluster goes then, and they with it.
+        job.stop()
+        remove([app])
+
+    def _undisturbed(self, job: OwnJob, watch: JobWatch, workers: int) -> float:
+        """Samples a second of the next seconds with so many workers, after a few that do not count."""
+        watch.until_workers(workers)
+        watch.pause(WARM_UP_S)
+        first = time.time()
+        watch.pause(UNDISTURBED_S)
+        found = rate(job.metrics(), first, time.time())
+        self._say(f"undisturbed, {workers} workers train {found:.0f} samples/s")
+        return found
 
 
 @contextmanager
@@ -173,31 +188,3 @@ def _taken(devices: int) -> Iterator[None]:
         ended.set()
         keeper.join()
         broker.release(demand.holder)
-
-
-def _undisturbed(sharing: GiveAndTake, job: OwnJob) -> float:
-    """Samples a second of the next seconds, after a few that do not count."""
-    sharing.pause(WARM_UP_S)
-    first = time.time()
-    sharing.pause(UNDISTURBED_S)
-    return rate(job.metrics(), first, time.time())
-
-
-def _tell(number: int, turn: Round, load: SteadyLoad, say: Callable[[str], None]) -> None:
-    failed = sum(failure.sent >= turn.rose for failure in load.failures)
-    say(
-        f"round {number}: high for {turn.fell - turn.rose:.1f} s, low for {turn.ended - turn.fell:.1f} s,"
-        f" {turn.workers_before} → {turn.workers_under_load} workers under load, {failed} requests failed"
-    )
-
-
-def _side(
-    cluster: OwnCluster,
-    job: OwnJob,
-    app: str,
-    rounds: Sequence[Round],
-    rates: dict[int, float],
-    load: SteadyLoad,
-) -> Side:
-    logs = logs_of(cluster.record, job.job, app)
-    return Side(rounds, logs, rates, load.answers, load.failures, load.first_tokens)

@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from cluster.wording import counted
@@ -21,6 +22,7 @@ from infra.lab.bench.load_course import (
     parts,
     rise,
 )
+from infra.lab.bench.sharing_plan import SharingPlan
 from infra.lab.bench.side import DEVICE, Side
 from infra.lab.bench.training_rate import done, ideal, stepping, worker_seconds
 
@@ -28,9 +30,15 @@ LISTED = 3
 """Failures that are told of in words."""
 
 
-def document(shared: Side, split: Side) -> dict[str, Any]:
+SHARING, FIXED = "sharing", "fixed"
+CALLED = {SHARING: "sharing", FIXED: "fixed split"}
+"""What is compared, and what it is called."""
+
+
+def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
     """What `shoal bench sharing` prints as JSON."""
-    wrong = [*problems("sharing", shared), *problems("the fixed split", split)]
+    wrong = [problem for name, side in sides.items() for problem in problems(CALLED[name], side)]
+    shared = sides[SHARING]
     rises = [rise(shared.logs, turn, shared.first_tokens) for turn in shared.rounds]
     falls = [fall(shared.logs, turn) for turn in shared.rounds]
     return {
@@ -38,11 +46,13 @@ def document(shared: Side, split: Side) -> dict[str, Any]:
         "problems": wrong,
         "device": DEVICE,
         "cores": os.cpu_count(),
-        "rounds": [_round_of(*each) for each in zip(shared.rounds, rises, falls, strict=True)],
+        **asdict(plan),
+        "courses": [_round_of(*each) for each in zip(shared.rounds, rises, falls, strict=True)],
         "first_token": _summary(rises, "want", "first token", TO_FIRST_TOKEN),
         "training_back": _summary(falls, "want", "group start", TO_STEP),
         "undisturbed_samples_per_s": {str(workers): round(r, 3) for workers, r in shared.rates.items()},
-        "sides": {"sharing": figures(shared), "fixed": figures(split)},
+        "hand_overs": _hand_overs(shared),
+        "sides": {name: figures(side) for name, side in sides.items()},
     }
 
 
@@ -64,14 +74,14 @@ def problems(name: str, side: Side) -> list[str]:
 
 
 def figures(side: Side) -> dict[str, Any]:
-    """One side, from the first rise to the end of the last fall."""
-    span = (side.began, side.ended)
-    seconds = side.ended - side.began
+    """One side, in the time that counts."""
+    span = began, ended = side.span
+    seconds = ended - began
     lines = side.logs.metrics
     spans = stepping(lines, *span)
     held = granted(side.logs.broker, side.logs.job_holder, *span)
     samples = done(lines, *span)
-    inside = [answer for answer in side.answers if side.began <= answer.sent and answer.ended <= side.ended]
+    inside = [answer for answer in side.answers if began <= answer.sent and answer.ended <= ended]
     waits = [answer.first - answer.sent for answer in inside]
     time = device_time(side.logs.broker, DEVICE, *span)
     unanswering = time.held["serving"] - answering_s(side.answers, *span)  # a replica takes one device
@@ -104,9 +114,9 @@ def figures(side: Side) -> dict[str, Any]:
     }
 
 
-def table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Both sides, figure by figure: what it is, sharing's, the fixed split's."""
-    shared, split = found["sides"]["sharing"], found["sides"]["fixed"]
+def table(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """All sides, figure by figure: what it is, and each one's."""
+    sides = list(found["sides"].values())
     rows: list[tuple[str, str, Callable[[float], str]]] = [
         ("training, samples/s", "samples_per_s", "{:,.1f}".format),
         ("  of the ideal for the workers that stepped", "of_ideal", "{:.1%}".format),
@@ -128,7 +138,7 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         ("idle: nobody's or without a request", "idle", "{:.1%}".format),
     ]
     return [
-        (words, *("–" if side[name] is None else show(side[name]) for side in (shared, split)))  # type: ignore[misc]
+        (words, *("–" if side[name] is None else show(side[name]) for side in sides))
         for words, name, show in rows
     ]
 
@@ -136,6 +146,12 @@ def table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
 def course_table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """How long devices take to change hands: what, the median of the rounds, the worst."""
     rows = []
+    for kind, does in (("serving", "answers"), ("training", "steps")):
+        summary = found["hand_overs"][kind]
+        came = f"{counted(summary['number'], 'device')} given to {kind}: want → {does}"
+        rows.append((came, *_two(summary)))
+    if not found["courses"]:
+        return rows
     for title, key in (
         ("want → first token of the new replica", "first_token"),
         ("want for fewer → training's first step on the device", "training_back"),
@@ -145,6 +161,15 @@ def course_table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         rows += [(f"  {name}", *_two(each)) for name, each in summary["parts"].items()]
         rows.append(("  (before: from the load to the want)", *_two(summary["load_to_want"])))
     return rows
+
+
+def _hand_overs(side: Side) -> dict[str, Any]:
+    """How long devices took from the want to where they were of use, by who got them."""
+    came: dict[str, list[float]] = {"training": [], "serving": []}
+    for event in side.logs.broker:
+        if event["cause"] == "handed_over" and _within(event, *side.span):
+            came[event["kind"]].append(event["facts"]["seconds"])
+    return {kind: _middle_and_worst(seconds) for kind, seconds in came.items()}
 
 
 def _round_of(turn: Any, up: Moments, down: Moments) -> dict[str, Any]:
@@ -174,7 +199,7 @@ def _middle_and_worst(seconds: Iterable[float | None]) -> dict[str, Any]:
     return {
         "median_s": _rounded(statistics.median(known)) if known else None,
         "worst_s": _rounded(max(known)) if known else None,
-        "rounds": len(known),
+        "number": len(known),
     }
 
 

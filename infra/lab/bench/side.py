@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from infra.lab.bench.clients import FailedRequest, TimedAnswer
+from infra.lab.bench.asking import FailedRequest, TimedAnswer
 from infra.lab.bench.load_course import Logs, Round
 
 DEVICE = "CPU"
@@ -17,22 +17,17 @@ class Side:
     """What was seen of the load on one way to divide the cluster.
 
     Attributes:
+        span: what is counted, from and to, in Unix time.
+        rounds: of the load, where it came in rounds.
         rates: samples a second without a load, by workers.
         answers, failures: of the load.
         first_tokens: when a request had its first token, and of which replica.
     """
 
-    rounds: Sequence[Round]
+    span: tuple[float, float]
     logs: Logs
     rates: Mapping[int, float]
     answers: Sequence[TimedAnswer]
     failures: Sequence[FailedRequest]
     first_tokens: Sequence[tuple[float, str]]
-
-    @property
-    def began(self) -> float:
-        return self.rounds[0].rose
-
-    @property
-    def ended(self) -> float:
-        return self.rounds[-1].ended
+    rounds: Sequence[Round] = ()

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from infra.lab.bench.clients import FailedRequest
+from infra.lab.bench.asking import FailedRequest
 
 REFUSED = (429, 503)
 """Answers that refuse a request and say when to come back (HTTP status)."""

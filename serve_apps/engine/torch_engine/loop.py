@@ -309,6 +309,8 @@ class EngineLoop:
         outputs = runner.run(plan.step, note)
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
         chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
+        if (left_s := begin + self._options.least_step_ms / 1000 - time.perf_counter()) > 0:
+            time.sleep(left_s)
         self._costs.observe(StepWork.of(plan.step), time.perf_counter() - begin)
         sampled: list[int | None] = [None] * len(requests)
         errors: dict[int, AnswerError] = {}

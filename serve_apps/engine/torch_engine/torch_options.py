@@ -21,6 +21,8 @@ class TorchOptions:
     """How long the ranks wait for one another to appear and to load the model."""
     heartbeat_s: float = 1.0
     """How often an idle rank 0 makes sure that the others live; well below `step_timeout_s`."""
+    least_step_ms: float = 0.0
+    """A step lasts at least so long: to try on a core what another device's pace would be like."""
 
     @classmethod
     def of(cls, config: EngineConfig) -> TorchOptions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from infra.lab.bench.clients import TimedAnswer
+from infra.lab.bench.asking import TimedAnswer
 from infra.lab.bench.device_time import answering_s, device_time, granted
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node
 

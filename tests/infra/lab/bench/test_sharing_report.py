@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from infra.lab.bench.clients import FailedRequest, TimedAnswer
-from infra.lab.bench.sharing_report import course_table, document, figures, problems, table
+from infra.lab.bench.asking import FailedRequest, TimedAnswer
+from infra.lab.bench.sharing_plan import SharingPlan
+from infra.lab.bench.sharing_report import FIXED, SHARING, course_table, document, figures, problems, table
 from infra.lab.bench.side import Side
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node, step, turn
 from tests.infra.lab.bench.test_load_course import LOGS, TOKENS
 
+PLAN = SharingPlan(rounds=2)
 BROKER = [
     node(0, "n", 4),
     lease(1, "held", JOB, 2, 2, 2),
@@ -23,6 +25,7 @@ BROKER = [
 STEPS = [step(n, n, 2, 20) for n in range(1, 16)] + [step(n, n, 1, 10) for n in range(16, 31)]
 ANSWERS = [TimedAnswer(at(n), at(n + 0.1 * (n - 10)), at(n + 1), "r", 5) for n in range(11, 20, 2)]
 SIDE = Side(
+    span=(at(10), at(20)),
     rounds=[turn(10, 14, 16), turn(16, 18, 20)],
     logs=replace(LOGS, broker=BROKER, metrics=STEPS),
     rates={1: 10.0, 2: 20.0},
@@ -72,20 +75,20 @@ def test_failures_and_steps_that_are_missing_or_repeated_are_told_in_sentences()
         "sharing: training lost 1 step, the first is 4",
         "sharing: training repeated 2 steps, the first is 8",
     ]
-    assert document(SIDE, wrong)["ok"] is False
+    assert document(PLAN, {SHARING: SIDE, FIXED: wrong})["ok"] is False
 
 
 def test_the_document_has_every_rounds_parts_their_median_and_the_worst() -> None:
     logs = replace(LOGS, broker=[node(0, "n", 5), *LOGS.broker])
     side = replace(SIDE, rounds=[turn(10, 30, 60)], logs=logs, first_tokens=TOKENS, rates={2: 1.0, 3: 1.0})
-    found = json.loads(json.dumps(document(side, SIDE), allow_nan=False))
-    (only,) = found["rounds"]
+    found = json.loads(json.dumps(document(PLAN, {SHARING: side, FIXED: SIDE}), allow_nan=False))
+    (only,) = found["courses"]
     assert only["first_token_s"] == found["first_token"]["total"]["median_s"] == 13
     assert sum(each["median_s"] for each in found["first_token"]["parts"].values()) == pytest.approx(13)
     assert found["training_back"]["parts"]["group start"] == {
         "median_s": 10.5,
         "worst_s": 10.5,
-        "rounds": 1,
+        "number": 1,
     }
     assert found["ok"] is True
     shown = {words.strip(): values for words, *values in course_table(found)}
@@ -94,5 +97,5 @@ def test_the_document_has_every_rounds_parts_their_median_and_the_worst() -> Non
 
 
 def test_without_an_answer_there_is_no_time_to_first_token() -> None:
-    found = document(replace(SIDE, answers=[]), SIDE)
+    found = document(PLAN, {SHARING: replace(SIDE, answers=[]), FIXED: SIDE})
     assert {words: values for words, *values in table(found)}["first token, p50"] == ["–", "500 ms"]

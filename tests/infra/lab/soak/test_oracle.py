@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from infra.lab.bench.clients import FailedRequest
+from infra.lab.bench.asking import FailedRequest
 from infra.lab.soak.oracle import check_left, check_losses, check_requests, check_steps, outcome
 
 

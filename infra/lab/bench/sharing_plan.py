@@ -1,0 +1,129 @@
+"""What `shoal bench sharing` measures: how many devices, whether they compete for cores, and which load."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from infra.lab.bench.load_shapes import SHAPES, LoadShape
+from infra.lab.simulator.daily_load import PEAK_USE
+
+STEPS = "steps"
+LOADS = (STEPS, *SHAPES)
+ANSWER_TOKENS = 48
+
+STEP_S = 0.04
+"""A step of a paced engine."""
+ONGOING = 8
+"""Requests in flight that a replica of one should carry; it could half as many again."""
+SAMPLE_S = 0.00025
+"""A sample of the paced task, for each device of the cluster: steps last as long on any of them."""
+MICRO, GLOBAL = 5, 420
+"""Samples; so that 2 and 3, or 4, 5, 6 and 7 workers all do nearly as much each."""
+
+_MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
+_JOB: dict[str, Any] = {
+    "model": _MODEL,
+    "data": {"source": "python-stdlib", "sequence_length": 64, "held_out_every": 50},
+    "batch": {"global": 24, "micro": 4},
+    "evaluate": {"every_steps": None},
+    "checkpoint": {"every_steps": 1000},
+    "steps": 1_000_000,
+}
+_DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
+
+
+@dataclass(frozen=True)
+class SharingPlan:
+    """One measurement.
+
+    Attributes:
+        rounds: rises and falls of the load `steps`.
+        load: one of LOADS.
+        minutes: how long another load lasts.
+        paced: each device takes its own time, as if it had a core and more.
+        devices: of the cluster, an even number.
+    """
+
+    rounds: int = 10
+    load: str = STEPS
+    minutes: float = 24.0
+    paced: bool = False
+    devices: int = 4
+
+    @property
+    def most_replicas(self) -> int:
+        """Of the app, and what the fixed split keeps for it."""
+        return self.devices // 2
+
+    @property
+    def most_workers(self) -> int:
+        """Of the elastic job: all devices but one, which the app's last replica has."""
+        return self.devices - 1
+
+    @property
+    def fewest_workers(self) -> int:
+        """Of the job, while the app has its most replicas."""
+        return self.devices - self.most_replicas
+
+    @property
+    def high(self) -> int:
+        """Clients that ask while the load is high: more than one replica should carry."""
+        return 2 * ONGOING if self.paced else 8
+
+    def shape(self) -> LoadShape:
+        """The load that is none of `steps`: at its top it takes most of what the fixed split keeps."""
+        assert self.paced
+        peak = PEAK_USE * self.most_replicas * ONGOING / (ANSWER_TOKENS * STEP_S)
+        return SHAPES[self.load](peak, self.minutes)
+
+    def config(self) -> dict[str, Any]:
+        """The sections of the cluster's shoal.yaml."""
+        job, app = (self._paced_job(), self._paced_app()) if self.paced else (_JOB, self._plain_app())
+        few, most = self.fewest_workers, self.most_workers
+        return {
+            "cluster": {
+                "nodes": [
+                    {"name": "head", "cpus": 0},
+                    {"name": "worker", "count": self.devices // 2, "cpus": 2},
+                ],
+                "sharing": {"priority": "serving", "settle_s": 1},
+            },
+            "train_jobs": {
+                "served": {
+                    **_JOB,
+                    "steps": 20,
+                    "checkpoint": {"every_steps": 20},
+                    "batch": {"global": 8, "micro": 4},
+                    "workers": {"min": 1, "max": 1},
+                    "publish": "served",
+                },
+                "elastic": {**job, "workers": {"min": 1, "max": most}},
+                "fixed": {**job, "workers": {"min": few, "max": few}},
+            },
+            "serve_apps": {
+                "shared": {**app, "replicas": {"min": 1, "max": self.most_replicas}},
+                "split": {**app, "replicas": {"min": self.most_replicas, "max": self.most_replicas}},
+            },
+        }
+
+    def _plain_app(self) -> dict[str, Any]:
+        # More requests in flight than one replica should carry while the load is high, fewer while it is low.
+        return {"model": "served@latest", "autoscale": {"target_ongoing_requests": 3, **_DELAYS}}
+
+    def _paced_app(self) -> dict[str, Any]:
+        return {
+            "model": "served@latest",
+            "autoscale": {"target_ongoing_requests": ONGOING, **_DELAYS},
+            "limits": {"batch": ONGOING * 3 // 2},
+            "engine_kwargs": {"least_step_ms": STEP_S * 1000},
+        }
+
+    def _paced_job(self) -> dict[str, Any]:
+        left_out = ("model", "data")
+        return {
+            **{key: value for key, value in _JOB.items() if key not in left_out},
+            "task": "infra.lab.bench.paced_task:PacedTask",
+            "settings": {"sample_s": SAMPLE_S * self.devices},
+            "batch": {"global": GLOBAL, "micro": MICRO},
+        }
