@@ -284,11 +284,26 @@ def lose(victim: Host, lab: Workplace, asking: Asking, training: Training) -> No
     """Cut the power of the host of the app's replica."""
     cut = time.time()
     victim.cut_power()
-    back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
+    try:
+        back_s = wait_for(lambda: 200 in asking.said(cut), "the app does not answer again")
+    except AssertionError:
+        tell_of(lab)
+        print("asked since then:", asking.said(cut))
+        raise
     training.wait_for_steps()
     wait_for(lambda: not nodes(lab)[victim.name], "Ray does not notice that the host is gone")
     print(f"the app answered again {back_s:.1f} s after its host had lost its power")
     training.assert_whole()
+
+
+def tell_of(lab: Workplace) -> None:
+    """Print how the app stands, and what everybody on the head has said last."""
+    for command in (("status",), ("explain", "chat")):
+        done = lab.shoal(*command, "-f", f"{TOUR}/shoal.yaml")
+        print(f"shoal {command[0]}:\n{done.stdout}{done.stderr}")
+    for log in sorted(lab.head.file("/tmp/ray/session_latest/logs").glob("worker-*.err")):
+        if text := log.read_text(errors="replace").strip():
+            print(f"{log.name}:", *text.splitlines()[-40:], sep="\n  ")
 
 
 @pytest.mark.slow

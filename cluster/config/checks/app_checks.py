@@ -28,7 +28,7 @@ from cluster.errors import ShoalError
 from cluster.models.directory_here import is_uri
 from cluster.wording import counted
 
-TORCH_KWARGS = ("heartbeat_s", "start_timeout_s", "step_timeout_s")
+TORCH_KWARGS = ("heartbeat_s", "least_step_ms", "start_timeout_s", "step_timeout_s")
 """Keys of `engine_kwargs` that engine: torch knows."""
 
 TOOL_PARSERS = ("hermes", "llama3_json", "mistral", "pythonic", "qwen3_coder")

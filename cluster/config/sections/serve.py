@@ -118,7 +118,7 @@ class ServeAppConfig(Section):
     parsers), or none. Default: by its chat template."""
     engine_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments for the engine that no other key here gives: of vLLM's AsyncEngineArgs (vllm);
-    step_timeout_s, start_timeout_s, heartbeat_s (torch)."""
+    step_timeout_s, start_timeout_s, heartbeat_s, least_step_ms (torch)."""
     tensor: int = Field(default=1, ge=1)
     """Tensor-parallel ranks of one replica; all of them on one node."""
     pipeline: int = Field(default=1, ge=1)

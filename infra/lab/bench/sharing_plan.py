@@ -16,10 +16,10 @@ STEP_S = 0.04
 """A step of a paced engine."""
 ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
-SAMPLE_S = 0.00025
-"""A sample of the paced task, for each device of the cluster: steps last as long on any of them."""
-MICRO, GLOBAL = 5, 420
-"""Samples; so that 2 and 3, or 4, 5, 6 and 7 workers all do nearly as much each."""
+TRAIN_STEP_S = 0.2
+"""A step of the paced task, with the most workers."""
+MICRO = 4
+"""Its samples in a micro-batch."""
 
 _MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
 _JOB: dict[str, Any] = {
@@ -121,9 +121,11 @@ class SharingPlan:
 
     def _paced_job(self) -> dict[str, Any]:
         left_out = ("model", "data")
+        # As many micro-batches as there are devices for each of the most workers; a step of fewer has more.
+        micro_batches = self.most_workers * self.devices
         return {
             **{key: value for key, value in _JOB.items() if key not in left_out},
             "task": "infra.lab.bench.paced_task:PacedTask",
-            "settings": {"sample_s": SAMPLE_S * self.devices},
-            "batch": {"global": GLOBAL, "micro": MICRO},
+            "settings": {"sample_s": TRAIN_STEP_S / self.devices / MICRO},
+            "batch": {"global": micro_batches * MICRO, "micro": MICRO},
         }

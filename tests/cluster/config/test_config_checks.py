@@ -237,7 +237,7 @@ JOB = (
             "model: lm, engine_kwargs: {gpu_memory_utilization: 0.5}",
             "0.5",
             "engine_kwargs.gpu_memory_utilization",
-            "heartbeat_s, start_timeout_s, step_timeout_s, was `gpu_memory_utilization`",
+            "heartbeat_s, least_step_ms, start_timeout_s, step_timeout_s, was `gpu_memory_utilization`",
         ),
         ("model: lm, gpus: -1", "-1", "gpus", "at least 0"),
         ("model: lm, tools: hermess", "hermess", "tools", "was `hermess`; did you mean `hermes`?"),
