@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
+from typing import Any
 
 _ALIVE = 0
 """Of GcsNodeInfo.GcsNodeState, in Ray's protocol."""
@@ -10,6 +13,35 @@ HEAD_RESOURCE = "node:__internal_head__"
 """The resource that the head has, and no other node."""
 RAYLET = "raylet"
 """What the process is called that a node stands and falls with; `ray start` tells nobody its number."""
+
+_TELLS = "ray_listen_error_messages"
+"""The thread in which Ray prints what its own processes complain of."""
+
+
+class _Stdout:
+    """Standard output, where that thread's words go to standard error."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr if threading.current_thread().name == _TELLS else self.kept, name)
+
+
+def keep_stdout() -> None:
+    """Have Ray's complaints come on standard error from now on.
+
+    It prints them on the standard output of every process that has joined, also with `log_to_driver=False`:
+    in the middle of a document.
+    """
+    if not isinstance(sys.stdout, _Stdout):
+        sys.stdout = _Stdout(sys.stdout)
+
+
+def give_stdout_back() -> None:
+    """End `keep_stdout`."""
+    if isinstance(sys.stdout, _Stdout):
+        sys.stdout = sys.stdout.kept
 
 
 def available_resources_by_node() -> dict[str, dict[str, float]]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from cluster.actors import NAMESPACE
 from cluster.errors import ShoalError
-from cluster.ray_private import read_credentials_again
+from cluster.ray_private import give_stdout_back, keep_stdout, read_credentials_again
 from cluster.state.health import silent
 from cluster.state.record import ClusterRecord, NodeRecord, read_record
 from cluster.state.state_directory import state_directory
@@ -108,6 +108,7 @@ def connect(record: ClusterRecord) -> None:
 
     import ray
 
+    keep_stdout()
     try:
         with _sigterm_kept():
             ray.init(
@@ -154,6 +155,7 @@ def disconnect() -> None:
 
     with _sigterm_kept():
         ray.shutdown()
+    give_stdout_back()
 
 
 def _not_up(name: str, why: str = "") -> ShoalError:

@@ -70,7 +70,8 @@ def _print_tables(found: dict[str, Any]) -> None:
     from rich.console import Console
 
     from cluster.wording import counted
-    from infra.lab.bench.sharing_report import CALLED, course_table, table
+    from infra.lab.bench.sharing_report import course_table, table
+    from infra.lab.bench.side import CALLED
 
     console = Console()
     on = f"{found['devices']} devices" + (" that keep a pace of their own" if found["paced"] else "")

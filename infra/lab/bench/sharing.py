@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from cluster.errors import ShoalError
 from cluster.files.storage import Storage
@@ -17,8 +20,9 @@ from infra.lab.bench.give_and_take import GiveAndTake, logs_of
 from infra.lab.bench.job_watch import JobWatch
 from infra.lab.bench.load_course import Round
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
+from infra.lab.bench.rays_own import APP, RaysOwn
 from infra.lab.bench.sharing_plan import ANSWER_TOKENS, STEPS, SharingPlan
-from infra.lab.bench.side import DEVICE, Side
+from infra.lab.bench.side import DEVICE, FIXED, RAY, SHARING, Side
 from infra.lab.bench.training_rate import rate
 
 LOW = 1
@@ -39,15 +43,37 @@ _RENEW_S = 1.0
 
 
 def measure(plan: SharingPlan, say: Callable[[str], None]) -> dict[str, Side]:
-    """Both sides, by name; the fixed split gets the same load.
+    """All sides, by name: each gets the same load.
 
     Raises:
         ShoalError: devices did not change hands in time, or a job or an app could not be started.
     """
+    with TemporaryDirectory(prefix="shoal-bench-") as directory:
+        model = Path(directory, "model")
+        with OwnCluster(plan.config(), say) as cluster:
+            measurement = _Measurement(plan, cluster, say)
+            shared = measurement.sharing()
+            sides = {SHARING: shared, FIXED: measurement.fixed(shared)}
+            shutil.copytree(measurement.model, model)
+        if plan.load != STEPS:  # which end when devices have changed hands: Ray's do not
+            sides[RAY] = _rays_own(plan, model, Path(directory), say)
+        return sides
+
+
+def _rays_own(plan: SharingPlan, model: Path, directory: Path, say: Callable[[str], None]) -> Side:
+    """An elastic trainer and Serve, each asking Ray, on a cluster as before."""
+    say("Ray's own way: an elastic trainer and Serve, each asking Ray")
     with OwnCluster(plan.config(), say) as cluster:
-        measurement = _Measurement(plan, cluster, say)
-        shared = measurement.sharing()
-        return {"sharing": shared, "fixed": measurement.fixed(shared)}
+        rays = RaysOwn(plan, cluster, model, directory)
+        with rays.running() as base_url:
+            shape = plan.shape()
+            load = Arrivals(Asker(base_url, APP, PROMPT, ANSWER_TOKENS), shape.due_times(SEED))
+            time.sleep(WARM_UP_S)
+            span = load.run(time.sleep)
+            serving_s = rays.serving_s(*span)
+            return Side(
+                span, rays.logs(), {}, load.answers, load.failures, load.first_tokens, serving_s=serving_s
+            )
 
 
 class _Measurement:
@@ -55,7 +81,7 @@ class _Measurement:
         self._plan = plan
         self._cluster = cluster
         self._say = say
-        self._tokenizer = self._publish()
+        self.model = self._publish()
 
     def _publish(self) -> str:
         """Train the model that is served; returns its directory: its tokenizer serves others, too."""
@@ -146,7 +172,7 @@ class _Measurement:
         changes = {}
         if not self._plan.paced:
             data = self._cluster.loaded.resolved.train_jobs[name].data.model_dump()
-            changes = {"data": {**data, "tokenizer": self._tokenizer}}
+            changes = {"data": {**data, "tokenizer": self.model}}
         job = self._cluster.submit(name, changes)
         yield job, base_url
         # Not after an error: the cluster goes then, and they with it.

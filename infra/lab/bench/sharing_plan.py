@@ -30,7 +30,7 @@ _JOB: dict[str, Any] = {
     "checkpoint": {"every_steps": 1000},
     "steps": 1_000_000,
 }
-_DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
+DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,12 @@ class SharingPlan:
 
     def _plain_app(self) -> dict[str, Any]:
         # More requests in flight than one replica should carry while the load is high, fewer while it is low.
-        return {"model": "served@latest", "autoscale": {"target_ongoing_requests": 3, **_DELAYS}}
+        return {"model": "served@latest", "autoscale": {"target_ongoing_requests": 3, **DELAYS}}
 
     def _paced_app(self) -> dict[str, Any]:
         return {
             "model": "served@latest",
-            "autoscale": {"target_ongoing_requests": ONGOING, **_DELAYS},
+            "autoscale": {"target_ongoing_requests": ONGOING, **DELAYS},
             "limits": {"batch": ONGOING * 3 // 2},
             "engine_kwargs": {"least_step_ms": STEP_S * 1000},
         }

@@ -23,16 +23,11 @@ from infra.lab.bench.load_course import (
     rise,
 )
 from infra.lab.bench.sharing_plan import SharingPlan
-from infra.lab.bench.side import DEVICE, Side
+from infra.lab.bench.side import CALLED, DEVICE, SHARING, Side
 from infra.lab.bench.training_rate import done, ideal, stepping, worker_seconds
 
 LISTED = 3
 """Failures that are told of in words."""
-
-
-SHARING, FIXED = "sharing", "fixed"
-CALLED = {SHARING: "sharing", FIXED: "fixed split"}
-"""What is compared, and what it is called."""
 
 
 def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
@@ -84,13 +79,15 @@ def figures(side: Side) -> dict[str, Any]:
     inside = [answer for answer in side.answers if began <= answer.sent and answer.ended <= ended]
     waits = [answer.first - answer.sent for answer in inside]
     time = device_time(side.logs.broker, DEVICE, *span)
-    unanswering = time.held["serving"] - answering_s(side.answers, *span)  # a replica takes one device
+    serving_s = time.held["serving"] if side.serving_s is None else side.serving_s
+    training_s = time.held["training"] if side.serving_s is None else time.strangers - side.serving_s
+    unanswering = serving_s - answering_s(side.answers, *span)  # a replica takes one device
     lost, repeated = lost_and_repeated(lines)
     return {
         "seconds": round(seconds, 3),
         "samples_per_s": round(samples / seconds, 3),
-        "of_ideal": round(samples / ideal(spans, side.rates), 4),
-        "of_granted": round(samples / ideal(held, side.rates), 4),
+        "of_ideal": round(samples / ideal(spans, side.rates), 4) if side.rates else None,
+        "of_granted": round(samples / ideal(held, side.rates), 4) if side.rates else None,
         "steps": len({line["step"] for line in lines}),
         "steps_lost": len(lost),
         "steps_repeated": len(repeated),
@@ -104,10 +101,9 @@ def figures(side: Side) -> dict[str, Any]:
         "first_token_p50_s": _percentile(waits, 0.5),
         "first_token_p99_s": _percentile(waits, 0.99),
         "device_seconds": round(time.total, 3),
-        "device_seconds_training": round(time.held["training"], 3),
+        "device_seconds_training": round(training_s, 3),
         "device_seconds_stepping": round(worker_seconds(spans), 3),
-        "device_seconds_serving": round(time.held["serving"], 3),
-        "device_seconds_strangers": round(time.strangers, 3),
+        "device_seconds_serving": round(serving_s, 3),
         "device_seconds_nobody": round(time.nobody, 3),
         "device_seconds_unasked": round(unanswering, 3),
         "idle": round((time.nobody + unanswering) / time.total, 4),

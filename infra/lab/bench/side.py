@@ -11,6 +11,10 @@ from infra.lab.bench.load_course import Logs, Round
 DEVICE = "CPU"
 """What is shared here, in Ray's names; a worker and a replica take one each."""
 
+SHARING, FIXED, RAY = "sharing", "fixed", "ray"
+CALLED = {SHARING: "sharing", FIXED: "fixed split", RAY: "Ray's own"}
+"""What is compared, and what it is called."""
+
 
 @dataclass(frozen=True)
 class Side:
@@ -19,9 +23,10 @@ class Side:
     Attributes:
         span: what is counted, from and to, in Unix time.
         rounds: of the load, where it came in rounds.
-        rates: samples a second without a load, by workers.
+        rates: samples a second without a load, by workers; empty where that was not measured.
         answers, failures: of the load.
         first_tokens: when a request had its first token, and of which replica.
+        serving_s: device-seconds of replicas, where nobody has a lease; what else is taken trains then.
     """
 
     span: tuple[float, float]
@@ -31,3 +36,4 @@ class Side:
     failures: Sequence[FailedRequest]
     first_tokens: Sequence[tuple[float, str]]
     rounds: Sequence[Round] = ()
+    serving_s: float | None = None

@@ -11,7 +11,7 @@ from infra.cli.main import call
 from infra.lab.bench import sharing
 from infra.lab.bench.asking import FailedRequest
 from infra.lab.bench.sharing_plan import SharingPlan
-from infra.lab.bench.sharing_report import FIXED, SHARING
+from infra.lab.bench.side import FIXED, SHARING
 from tests.infra.lab.bench.logs import at
 from tests.infra.lab.bench.test_sharing_report import SIDE
 

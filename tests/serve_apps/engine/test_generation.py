@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -341,3 +342,13 @@ def test_a_config_that_the_model_cannot_follow_is_refused(
 def test_a_directory_without_a_model_is_refused(start_engine: Callable[..., Any], tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="no model"):
         start_engine(tmp_path)
+
+
+def test_a_step_lasts_as_long_as_it_is_to_and_answers_the_same(
+    start_engine: Callable[..., Any], llama: Path, reference: Any
+) -> None:
+    asker = start_engine(llama, extra={"least_step_ms": 50.0})
+    asker.greedy([3, 4], 2)  # what only the first one pays
+    began = time.monotonic()
+    assert list(asker.greedy([3, 4, 5], 11).token_ids) == reference.generate([3, 4, 5], 11)
+    assert 0.5 <= time.monotonic() - began < 1.5

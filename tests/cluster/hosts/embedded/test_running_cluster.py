@@ -56,6 +56,29 @@ print("answered")
     assert done.stdout.strip() == "answered", done.stdout + done.stderr
 
 
+def test_what_ray_complains_of_is_not_printed_among_a_commands_output(running_cluster: LiveCluster) -> None:
+    program = f"""
+import sys, time
+import ray
+from ray._private.utils import publish_error_to_driver
+from cluster.state.connection import connect, disconnect, read_record
+before = sys.stdout
+connect(read_record({running_cluster.record.name!r}))
+complaint = "the machine is slow today, " * 3
+for _ in range(20):  # Ray listens a moment after it has joined
+    publish_error_to_driver("worker_pool", complaint, ray._private.worker.global_worker.gcs_client)
+    time.sleep(0.1)
+print("document", flush=True)
+disconnect()
+assert sys.stdout is before
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=caller_environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "document\n", done.stderr
+    assert "the machine is slow today" in done.stderr
+
+
 def test_used_resources_are_told_by_node_and_add_up_to_rays_own_total(running_cluster: LiveCluster) -> None:
     program = f"""
 import json, ray

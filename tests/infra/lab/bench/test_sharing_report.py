@@ -9,8 +9,8 @@ import pytest
 
 from infra.lab.bench.asking import FailedRequest, TimedAnswer
 from infra.lab.bench.sharing_plan import SharingPlan
-from infra.lab.bench.sharing_report import FIXED, SHARING, course_table, document, figures, problems, table
-from infra.lab.bench.side import Side
+from infra.lab.bench.sharing_report import course_table, document, figures, problems, table
+from infra.lab.bench.side import FIXED, SHARING, Side
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node, step, turn
 from tests.infra.lab.bench.test_load_course import LOGS, TOKENS
 
