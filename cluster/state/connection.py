@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 
 from cluster.actors import NAMESPACE
 from cluster.errors import ShoalError
@@ -121,6 +122,8 @@ def connect(record: ClusterRecord) -> None:
     except (ConnectionError, RuntimeError, TimeoutError, ValueError, ray.exceptions.RayError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ShoalError(f"cluster {record.name} could not be joined: {reason}") from error
+    atexit.unregister(disconnect)
+    atexit.register(disconnect)  # before Ray does it in its own way
 
 
 def _joined() -> str | None:
@@ -153,7 +156,8 @@ def disconnect() -> None:
     """Leave the cluster; nothing happens when this process is in none."""
     import ray
 
-    with _sigterm_kept():
+    # Ray says now how often it would have said again what it has complained of.
+    with _sigterm_kept(), redirect_stdout(sys.stderr):
         ray.shutdown()
     give_stdout_back()
 

@@ -94,7 +94,7 @@ class RaysOwn:
             **DELAYS,
         }
         deployment = serve.deployment(
-            Replica,
+            PlainReplica,
             ray_actor_options={"num_cpus": 1},
             autoscaling_config=autoscaling,
             max_ongoing_requests=1000,
@@ -141,7 +141,7 @@ class RaysOwn:
             time.sleep(_LOOK_S)
 
 
-class Replica:
+class PlainReplica:
     """A replica of Serve's that has the engine in its own process, as one writes it without Shoal."""
 
     def __init__(self, model: str) -> None:
