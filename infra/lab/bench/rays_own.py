@@ -50,20 +50,20 @@ class RaysOwn:
     @contextmanager
     def running(self) -> Iterator[str]:
         """Both run; yields the base URL of the app. First the app, then the trainer takes what is left."""
+        import ray
         from ray import serve
 
         base_url = self._serve()
-        threads = [
-            threading.Thread(target=work, name=f"rays own: {name}", daemon=True)
-            for name, work in (("trains", self._train), ("looks", self._look))
-        ]
-        for thread in threads:
-            thread.start()
-        self._until_it_steps()
+        looking = threading.Thread(target=self._look, name="looks at Serve", daemon=True)
+        looking.start()
+        # A process of its own: it goes on until its cluster ends.
+        training = ray.remote(num_cpus=0)(fit).remote(self._plan, self._directory)
+        self._until_it_steps(training)
         yield base_url
         self._ended.set()
-        threads[1].join()
-        serve.shutdown()  # the trainer ends with the cluster
+        looking.join()
+        ray.cancel(training, force=True)
+        serve.shutdown()
 
     def metrics(self) -> list[dict[str, Any]]:
         path = self._directory / METRICS
@@ -102,29 +102,6 @@ class RaysOwn:
         serve.run(deployment.bind(str(self._model)), name=APP, route_prefix="/v1")
         return f"http://127.0.0.1:{port}/v1"
 
-    def _train(self) -> None:
-        from ray.train import CheckpointConfig, RunConfig, ScalingConfig
-        from ray.train.torch import TorchTrainer
-
-        job = self._plan.config()["train_jobs"]["elastic"]
-        trainer = TorchTrainer(
-            train,
-            train_loop_config={
-                "metrics": str(self._directory / METRICS),
-                "sample_s": job["settings"]["sample_s"],
-                "micro_batches": job["batch"]["global"] // MICRO,
-            },
-            scaling_config=ScalingConfig(
-                num_workers=(1, self._plan.most_workers),
-                resources_per_worker={"CPU": 1},
-                elastic_resize_monitor_interval_s=RESIZE_EVERY_S,
-            ),
-            run_config=RunConfig(
-                storage_path=str(self._directory), checkpoint_config=CheckpointConfig(num_to_keep=1)
-            ),
-        )
-        trainer.fit()
-
     def _look(self) -> None:
         from ray import serve
 
@@ -133,9 +110,13 @@ class RaysOwn:
             running = sum(each.replica_states.get("RUNNING", 0) for each in deployments)
             self._replicas.append((time.time(), running))
 
-    def _until_it_steps(self) -> None:
+    def _until_it_steps(self, training: Any) -> None:
+        import ray
+
         deadline = time.monotonic() + START_S
         while not self.metrics():
+            if ray.wait([training], timeout=0)[0]:
+                ray.get(training)
             if time.monotonic() > deadline:
                 raise ShoalError(f"Ray's trainer did not step within {START_S:.0f} s")
             time.sleep(_LOOK_S)
@@ -195,6 +176,33 @@ class PlainReplica:
 
 def _event(document: dict[str, Any]) -> str:
     return f"data: {json.dumps(document)}\n\n"
+
+
+def fit(plan: SharingPlan, directory: Path) -> None:
+    """Have Ray Train run the plan's elastic job, as it runs one for anybody.
+
+    Args:
+        directory: for what it writes.
+    """
+    from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    job = plan.config()["train_jobs"]["elastic"]
+    trainer = TorchTrainer(
+        train,
+        train_loop_config={
+            "metrics": str(directory / METRICS),
+            "sample_s": job["settings"]["sample_s"],
+            "micro_batches": job["batch"]["global"] // MICRO,
+        },
+        scaling_config=ScalingConfig(
+            num_workers=(1, plan.most_workers),
+            resources_per_worker={"CPU": 1},
+            elastic_resize_monitor_interval_s=RESIZE_EVERY_S,
+        ),
+        run_config=RunConfig(storage_path=str(directory), checkpoint_config=CheckpointConfig(num_to_keep=1)),
+    )
+    trainer.fit()
 
 
 def train(config: dict[str, Any]) -> None:
