@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -71,8 +71,7 @@ class RaysOwn:
 
     def serving_s(self, since: float, until: float) -> float:
         """Seconds times replicas, from one moment to another, in Unix time."""
-        seen = [each for each in self._replicas if since <= each[0] <= until]
-        return sum((after - now) * count for (now, count), (after, _) in pairwise([*seen, (until, 0)]))
+        return replica_seconds(self._replicas, since, until)
 
     def logs(self) -> Logs:
         """What is logged by now; nobody has a lease."""
@@ -176,6 +175,12 @@ class PlainReplica:
 
 def _event(document: dict[str, Any]) -> str:
     return f"data: {json.dumps(document)}\n\n"
+
+
+def replica_seconds(seen: Sequence[tuple[float, int]], since: float, until: float) -> float:
+    """Seconds times replicas from one moment to another, where so many were seen now and then."""
+    inside = [each for each in seen if since <= each[0] <= until]
+    return sum((after - now) * count for (now, count), (after, _) in pairwise([*inside, (until, 0)]))
 
 
 def fit(plan: SharingPlan, directory: Path) -> None:

@@ -21,7 +21,7 @@ from infra.lab.bench.job_watch import JobWatch
 from infra.lab.bench.load_course import Round
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.bench.rays_own import APP, RaysOwn
-from infra.lab.bench.sharing_plan import ANSWER_TOKENS, STEPS, SharingPlan
+from infra.lab.bench.sharing_plan import STEPS, SharingPlan
 from infra.lab.bench.side import DEVICE, FIXED, RAY, SHARING, Side
 from infra.lab.bench.training_rate import rate
 
@@ -67,7 +67,7 @@ def _rays_own(plan: SharingPlan, model: Path, directory: Path, say: Callable[[st
         rays = RaysOwn(plan, cluster, model, directory)
         with rays.running() as base_url:
             shape = plan.shape()
-            load = Arrivals(Asker(base_url, APP, PROMPT, ANSWER_TOKENS), shape.due_times(SEED))
+            load = Arrivals(Asker(base_url, APP, PROMPT, plan.answer_tokens), shape.due_times(SEED))
             time.sleep(WARM_UP_S)
             span = load.run(time.sleep)
             serving_s = rays.serving_s(*span)
@@ -133,13 +133,13 @@ class _Measurement:
         load: SteadyLoad | Arrivals
         turns: list[Round] = []
         if self._plan.load == STEPS:
-            load = SteadyLoad(base_url, app, PROMPT, self._plan.high, ANSWER_TOKENS, THINK_S)
+            load = SteadyLoad(base_url, app, PROMPT, self._plan.high, self._plan.answer_tokens, THINK_S)
             with load:
                 turns = self._rounds(GiveAndTake(watch, load, LOW, self._plan.high), load, like)
             span = turns[0].rose, turns[-1].ended
         else:
             shape = self._plan.shape()
-            asker = Asker(base_url, app, PROMPT, ANSWER_TOKENS)
+            asker = Asker(base_url, app, PROMPT, self._plan.answer_tokens)
             load = Arrivals(asker, shape.due_times(SEED))
             self._say(f"{self._plan.load}: {shape.lasts_s:.0f} s of requests as they come")
             span = load.run(watch.pause)

@@ -10,13 +10,12 @@ from infra.lab.simulator.daily_load import PEAK_USE
 
 STEPS = "steps"
 LOADS = (STEPS, *SHAPES)
-ANSWER_TOKENS = 48
 
-STEP_S = 0.04
+STEP_S = 0.08
 """A step of a paced engine."""
 ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
-TRAIN_STEP_S = 0.2
+TRAIN_STEP_S = 0.4
 """A step of the paced task, with the most workers."""
 MICRO = 4
 """Its samples in a micro-batch."""
@@ -67,6 +66,11 @@ class SharingPlan:
         return self.devices - self.most_replicas
 
     @property
+    def answer_tokens(self) -> int:
+        """Of each answer."""
+        return 24 if self.paced else 48
+
+    @property
     def high(self) -> int:
         """Clients that ask while the load is high: more than one replica should carry."""
         return 2 * ONGOING if self.paced else 8
@@ -74,7 +78,7 @@ class SharingPlan:
     def shape(self) -> LoadShape:
         """The load that is none of `steps`: at its top it takes most of what the fixed split keeps."""
         assert self.paced
-        peak = PEAK_USE * self.most_replicas * ONGOING / (ANSWER_TOKENS * STEP_S)
+        peak = PEAK_USE * self.most_replicas * ONGOING / (self.answer_tokens * STEP_S)
         return SHAPES[self.load](peak, self.minutes)
 
     def config(self) -> dict[str, Any]:
