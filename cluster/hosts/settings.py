@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cluster.state.health import CERTIFICATES, USE_TLS
 
 SERVE_SETTINGS = {
@@ -15,6 +17,9 @@ of one process wait for one another, and ours do nothing that takes long."""
 JOB_STOP_WAIT = "RAY_JOB_STOP_WAIT_TIME_S"
 JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
+
+STARTS_AT_ONCE = "RAY_worker_maximum_startup_concurrency"
+LEAST_AT_ONCE = 4
 
 TENANTS_VARIABLE = "SHOAL_TENANTS"
 """Names the place, a path or a URI, of what is kept of jobs and apps where nodes go and come back."""
@@ -34,3 +39,12 @@ ANOTHER_CLUSTERS = (
     *CERTIFICATES,
 )
 """Variables that would tie new nodes to whatever cluster the caller's shell points at."""
+
+
+def starts_at_once() -> dict[str, str]:
+    """The setting of how many processes a node of this machine starts at once.
+
+    Ray's own is as many as the node has CPUs: a head without any starts them one after the other, drivers,
+    brokers and controllers alike.
+    """
+    return {STARTS_AT_ONCE: str(max(LEAST_AT_ONCE, os.cpu_count() or 1))}

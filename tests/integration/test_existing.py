@@ -212,6 +212,7 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
+@pytest.mark.slow
 def test_an_update_and_its_way_back_lose_no_request(lab: Workplace, asking: Asking) -> None:
     config = f"{TOUR}/shoal.yaml"
     wait_for(lambda: len(asking.said()) > 5, "nobody asks")

@@ -13,7 +13,13 @@ from cluster.environment import passed_on
 from cluster.errors import RequestError
 from cluster.hosts.embedded.identity import Identity
 from cluster.hosts.processes import CLUSTER_ID, CLUSTER_STATE, KEEP_ENVIRONMENT, NODE_NAME
-from cluster.hosts.settings import ANOTHER_CLUSTERS, JOB_STOP_WAIT, JOB_STOP_WAIT_S, SERVE_SETTINGS
+from cluster.hosts.settings import (
+    ANOTHER_CLUSTERS,
+    JOB_STOP_WAIT,
+    JOB_STOP_WAIT_S,
+    SERVE_SETTINGS,
+    starts_at_once,
+)
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE
 
@@ -151,6 +157,7 @@ def node_environment(
     path = os.pathsep.join(entry for entry in (os.path.dirname(python), variables.get("PATH", "")) if entry)
     return {
         **SERVE_SETTINGS,
+        **starts_at_once(),
         **variables,
         "PATH": path,
         # Its own GPUs; none, where the config gives it none, so that nothing takes what Ray did not give.

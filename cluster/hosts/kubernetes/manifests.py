@@ -12,6 +12,7 @@ from typing import Any
 from cluster.config.sections.cluster import ClusterConfig, NodeConfig
 from cluster.hosts.endpoints import API_PORT, DASHBOARD_PORT, GATEWAY_PORT
 from cluster.hosts.on_host.host_ports import GCS_PORT
+from cluster.hosts.settings import LEAST_AT_ONCE, STARTS_AT_ONCE
 from cluster.models.directory_here import is_uri
 from cluster.state.nodes import ACCELERATOR_LABEL, KIND_LABEL
 
@@ -153,6 +154,7 @@ def _pod(cluster: ClusterConfig, kind: NodeConfig, *, has_environment: bool, is_
             {"name": "PYTHONUNBUFFERED", "value": "1"},
             {"name": ADDRESS, "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": SILENCE, "value": f"{1000 * HEAD_SILENT_S}"},
+            *([{"name": STARTS_AT_ONCE, "value": f"{LEAST_AT_ONCE}"}] if is_head else []),
         ],
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
         "volumeMounts": mounts,

@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.hosts.on_host.host_ports import HeadPlaces
 from cluster.hosts.processes import CLUSTER_ID, KEEP_ENVIRONMENT, NODE_NAME
-from cluster.hosts.settings import ANOTHER_CLUSTERS, SERVE_SETTINGS
+from cluster.hosts.settings import ANOTHER_CLUSTERS, SERVE_SETTINGS, starts_at_once
 from cluster.hosts.short_paths import short_directory
 from cluster.state.nodes import ACCELERATOR_LABEL, NODE_LABEL
 from cluster.state.record import TOKEN_FILE
@@ -139,6 +139,7 @@ def ray_environment(
     path = os.pathsep.join(entry for entry in (os.path.dirname(python), kept.get("PATH", "")) if entry)
     return {
         **SERVE_SETTINGS,
+        **starts_at_once(),
         **kept,
         **task.env,
         **metrics,

@@ -15,8 +15,8 @@ STEP_S = 0.08
 """A step of a paced engine."""
 ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
-TRAIN_STEP_S = 0.4
-"""A step of the paced task, with the most workers."""
+TRAIN_STEP_S = 0.1
+"""A step of the paced task with the most workers, for each device: so each takes as much of a core."""
 MICRO = 4
 """Its samples in a micro-batch."""
 
@@ -89,7 +89,7 @@ class SharingPlan:
             "cluster": {
                 "nodes": [
                     {"name": "head", "cpus": 0},
-                    {"name": "worker", "count": self.devices // 2, "cpus": 2},
+                    {"name": "worker", "count": 2, "cpus": self.devices // 2},
                 ],
                 "sharing": {"priority": "serving", "settle_s": 1},
             },
@@ -130,6 +130,6 @@ class SharingPlan:
         return {
             **{key: value for key, value in _JOB.items() if key not in left_out},
             "task": "infra.lab.bench.paced_task:PacedTask",
-            "settings": {"sample_s": TRAIN_STEP_S / self.devices / MICRO},
+            "settings": {"sample_s": TRAIN_STEP_S / MICRO},
             "batch": {"global": micro_batches * MICRO, "micro": MICRO},
         }

@@ -84,6 +84,12 @@ def test_nothing_of_another_cluster_reaches_the_node() -> None:
     assert variables["RAY_ADDRESS"] == GCS
 
 
+def test_a_head_without_cpus_starts_several_processes_at_once_too() -> None:
+    starts = "RAY_worker_maximum_startup_concurrency"
+    assert int(node_environment({}, PYTHON, node(), IDENTITY, GCS, STATE)[starts]) >= 4
+    assert node_environment({starts: "2"}, PYTHON, node(), IDENTITY, GCS, STATE)[starts] == "2"
+
+
 def test_jobs_find_our_python_first_and_have_time_to_save_when_they_are_stopped() -> None:
     variables = node_environment({"PATH": "/usr/bin:/bin"}, PYTHON, node(), IDENTITY, GCS, STATE)
     assert variables["PATH"] == "/home/me/.venv/bin:/usr/bin:/bin"

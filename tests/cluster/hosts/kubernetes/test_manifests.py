@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cluster.config.loader import load_config
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.hosts.kubernetes.manifests import SILENCE, manifests, merged, ray_cluster
+from cluster.hosts.settings import STARTS_AT_ONCE
 from tests.cluster.hosts.kubernetes.crd import refusals
 
 NAMES = st.from_regex(r"[a-z]([a-z0-9-]{0,12}[a-z0-9])?", fullmatch=True)
@@ -272,6 +273,10 @@ def test_a_node_has_what_its_kind_says(tmp_path: Path) -> None:
     assert container["envFrom"] == [{"secretRef": {"name": "lab-env"}}]
     # A head that is gone without a word is missed soon.
     assert {"name": SILENCE, "value": "15000"} in container["env"]
+    # A head without CPUs would start its processes one after the other.
+    (own,) = head["template"]["spec"]["containers"]
+    assert {"name": STARTS_AT_ONCE, "value": "4"} in own["env"]
+    assert STARTS_AT_ONCE not in {variable["name"] for variable in container["env"]}
 
 
 def test_only_a_head_whose_store_stays_may_be_evicted(tmp_path: Path) -> None:
