@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 
 import psutil
+
+MARKS = ("SHOAL_CLUSTER_ID", "SHOAL_NODE")
+"""Variables that all processes of a node have alike; see cluster.hosts.processes."""
+FORK_SERVER = "ForkServer"
+_TITLE = re.compile(r"shoal::(\w+)")
+"""How processes are called that a fork server has made: what they are, and whose."""
 
 
 def memory_of(pids: Iterable[int]) -> int:
@@ -16,6 +24,28 @@ def memory_of(pids: Iterable[int]) -> int:
         with suppress(psutil.Error):
             total += psutil.Process(pid).memory_full_info().pss
     return total
+
+
+def memory_by_kind(servers: Iterable[int]) -> dict[str, int]:
+    """The same of all that fork servers have made on this node, by what it is: ForkServer, Engine,
+    ParkedEngine, Rank.
+
+    Args:
+        servers: those of the node itself, which are fork servers too.
+    """
+    found: Counter[str] = Counter()
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            title = _TITLE.match(" ".join(process.cmdline()))
+            if title is not None and _is_of_this_node(process):
+                found[title[1]] += process.memory_full_info().pss
+    found[FORK_SERVER] += memory_of(servers)
+    return dict(found)
+
+
+def _is_of_this_node(process: psutil.Process) -> bool:
+    theirs = process.environ()
+    return all(theirs.get(name) == os.environ.get(name) for name in MARKS)
 
 
 def memory_of_owner() -> int:

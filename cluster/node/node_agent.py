@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -26,7 +26,7 @@ from cluster.actors.named_actor import NamedActor, NoActorError
 from cluster.errors import ShoalError
 from cluster.node.dial import DialAddress
 from cluster.node.forked_processes import FOR_FORKS, connect
-from cluster.node.memory import memory_of
+from cluster.node.memory import memory_by_kind
 from cluster.node.node_fork_server import send_hello
 from cluster.node.surroundings import Surroundings, address_here
 
@@ -51,6 +51,8 @@ _PROGRAM = (
 _MOST_ANSWER = 65536
 _LOOK_S = 0.05
 _OTHERS_S = 10.0
+_MEMORY_S = 2.0
+"""How long nodes may take to say what their processes take."""
 _PAUSE_S = 1.0
 """Between two tries, where one failed."""
 
@@ -101,16 +103,11 @@ class NodeAgent:
 
     def facts(self) -> dict[str, Any]:
         """Of the fork server: `pid` (None: another node's agent on this machine has it), `ready_s` (how long
-        its imports took; None: they are not done), `memory_bytes` (what is its own, shared pages counted by
-        their share)."""
+        its imports took; None: they are not done)."""
         server = self._server
         if server is None:
-            return {"pid": None, "ready_s": None, "memory_bytes": 0}
-        return {
-            "pid": server.process.pid,
-            "ready_s": server.ready_s,
-            "memory_bytes": memory_of([server.process.pid]),
-        }
+            return {"pid": None, "ready_s": None}
+        return {"pid": server.process.pid, "ready_s": server.ready_s}
 
     def fork_for(self, whom: DialAddress, title: str = "") -> None:
         """Have a fork server of its own call whoever asks, on whichever node, for processes on this one.
@@ -249,6 +246,11 @@ class _ActorOfNode(NodeAgent):
             agent = self._of_kind[kind]
         await asyncio.to_thread(agent.fork_for, whom, title)
 
+    async def memory(self) -> dict[str, int]:
+        """Bytes by kind, see `memory_by_kind`."""
+        servers = [agent.facts()["pid"] for agent in (self, *self._of_kind.values())]
+        return await asyncio.to_thread(memory_by_kind, [pid for pid in servers if pid is not None])
+
 
 async def fork_on(
     node: str, whom: DialAddress, title: str, kind: str = "", timeout_s: float = _IMPORT_S
@@ -277,6 +279,23 @@ async def fork_on(
         raise (error.cause if isinstance(error.cause, ShoalError) else ShoalError(str(error))) from error
     except (ray.exceptions.RayError, TimeoutError) as error:
         raise ShoalError(f"the agent of node {node} does not answer: {error}") from error
+
+
+def memory_of_nodes(nodes: Collection[str]) -> dict[str, dict[str, int]]:
+    """By node id, what fork servers and what they have made take there, see `memory_by_kind`; nodes that do
+    not say it soon are left out. A machine with several nodes has one fork server, which counts at one."""
+    asked: dict[ray.ObjectRef, str] = {}
+    for node in nodes:
+        with suppress(NoActorError, ray.exceptions.RayError):
+            asked[NamedActor(_NAME + node).find().memory.remote()] = node
+    if not asked:
+        return {}
+    found, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_MEMORY_S)
+    told = {}
+    for answer in found:
+        with suppress(ray.exceptions.RayError):
+            told[asked[answer]] = ray.get(answer)
+    return told
 
 
 def address_on_node() -> str:

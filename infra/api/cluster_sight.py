@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from cluster.errors import RequestError, ShoalError
 from cluster.files.storage import Storage
+from cluster.node.node_agent import memory_of_nodes
 from cluster.sharing.client import BrokerClient
 from cluster.state.connection import ClusterRecord
 from cluster.state.nodes import node_states
@@ -68,7 +69,7 @@ class ClusterSight:
             "dashboard_url": record.dashboard_url,
             "base_url": record.gateway_url,
             "storage": record.storage,
-            "nodes": told(self.nodes, nothing),
+            "nodes": told(lambda: self.nodes(fresh=fresh), nothing),
             "leases": nothing if fresh else told(self.leases, nothing),
             "jobs": told(lambda: self._jobs.rows(statuses), nothing),
             "apps": nothing if fresh else told(self.apps, nothing),
@@ -76,18 +77,22 @@ class ClusterSight:
             "notes": notes,
         }
 
-    def nodes(self) -> list[dict[str, Any]]:
-        """Each with what it has and uses, what strangers use, why it is avoided, and why it does not fit."""
+    def nodes(self, *, fresh: bool = False) -> list[dict[str, Any]]:
+        """Each with what it has and uses, what strangers use, why it is avoided, why it does not fit, and the
+        bytes of memory that Shoal's own processes take there, by what they are; None: it does not say."""
         broker = BrokerClient()
         foreign, avoided, misfits = broker.foreign(), broker.avoided(), broker.misfits()
+        states = node_states()
+        memory = {} if fresh else memory_of_nodes([state.node_id for state in states if state.alive])
         return [
             {
                 **state.as_json(),
                 "foreign": foreign.get(state.node_id, {}),
                 "avoided": avoided.get(state.node_id),
                 "misfits": misfits.get(state.node_id, []),
+                "memory_by_kind": memory.get(state.node_id),
             }
-            for state in node_states()
+            for state in states
         ]
 
     def leases(self) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from cluster.state.record import ClusterRecord
 
 SERVE_START_S = 120.0
+KEPT_READY = ("ForkServer", "ParkedEngine")
+"""Of a node's processes those that do nothing, so that others start or wake at once."""
 
 
 def register(app: typer.Typer) -> None:
@@ -229,10 +231,14 @@ def _nodes_table(nodes: list[dict[str, Any]]) -> Table:
         if any(node["foreign"] for node in nodes):
             row["strangers use"] = amounts(node["foreign"]) if node["foreign"] else ""
         used, total = (node[what].get("object_store_memory", 0) / 2**20 for what in ("used", "resources"))
+        if (memory := node.get("memory_by_kind")) is not None:
+            ready = sum(memory.get(kind, 0) for kind in KEPT_READY)
+            row["kept ready"] = f"{ready / 2**20:,.0f} MiB"
         row["object store"] = f"{used:.0f} of {total:.0f} MiB"
         row["id"] = node["node_id"][:12]
         rows.append(row)
-    return _table("nodes", tuple(rows[0]), rows)
+    columns = max(rows, key=len)
+    return _table("nodes", tuple(columns), rows)
 
 
 def _state(node: dict[str, Any]) -> str:

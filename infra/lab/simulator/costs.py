@@ -24,9 +24,9 @@ class Costs:
     """Durations in seconds; change them by `--costs FILE` and `--cost NAME=VALUE`."""
 
     start_s: float = _cost(
-        12.0,
+        1.1,
         "from the grant of a group to its first step; the groups that run do not wait for it",
-        "measured: 10-13 s for a group that joins, on two idle cores (34 s on two that others used as well)",
+        "measured: 1.0-1.6 s where a worker of an earlier group stands by, on two cores; 10-13 s without one",
     )
     join_pause_s: float = _cost(
         0.12,
@@ -59,9 +59,10 @@ class Costs:
         "assumption",
     )
     replica_start_s: float = _cost(
-        13.4,
+        1.0,
         "from the grant of a replica to its first answer",
-        "measured: 13.4 s for a tiny model beside training on two cores; vLLM starts in 30 s",
+        "measured: 1.0 s for a tiny model beside training on two cores, 0.1 s where its engine is parked;"
+        " vLLM starts in 30 s",
     )
     replica_drain_s: float = _cost(
         2.6,

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,14 +33,19 @@ from serve_apps.engine.torch_engine.pace import StepCosts, StepWork
 from serve_apps.engine.torch_engine.prompt_scores import PromptScores, ScoredToken, note_scores
 from serve_apps.engine.torch_engine.ranks import Ranks, device_of
 from serve_apps.engine.torch_engine.runner import (
-    Outputs,
     Runner,
     load_runner,
     load_together,
     park_together,
     wake_together,
 )
-from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler, logprobs_of, sample
+from serve_apps.engine.torch_engine.running_request import (
+    ABANDONED,
+    RunningRequest,
+    choose,
+    note_hidden,
+)
+from serve_apps.engine.torch_engine.sampling import Logprobs, Sampler
 from serve_apps.engine.torch_engine.scheduler import Scheduler, StepPlan
 from serve_apps.engine.torch_engine.sequence import TokenSequence
 from serve_apps.engine.torch_engine.step import Kind, Want
@@ -52,17 +57,6 @@ logger = logging.getLogger(__name__)
 Gain = Delta | list[float] | AnswerError
 """What a request gained in a step: text, the mean hidden state of its prompt, or that it cannot go on."""
 Deliver = Callable[[list[tuple[str, Gain]]], None]
-
-
-@dataclass(eq=False)
-class _Running:
-    """A request that generates; `hidden` is of one that asks for its prompt's mean hidden state instead."""
-
-    sampler: Sampler
-    answer: Answer | None = None
-    scores: PromptScores | None = None
-    """Of the prompt's tokens, until they are handed out."""
-    hidden: torch.Tensor | float = 0.0
 
 
 class EngineLoop:
@@ -83,7 +77,7 @@ class EngineLoop:
         self._deliver = deliver
         self._tokenizer = tokenizer
         self._ranks = Ranks(0, config.tensor, config.max_batch, options) if config.tensor > 1 else None
-        self._requests: dict[str, _Running] = {}
+        self._requests: dict[str, RunningRequest] = {}
         self._changes: deque[tuple[Callable[[Runner], None], Future[None]]] = deque()
         """What is done once the answers that have begun are finished."""
         self._parked = False
@@ -158,7 +152,7 @@ class EngineLoop:
         bad_words = spellings(sampling.bad_words, self._tokenizer, self._facts.vocab_size)
         sampler = Sampler(sampling, prompt_ids, end_ids, bad_words, structure)
         answer = Answer(self._tokenizer, prompt_ids, sampling, self._piece)
-        request = _Running(sampler, answer)
+        request = RunningRequest(sampler, answer)
         if sampling.prompt_logprobs is not None:
             request.scores = PromptScores(prompt_ids, sampling.prompt_logprobs)
         scored = request.scores is not None
@@ -179,7 +173,7 @@ class EngineLoop:
         """Take a request for the mean of its prompt's last hidden states."""
         with self._changed:
             self._scheduler.add(TokenSequence(request_id, prompt_ids, max_tokens=0))
-            self._requests[request_id] = _Running(_ABANDONED)
+            self._requests[request_id] = RunningRequest(ABANDONED)
             self._changed.notify()
 
     def abort(self, request_id: str) -> Delta | None:
@@ -308,7 +302,7 @@ class EngineLoop:
 
         outputs = runner.run(plan.step, note)
         wanting = [number for number, row in enumerate(plan.step.rows) if row.want is Want.LOGITS]
-        chosen, logprobs = _choose(outputs.logits, [requests[number] for number in wanting])
+        chosen, logprobs = choose(outputs.logits, [requests[number] for number in wanting])
         if (left_s := begin + self._options.least_step_ms / 1000 - time.perf_counter()) > 0:
             time.sleep(left_s)
         self._costs.observe(StepWork.of(plan.step), time.perf_counter() - begin)
@@ -319,7 +313,7 @@ class EngineLoop:
                 errors[number] = token
             else:
                 sampled[number] = token
-        _note_hidden(outputs, plan, requests)
+        note_hidden(outputs, plan, requests)
         gains: list[tuple[str, Gain]] = []
         with self._changed:
             self._num_steps += 1
@@ -348,10 +342,10 @@ class EngineLoop:
 
     def _gain(
         self,
-        request: _Running,
+        request: RunningRequest,
         sequence: TokenSequence,
         token_id: int | None,
-        logprobs: dict[_Running, Logprobs],
+        logprobs: dict[RunningRequest, Logprobs],
     ) -> Gain:
         if len(sequence.output_ids) < 2:
             self._num_prompt += len(sequence.prompt_ids)
@@ -377,37 +371,3 @@ class EngineLoop:
             self._scheduler.finish(sequence.request_id, delta.finish_reason)
             del self._requests[sequence.request_id]
         return delta
-
-
-_ABANDONED = Sampler(SamplingParams(temperature=0.0))
-"""Chooses for rows whose request was aborted while the step ran; nobody sees what."""
-
-
-def _choose(
-    logits: torch.Tensor, requests: Sequence[_Running | None]
-) -> tuple[list[int | AnswerError], dict[_Running, Logprobs]]:
-    """The token of every row, or why it has none, and the log probabilities of the rows that want them."""
-    if not requests:
-        return [], {}
-    with torch.inference_mode():
-        sampled = sample(logits, [_ABANDONED if request is None else request.sampler for request in requests])
-        wanted = {
-            request: (row, token)
-            for row, (request, token) in enumerate(zip(requests, sampled, strict=True))
-            if request is not None and request.sampler.params.logprobs is not None and isinstance(token, int)
-        }
-        if not wanted:
-            return sampled, {}
-        rows, tokens = zip(*wanted.values(), strict=True)
-        numbers = [request.sampler.params.logprobs or 0 for request in wanted]
-        described = logprobs_of(logits[list(rows)], tokens, numbers)
-        return sampled, dict(zip(wanted, described, strict=True))
-
-
-def _note_hidden(outputs: Outputs, plan: StepPlan, requests: Sequence[_Running | None]) -> None:
-    for number, hidden in outputs.hidden.items():
-        request = requests[number]
-        if request is not None:
-            # A prompt that gave up its place is read again from its beginning.
-            before = 0.0 if plan.step.rows[number].start == 0 else request.hidden
-            request.hidden = hidden.cpu() + before

@@ -21,9 +21,10 @@ from typing import Any
 import psutil
 import pytest
 
+from cluster.hosts.processes import CLUSTER_ID, NODE_NAME
 from cluster.node import node_agent
 from cluster.node.forked_processes import ForkedProcesses, ProcessEnd
-from cluster.node.memory import memory_of
+from cluster.node.memory import MARKS, memory_by_kind, memory_of
 from cluster.node.node_agent import NodeAgent, modules_of_processes
 from cluster.node.sessions import has_ended
 from cluster.node.surroundings import Surroundings
@@ -104,7 +105,33 @@ def test_a_process_has_around_it_what_its_owner_has(
         assert found["servers_title"] == "shoal::ForkServer:of a test"
         server = agent.facts()["pid"]
         assert found["parent"] not in (server, os.getpid()), "its owner has a server of its own"
-        assert agent.facts()["memory_bytes"] > 2**20
+        assert memory_by_kind([server])["ForkServer"] > memory_by_kind([])["ForkServer"] + 2**20
+
+
+def test_memory_is_told_by_what_processes_are_and_of_one_node_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MARKS == (CLUSTER_ID, NODE_NAME)
+
+    async def go(address: str) -> None:
+        forks = forks_at(address)
+        stays = asyncio.create_task(
+            forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}, "shoal::Sleeper:here")
+        )
+        await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
+        found = memory_by_kind([])
+        assert found["Sleeper"] > 2**20
+        assert found["ForkServer"] > 2**20, "its owner's"
+        monkeypatch.setenv(NODE_NAME, "another")
+        assert memory_by_kind([]) == {"ForkServer": 0}
+        await forks.end("one")
+        await stays
+        await forks.close()
+
+    monkeypatch.setenv(CLUSTER_ID, secrets.token_hex(4))
+    monkeypatch.setenv(NODE_NAME, "one-of-two")
+    with kept() as (_, address):
+        asyncio.run(go(address))
 
 
 def test_who_comes_before_the_imports_are_done_waits_for_them(tmp_path: Path) -> None:

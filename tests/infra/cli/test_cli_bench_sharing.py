@@ -52,7 +52,7 @@ def test_the_table_shows_the_policies_side_by_side(trace: str, capsys: pytest.Ca
     assert bench("--simulate", trace, *SMALL, "--policy", "shoal,fixed", "--node-mtbf-h", "24") == 0
     shown = capsys.readouterr().out
     assert shown.index("shoal") < shown.index("fixed")
-    for words in ("2 jobs of", "queuing, mean", "devices: training", "requests missed", "start_s 12"):
+    for words in ("2 jobs of", "queuing, mean", "devices: training", "requests missed", "start_s 1.1"):
         assert words in shown
 
 

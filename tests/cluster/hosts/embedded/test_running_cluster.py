@@ -37,6 +37,10 @@ def test_status_tells_the_nodes_of_the_config(running_cluster: LiveCluster) -> N
         ("worker-2", False, 2),
     ]
     assert all(node["alive"] for node in document["nodes"])
+    # One fork server for all nodes of a machine.
+    memory = [node["memory_by_kind"]["ForkServer"] for node in document["nodes"]]
+    assert sum(each > 2**20 for each in memory) == 1
+    assert "kept ready" in running_cluster.shoal("status").stdout
 
 
 @pytest.mark.parametrize("asks", ["connect(record); ray.nodes()", "Submissions(record).statuses()"])
