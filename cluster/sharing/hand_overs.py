@@ -125,6 +125,8 @@ class HandOvers:
         for node in lost.elements():
             self._forget(holder, node)
         for node in won.elements():
+            if self._stays_after_all(holder, node):
+                continue
             place = self._place_for(holder, node)
             wanted = self._wanted.get(holder, now)
             if place is not None:
@@ -151,6 +153,14 @@ class HandOvers:
                 place.left = now
             elif place.giver not in self._held:  # its lease has ended
                 place.left = now
+
+    def _stays_after_all(self, holder: str, node: str) -> bool:
+        """It was told to leave a place, is told now that it may stay, and has not left."""
+        for place in self._places:
+            if (place.giver, place.node, place.left) == (holder, node, None):
+                self._places.remove(place)
+                return True
+        return False
 
     def _place_for(self, holder: str, node: str) -> _Vacancy | None:
         for place in self._places:

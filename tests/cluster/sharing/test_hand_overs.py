@@ -83,6 +83,24 @@ def test_and_back() -> None:
     assert "until it steps" in event.reason
 
 
+def test_who_stays_after_all_leaves_later_as_if_it_had_not_been_asked_before() -> None:
+    course = Course()
+    a_rise(course)
+    course.told()
+    course.app(20.0, 0, 1)
+    course.job(20.3, 2, 1)
+    assert course.app(20.5, 1, 1) == 1, "it had not left"
+    course.app(21.0, 1, 1)
+    assert course.told() == [], "what runs on was handed over to nobody"
+    course.app(24.0, 0, 1)
+    course.app(24.5, 0, 0)
+    assert course.job(24.6, 2, 1) == 2
+    course.job(26.0, 2, 2)
+    (event,) = course.told()
+    assert event.facts is not None
+    assert event.facts["parts"] == {"way_out": 0.5, "grant": 0.1, "start": 1.4}
+
+
 def test_a_free_device_takes_no_way_out() -> None:
     course = Course()
     assert course.app(5.0, 1, 0) == 1
