@@ -81,6 +81,13 @@ def _print_tables(found: dict[str, Any]) -> None:
     )
     console.print(_table(("", "median", "worst"), course_table(found)))
     console.print(_table(("", *(CALLED[side] for side in found["sides"])), table(found)))
+    gain = found["training_gain"]
+    if gain["at_best"] is not None:
+        console.print(
+            f"Sharing trained {gain['measured']:.2f} times the samples of the fixed split; replicas that came"
+            f" and went with the load, at once, would leave {gain['at_best']:.2f} times the workers",
+            highlight=False,
+        )
     rates = found["undisturbed_samples_per_s"].items()
     shown = ", ".join(f"{rate:,.1f} with {counted(int(workers), 'worker')}" for workers, rate in rates)
     console.print(f"Without a load the elastic job trains, in samples/s: {shown}", highlight=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,15 +32,19 @@ class LoadShape:
     speed: float
     lasts_s: float
 
+    def rates(self, seed: int) -> Iterator[tuple[float, float, float]]:
+        """From when on it comes at which rate for how long: seconds, requests a second, seconds."""
+        for moment, rate in self.curve.steps(seed):
+            since = moment / self.speed
+            if since >= self.lasts_s:
+                return
+            yield since, rate, min(self.curve.step_s / self.speed, self.lasts_s - since)
+
     def due_times(self, seed: int) -> list[float]:
         """When each request is due, in seconds from the beginning; the same for the same seed."""
         chance = np.random.default_rng(seed)
         due: list[float] = []
-        for moment, rate in self.curve.steps(seed):
-            since = moment / self.speed
-            if since >= self.lasts_s:
-                return due
-            span = min(self.curve.step_s / self.speed, self.lasts_s - since)
+        for since, rate, span in self.rates(seed):
             number = chance.poisson(rate * span)
             due += sorted(since + span * chance.random(number))
         return due

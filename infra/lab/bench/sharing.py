@@ -21,7 +21,7 @@ from infra.lab.bench.job_watch import JobWatch
 from infra.lab.bench.load_course import Round
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob
 from infra.lab.bench.rays_own import APP, RaysOwn
-from infra.lab.bench.sharing_plan import STEPS, SharingPlan
+from infra.lab.bench.sharing_plan import SEED, STEPS, SharingPlan
 from infra.lab.bench.side import DEVICE, FIXED, RAY, SHARING, Side
 from infra.lab.bench.training_rate import rate
 
@@ -37,8 +37,6 @@ UNDISTURBED_S = 10.0
 WARM_UP_S = 2.0
 PATIENCE_S = 300.0
 """How long devices may take to change hands."""
-SEED = 20_261_130
-"""Of the requests that come by themselves: both sides get the same."""
 _RENEW_S = 1.0
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from infra.lab.bench.load_shapes import SHAPES, LoadShape
 from infra.lab.simulator.daily_load import PEAK_USE
 
+SEED = 20_261_130
+"""Of the requests that come by themselves: all sides get the same."""
 STEPS = "steps"
 LOADS = (STEPS, *SHAPES)
 
@@ -80,6 +83,19 @@ class SharingPlan:
         assert self.paced
         peak = PEAK_USE * self.most_replicas * ONGOING / (self.answer_tokens * STEP_S)
         return SHAPES[self.load](peak, self.minutes)
+
+    def at_best(self) -> float | None:
+        """How many times the fixed split's workers sharing would give the job on average, if replicas came
+        and went with the load, at once and for nothing; None where the load is steps."""
+        if self.load == STEPS:
+            return None
+        workers = 0.0
+        shape = self.shape()
+        for _, rate, span in shape.rates(SEED):
+            ongoing = rate * self.answer_tokens * STEP_S
+            replicas = min(self.most_replicas, max(1, math.ceil(ongoing / ONGOING)))
+            workers += span * (self.devices - replicas)
+        return workers / shape.lasts_s / self.fewest_workers
 
     def config(self) -> dict[str, Any]:
         """The sections of the cluster's shoal.yaml."""

@@ -23,7 +23,7 @@ from infra.lab.bench.load_course import (
     rise,
 )
 from infra.lab.bench.sharing_plan import SharingPlan
-from infra.lab.bench.side import CALLED, DEVICE, SHARING, Side
+from infra.lab.bench.side import CALLED, DEVICE, FIXED, SHARING, Side
 from infra.lab.bench.training_rate import done, ideal, stepping, worker_seconds
 
 LISTED = 3
@@ -34,6 +34,7 @@ def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
     """What `shoal bench sharing` prints as JSON."""
     wrong = [problem for name, side in sides.items() for problem in problems(CALLED[name], side)]
     shared = sides[SHARING]
+    found = {name: figures(side) for name, side in sides.items()}
     rises = [rise(shared.logs, turn, shared.first_tokens) for turn in shared.rounds]
     falls = [fall(shared.logs, turn) for turn in shared.rounds]
     return {
@@ -47,7 +48,8 @@ def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
         "training_back": _summary(falls, "want", "group start", TO_STEP),
         "undisturbed_samples_per_s": {str(workers): round(r, 3) for workers, r in shared.rates.items()},
         "hand_overs": _hand_overs(shared),
-        "sides": {name: figures(side) for name, side in sides.items()},
+        "training_gain": {"at_best": plan.at_best(), "measured": _gain(found)},
+        "sides": found,
     }
 
 
@@ -157,6 +159,12 @@ def course_table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         rows += [(f"  {name}", *_two(each)) for name, each in summary["parts"].items()]
         rows.append(("  (before: from the load to the want)", *_two(summary["load_to_want"])))
     return rows
+
+
+def _gain(found: Mapping[str, Any]) -> float | None:
+    """How many times the fixed split's samples sharing has trained."""
+    fixed = found[FIXED]["samples_per_s"]
+    return round(found[SHARING]["samples_per_s"] / fixed, 4) if fixed else None
 
 
 def _hand_overs(side: Side) -> dict[str, Any]:

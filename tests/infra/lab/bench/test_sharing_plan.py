@@ -44,6 +44,15 @@ def test_more_workers_do_more_in_a_second_and_nobody_waits_long(devices: int) ->
         assert seconds[fewer] - micro_s < seconds[plan.most_workers] * plan.most_workers / fewer + 1e-9
 
 
+def test_at_best_the_job_has_what_the_load_leaves_at_each_moment() -> None:
+    assert SharingPlan().at_best() is None
+    best = {devices: SharingPlan(load="day", paced=True, devices=devices).at_best() for devices in (4, 8, 16)}
+    assert 1 < best[4] < best[8] < best[16] < 2 - 2 * 0.2  # type: ignore[operator]
+    # A third of the time at the top, which leaves 2 of 4, and 3 otherwise.
+    bursts = SharingPlan(load="bursts", paced=True, minutes=600.0).at_best()
+    assert bursts == pytest.approx((2 / 3 * 3 + 1 / 3 * 2) / 2, abs=0.06)
+
+
 @pytest.mark.parametrize("load", [load for load in LOADS if load != STEPS])
 def test_at_its_top_a_load_takes_four_fifths_of_what_the_fixed_split_keeps(load: str) -> None:
     plan = SharingPlan(load=load, paced=True, minutes=24.0)
