@@ -23,7 +23,7 @@ from infra.lab.bench.load_course import (
     rise,
 )
 from infra.lab.bench.sharing_plan import SharingPlan
-from infra.lab.bench.side import CALLED, DEVICE, FIXED, SHARING, Side
+from infra.lab.bench.side import CALLED, DEVICE, FIXED, RAY, SHARING, Side
 from infra.lab.bench.training_rate import done, ideal, stepping, worker_seconds
 
 LISTED = 3
@@ -32,7 +32,8 @@ LISTED = 3
 
 def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
     """What `shoal bench sharing` prints as JSON."""
-    wrong = [problem for name, side in sides.items() for problem in problems(CALLED[name], side)]
+    ours = {name: side for name, side in sides.items() if name != RAY}
+    wrong = [problem for name, side in ours.items() for problem in problems(CALLED[name], side)]
     shared = sides[SHARING]
     found = {name: figures(side) for name, side in sides.items()}
     rises = [rise(shared.logs, turn, shared.first_tokens) for turn in shared.rounds]

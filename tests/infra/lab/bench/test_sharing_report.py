@@ -10,7 +10,7 @@ import pytest
 from infra.lab.bench.asking import FailedRequest, TimedAnswer
 from infra.lab.bench.sharing_plan import SharingPlan
 from infra.lab.bench.sharing_report import course_table, document, figures, problems, table
-from infra.lab.bench.side import FIXED, SHARING, Side
+from infra.lab.bench.side import FIXED, RAY, SHARING, Side
 from tests.infra.lab.bench.logs import APP, JOB, at, lease, node, step, turn
 from tests.infra.lab.bench.test_load_course import LOGS, TOKENS
 
@@ -94,6 +94,16 @@ def test_the_document_has_every_rounds_parts_their_median_and_the_worst() -> Non
     shown = {words.strip(): values for words, *values in course_table(found)}
     assert shown["model load"] == ["3.00 s", "3.00 s"]
     assert {words: values for words, *values in table(found)}["requests failed"] == ["0", "0"]
+
+
+def test_what_rays_own_way_loses_is_a_figure_and_no_failure_of_the_measurement() -> None:
+    lost = replace(SIDE, failures=[FailedRequest(at(11), at(12), "timed out")], rates={}, serving_s=8.0)
+    found = document(PLAN, {SHARING: SIDE, FIXED: SIDE, RAY: lost})
+    assert (found["ok"], found["sides"]["ray"]["requests_failed"]) == (True, 1)
+    shown = {words: values for words, *values in table(found)}
+    assert shown["requests failed"] == ["0", "0", "1"]
+    assert shown["  of the ideal for the workers granted"][2] == "–"
+    assert shown["  serving"][2] == "8"
 
 
 def test_without_an_answer_there_is_no_time_to_first_token() -> None:
