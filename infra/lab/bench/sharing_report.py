@@ -83,7 +83,8 @@ def figures(side: Side) -> dict[str, Any]:
     waits = [answer.first - answer.sent for answer in inside]
     time = device_time(side.logs.broker, DEVICE, *span)
     serving_s = time.held["serving"] if side.serving_s is None else side.serving_s
-    training_s = time.held["training"] if side.serving_s is None else time.strangers - side.serving_s
+    training_s = time.held["training"] if side.serving_s is None else worker_seconds(spans)
+    nobody_s = time.nobody if side.serving_s is None else time.total - training_s - serving_s
     unanswering = serving_s - answering_s(side.answers, *span)  # a replica takes one device
     lost, repeated = lost_and_repeated(lines)
     return {
@@ -107,9 +108,9 @@ def figures(side: Side) -> dict[str, Any]:
         "device_seconds_training": round(training_s, 3),
         "device_seconds_stepping": round(worker_seconds(spans), 3),
         "device_seconds_serving": round(serving_s, 3),
-        "device_seconds_nobody": round(time.nobody, 3),
+        "device_seconds_nobody": round(nobody_s, 3),
         "device_seconds_unasked": round(unanswering, 3),
-        "idle": round((time.nobody + unanswering) / time.total, 4),
+        "idle": round((nobody_s + unanswering) / time.total, 4),
     }
 
 

@@ -26,7 +26,7 @@ class Side:
         rates: samples a second without a load, by workers; empty where that was not measured.
         answers, failures: of the load.
         first_tokens: when a request had its first token, and of which replica.
-        serving_s: device-seconds of replicas, where nobody has a lease; what else is taken trains then.
+        serving_s: device-seconds of replicas, where nobody has a lease; what steps is all that trains then.
     """
 
     span: tuple[float, float]
