@@ -20,8 +20,8 @@ FORBIDDEN = {
     "/tmp": (r"(?<![\w/])/tmp\b", set()),
     "the process table": (
         r"process_iter|psutil\.pids|pid_exists|net_connections|listdir\(\"/proc\"\)|\"ps\"",
-        # What was started on a node ends with it, whoever its parent is by now.
-        {"cluster/node/sessions.py", "cluster/hosts/processes.py"},
+        # What was started on a node ends with it, and counts there, whoever its parent is by now.
+        {"cluster/node/sessions.py", "cluster/node/memory.py", "cluster/hosts/processes.py"},
     ),
 }
 """What names it, and the files that may."""
