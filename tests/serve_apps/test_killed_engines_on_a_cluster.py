@@ -107,7 +107,8 @@ def test_nothing_is_left_of_engines_that_are_killed_at_random_moments(tmp_path: 
                         engines.add(":".join(" ".join(victim.cmdline()).split(":")[:5]))
                         victim.kill()
                         killed += 1
-        after = settled(stage)
+        until(lambda: settled(stage).titles == before.titles, BACK_S)
+        after = taken(stage)
         print(f"{killed} kills of {len(engines)} engines and replicas: before {before}, after {after}")
         with drill_load(stage.url, clients=4, max_tokens=20) as load:
             until(lambda: len(load.seen) > 20, 60)
