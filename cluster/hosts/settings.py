@@ -19,6 +19,7 @@ JOB_STOP_WAIT_S = 120
 """Between SIGTERM and SIGKILL of a job's driver. Ray's own 3 s are less than a checkpoint takes."""
 
 STARTS_AT_ONCE = "RAY_worker_maximum_startup_concurrency"
+"""Processes that a node starts at the same time, see `starts_at_once`."""
 LEAST_AT_ONCE = 4
 
 TENANTS_VARIABLE = "SHOAL_TENANTS"

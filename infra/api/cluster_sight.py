@@ -69,7 +69,7 @@ class ClusterSight:
             "dashboard_url": record.dashboard_url,
             "base_url": record.gateway_url,
             "storage": record.storage,
-            "nodes": told(lambda: self.nodes(fresh=fresh), nothing),
+            "nodes": told(lambda: self.nodes(with_memory=not fresh), nothing),
             "leases": nothing if fresh else told(self.leases, nothing),
             "jobs": told(lambda: self._jobs.rows(statuses), nothing),
             "apps": nothing if fresh else told(self.apps, nothing),
@@ -77,13 +77,15 @@ class ClusterSight:
             "notes": notes,
         }
 
-    def nodes(self, *, fresh: bool = False) -> list[dict[str, Any]]:
+    def nodes(self, *, with_memory: bool = False) -> list[dict[str, Any]]:
         """Each with what it has and uses, what strangers use, why it is avoided, why it does not fit, and the
-        bytes of memory that Shoal's own processes take there, by what they are; None: it does not say."""
+        bytes of memory that Shoal's own processes take there, by what they are; None: it
+        does not say, or is not asked: each looks at all of its processes for that."""
         broker = BrokerClient()
         foreign, avoided, misfits = broker.foreign(), broker.avoided(), broker.misfits()
         states = node_states()
-        memory = {} if fresh else memory_of_nodes([state.node_id for state in states if state.alive])
+        alive = [state.node_id for state in states if state.alive]
+        memory = memory_of_nodes(alive) if with_memory else {}
         return [
             {
                 **state.as_json(),

@@ -74,7 +74,8 @@ def _print_tables(found: dict[str, Any]) -> None:
     from infra.lab.bench.side import CALLED
 
     console = Console()
-    on = f"{found['devices']} devices" + (" that keep a pace of their own" if found["paced"] else "")
+    plan = found["plan"]
+    on = f"{plan['devices']} devices" + (" that keep a pace of their own" if plan["paced"] else "")
     console.print(
         f"Measured: {_load_of(found)} on {on}, {counted(found['cores'], 'core')}",
         highlight=False,
@@ -96,10 +97,11 @@ def _print_tables(found: dict[str, Any]) -> None:
 def _load_of(found: Mapping[str, Any]) -> str:
     from cluster.wording import counted
 
-    if found["courses"]:
-        return f"{counted(found['rounds'], 'round')} of rising and falling load"
-    what = "a day" if found["load"] == "day" else found["load"]
-    return f"{what} in {found['minutes']:g} minutes"
+    plan = found["plan"]
+    if found["rounds"]:
+        return f"{counted(len(found['rounds']), 'round')} of rising and falling load"
+    what = "a day" if plan["load"] == "day" else plan["load"]
+    return f"{what} in {plan['minutes']:g} minutes"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:

@@ -43,8 +43,8 @@ def document(plan: SharingPlan, sides: Mapping[str, Side]) -> dict[str, Any]:
         "problems": wrong,
         "device": DEVICE,
         "cores": os.cpu_count(),
-        **asdict(plan),
-        "courses": [_round_of(*each) for each in zip(shared.rounds, rises, falls, strict=True)],
+        "plan": asdict(plan),
+        "rounds": [_round_of(*each) for each in zip(shared.rounds, rises, falls, strict=True)],
         "first_token": _summary(rises, "want", "first token", TO_FIRST_TOKEN),
         "training_back": _summary(falls, "want", "group start", TO_STEP),
         "undisturbed_samples_per_s": {str(workers): round(r, 3) for workers, r in shared.rates.items()},
@@ -150,7 +150,7 @@ def course_table(found: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         summary = found["hand_overs"][kind]
         came = f"{counted(summary['number'], 'device')} given to {kind}: want → {does}"
         rows.append((came, *_two(summary)))
-    if not found["courses"]:
+    if not found["rounds"]:
         return rows
     for title, key in (
         ("want → first token of the new replica", "first_token"),
@@ -175,7 +175,7 @@ def _hand_overs(side: Side) -> dict[str, Any]:
     for event in side.logs.broker:
         if event["cause"] == "handed_over" and _within(event, *side.span):
             came[event["kind"]].append(event["facts"]["seconds"])
-    return {kind: _middle_and_worst(seconds) for kind, seconds in came.items()}
+    return {kind: _middle_and_worst(seconds, "number") for kind, seconds in came.items()}
 
 
 def _round_of(turn: Any, up: Moments, down: Moments) -> dict[str, Any]:
@@ -200,12 +200,12 @@ def _summary(courses: Sequence[Moments], first: str, last: str, names: Iterable[
     }
 
 
-def _middle_and_worst(seconds: Iterable[float | None]) -> dict[str, Any]:
+def _middle_and_worst(seconds: Iterable[float | None], of: str = "rounds") -> dict[str, Any]:
     known = [each for each in seconds if each is not None]
     return {
         "median_s": _rounded(statistics.median(known)) if known else None,
         "worst_s": _rounded(max(known)) if known else None,
-        "number": len(known),
+        of: len(known),
     }
 
 

@@ -39,7 +39,7 @@ def test_both_sides_are_shown_beside_each_other(
     assert asked == [SharingPlan(rounds=10)]
     assert shown.index("want → first token") < shown.index("sharing") < shown.index("fixed split")
     for words in (
-        "10 rounds",
+        "2 rounds",
         "on 4 devices,",
         "device-seconds in all",
         "10.0 with 1 worker",

@@ -33,7 +33,7 @@ def test_a_round_loses_no_step_and_no_request() -> None:
     assert process.returncode == 0, said
     found = json.loads(output)
     assert (found["ok"], found["problems"]) == (True, [])
-    (only,) = found["courses"]
+    (only,) = found["rounds"]
     assert (only["workers_before"], only["workers_under_load"]) == (3, 2)
     for key in ("first_token", "training_back"):
         parts = [each["median_s"] for each in found[key]["parts"].values()]

@@ -82,13 +82,13 @@ def test_the_document_has_every_rounds_parts_their_median_and_the_worst() -> Non
     logs = replace(LOGS, broker=[node(0, "n", 5), *LOGS.broker])
     side = replace(SIDE, rounds=[turn(10, 30, 60)], logs=logs, first_tokens=TOKENS, rates={2: 1.0, 3: 1.0})
     found = json.loads(json.dumps(document(PLAN, {SHARING: side, FIXED: SIDE}), allow_nan=False))
-    (only,) = found["courses"]
+    (only,) = found["rounds"]
     assert only["first_token_s"] == found["first_token"]["total"]["median_s"] == 13
     assert sum(each["median_s"] for each in found["first_token"]["parts"].values()) == pytest.approx(13)
     assert found["training_back"]["parts"]["group start"] == {
         "median_s": 10.5,
         "worst_s": 10.5,
-        "number": 1,
+        "rounds": 1,
     }
     assert found["ok"] is True
     shown = {words.strip(): values for words, *values in course_table(found)}
