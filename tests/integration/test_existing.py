@@ -192,10 +192,19 @@ class Asking:
         self._process.wait()
 
 
-@pytest.fixture
-def asking(lab: Workplace, tour: dict[str, Any], tmp_path: Path) -> Iterator[Asking]:
-    """Needs the tour's app."""
+@pytest.fixture(scope="module")
+def app(lab: Workplace, tour: dict[str, Any]) -> None:
+    """The tour's app, on the host that it fills: whichever host is lost, the other has the CPUs that the app
+    and the minimum of a job need."""
     assert tour["ok"]
+    for command in (("unserve", "chat"), ("serve", "chat")):
+        done = lab.shoal(*command, "-f", f"{TOUR}/shoal.yaml")
+        assert done.returncode == 0, done.stderr
+    assert [host.name for host in with_replicas(lab.lan)] == ["gpu-1"]
+
+
+@pytest.fixture
+def asking(lab: Workplace, app: None, tmp_path: Path) -> Iterator[Asking]:
     asking = Asking(lab, tmp_path / "asked")
     yield asking
     asking.end()
@@ -262,8 +271,7 @@ class Training:
 
 
 @pytest.fixture(scope="module")
-def training(lab: Workplace, tour: dict[str, Any]) -> Training:
-    assert tour["ok"]
+def training(lab: Workplace, app: None) -> Training:
     return Training(lab)
 
 
@@ -330,6 +338,7 @@ def test_a_host_that_is_back_is_used_and_may_be_lost_again(
     wait_for(lambda: len(training.events("resized")) > before, "nobody notices that a group is lost")
     assert training.events("resized")[-1]["lost"] != []
     training.wait_for_steps()
+    wait_for(lambda: not nodes(lab)[name], "Ray does not notice that the host is gone")
     assert set(asking.said(cut)) == {200}
     training.assert_whole()
 
