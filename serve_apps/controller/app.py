@@ -9,13 +9,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from cluster.config.sections.serve import ServeAppConfig
 from cluster.sharing.demand import Demand
 from serve_apps.controller.app_engines import AppEngines
 from serve_apps.controller.changes import on_trial
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.record import AppRecord, Revision
-from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
+from serve_apps.controller.wants import FirstTokens, Load, OngoingMean, Wants, asked
 
 REPORT_SILENT_S = 5.0
 """A replica that was not heard of for so long counts no more; it reports several times a second."""
@@ -57,6 +58,7 @@ class App:
     record: AppRecord
     wants: Wants = field(default_factory=Wants)
     first_tokens: FirstTokens = field(default_factory=FirstTokens)
+    _ongoing_mean: OngoingMean = field(default_factory=OngoingMean, repr=False)
     sizes: dict[str, int] = field(default_factory=dict)
     """Replicas that each Serve application is to have."""
     traffic: frozenset[int] = frozenset()
@@ -256,7 +258,7 @@ class App:
                 default=0,
             )
         config = spec.config
-        load = self._load(gateways, served, now)
+        load = self._load(config, gateways, served, now)
         ask = asked(load, config.autoscale)
         before = self.wants.want
         want = self.wants.update(ask, config.replicas.min, config.replicas.most, config.autoscale, now)
@@ -264,7 +266,9 @@ class App:
             return None
         return "wanted", {"replicas": want, "before": before, "ongoing": round(load.ongoing, 1)}
 
-    def _load(self, gateways: Gateways, served: Mapping[str, ServedApplication], now: float) -> Load:
+    def _load(
+        self, config: ServeAppConfig, gateways: Gateways, served: Mapping[str, ServedApplication], now: float
+    ) -> Load:
         names = {revision.application for revision in self.record.revisions}
         reports = [facts for name in names for facts in self.reports(name, now)]
         held_back = gateways.waiting(self.record.name, now)
@@ -272,12 +276,16 @@ class App:
         running = sum(facts["engine"]["running"] for facts in reports)
         # One that came and was answered between two looks is in flight at neither, and somebody was there.
         seldom = min(1, gateways.take_asked(self.record.name))
+        ongoing = float(max(in_flight + held_back, seldom))
+        replicas = sum(served[name].ready for name in names if name in served)
         return Load(
-            ongoing=float(max(in_flight + held_back, seldom)),
+            ongoing=ongoing,
+            mean_ongoing=self._ongoing_mean.add(ongoing, config.autoscale.look_back_period_s, now),
+            places=replicas * config.limits.batch,
             waiting=float(max(0, in_flight - running) + held_back),
             cache_use=sum(facts["engine"]["cache_use"] for facts in reports) / max(1, len(reports)),
             first_token_s=self.first_tokens.percentile95(now),
-            replicas=sum(served[name].ready for name in names if name in served),
+            replicas=replicas,
         )
 
     def demands(self, nodes: Mapping[str, tuple[str, ...]]) -> list[Demand]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from cluster.config.sections.serve import AutoscaleConfig
 
@@ -22,6 +23,10 @@ class Load:
 
     ongoing: float = 0.0
     """Requests that run or wait."""
+    mean_ongoing: float | None = None
+    """Those on average over the last `look_back_period_s`; None: not known."""
+    places: int = 0
+    """Requests that the replicas that are ready can run at once."""
     waiting: float = 0.0
     """Those of them that wait, at the gateway or in a replica."""
     cache_use: float = 0.0
@@ -34,7 +39,7 @@ class Load:
 
 def asked(load: Load, targets: AutoscaleConfig) -> int:
     """The replicas with which every target would be met."""
-    asks = [math.ceil(load.ongoing / targets.target_ongoing_requests)]
+    asks = [_asked_by_ongoing(load, targets.target_ongoing_requests)]
     if targets.target_queue_length is not None:
         asks.append(math.ceil(load.waiting / targets.target_queue_length))
     if targets.target_kv_cache_use is not None:
@@ -44,6 +49,15 @@ def asked(load: Load, targets: AutoscaleConfig) -> int:
         # Fewer replicas make it longer: with more than half of it used up, none is given away.
         asks.append(math.ceil(load.replicas * (max(1.0, ratio) if ratio > 0.5 else 0.5)))
     return max(asks)
+
+
+def _asked_by_ongoing(load: Load, target: float) -> int:
+    # Where replicas are full, whoever comes next waits: the mean would say so too late.
+    full = load.ongoing >= load.places
+    counted = load.ongoing if full or load.mean_ongoing is None else load.mean_ongoing
+    ask = math.ceil(counted / target)
+    # Whether there is to be any depends on whether anybody is there.
+    return ask if ask > 1 else min(1, math.ceil(load.ongoing))
 
 
 @dataclass
@@ -81,6 +95,26 @@ class Wants:
                 self.want = self._bound
                 self._side, self._since = 0, None
         return self.want
+
+
+class OngoingMean:
+    """How many requests were in flight in the last seconds, on average over time."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque(maxlen=50_000)
+
+    def add(self, ongoing: float, window_s: float, now: float) -> float:
+        """The mean of the last `window_s` seconds, or of as many as were looked at; each number counts for as
+        long as it was the last one seen."""
+        self._seen.append((now, ongoing))
+        since = now - window_s
+        while len(self._seen) > 1 and self._seen[1][0] <= since:
+            self._seen.popleft()
+        total = sum(
+            number * (until - max(begun, since)) for (begun, number), (until, _) in pairwise(self._seen)
+        )
+        span = now - max(since, self._seen[0][0])
+        return total / span if span > 0 else ongoing
 
 
 class FirstTokens:

@@ -194,8 +194,8 @@ class Asking:
 
 @pytest.fixture(scope="module")
 def app(lab: Workplace, tour: dict[str, Any]) -> None:
-    """The tour's app, on the host that it fills: whichever host is lost, the other has the CPUs that the app
-    and the minimum of a job need."""
+    """The tour's app, on the host that it fills: when that one is lost, the other has the CPUs that the app
+    and the least of a job need."""
     assert tour["ok"]
     for command in (("unserve", "chat"), ("serve", "chat")):
         done = lab.shoal(*command, "-f", f"{TOUR}/shoal.yaml")

@@ -33,6 +33,9 @@ class AutoscaleConfig(Section):
     """Part of the KV cache that requests should hold, on average over the replicas."""
     target_first_token_s: float | None = Field(default=None, gt=0)
     """Seconds within which 95 of 100 requests should have their first token."""
+    look_back_period_s: float = Field(default=0.0, ge=0, le=600)
+    """Seconds over whose mean requests in flight are counted, so that chance alone adds no replica. While
+    replicas run as many as they have places for (limits.batch), those of this moment count. 0: always."""
     upscale_delay_s: float = Field(default=1.0, ge=0)
     """Seconds that the load must last before a replica is added."""
     downscale_delay_s: float = Field(default=30.0, ge=0)

@@ -18,7 +18,7 @@ from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from infra.lab.bench.load_course import Logs
 from infra.lab.bench.own_cluster import OwnCluster
-from infra.lab.bench.sharing_plan import DELAYS, MICRO, ONGOING, STEP_S, SharingPlan
+from infra.lab.bench.sharing_plan import MICRO, ONGOING, STEP_S, SharingPlan
 
 APP = "rays-own"
 METRICS = "metrics.jsonl"
@@ -89,8 +89,7 @@ class RaysOwn:
         autoscaling = {
             "min_replicas": 1,
             "max_replicas": self._plan.most_replicas,
-            "target_ongoing_requests": ONGOING,
-            **DELAYS,
+            **self._plan.autoscale,
         }
         deployment = serve.deployment(
             PlainReplica,

@@ -20,8 +20,10 @@ ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
 TRAIN_STEP_S = 0.1
 """A step of the paced task with the most workers, for each device: so each takes as much of a core."""
-MICRO = 4
-"""Its samples in a micro-batch."""
+SAMPLES = 4
+"""Of a worker in that time."""
+MICRO = 2
+"""Of them in a micro-batch: so few, that as much falls to each worker whatever their number."""
 
 _MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
 _JOB: dict[str, Any] = {
@@ -33,6 +35,8 @@ _JOB: dict[str, Any] = {
     "steps": 1_000_000,
 }
 DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
+BY_ITSELF: dict[str, Any] = {"look_back_period_s": 20, "upscale_delay_s": 0.5, "downscale_delay_s": 1}
+"""How an app is scaled under a load that is none of `steps`."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class SharingPlan:
     def fewest_workers(self) -> int:
         """Of the job, while the app has its most replicas."""
         return self.devices - self.most_replicas
+
+    @property
+    def autoscale(self) -> dict[str, Any]:
+        """Of the paced app, in the words that Ray Serve has for it too."""
+        return {"target_ongoing_requests": ONGOING, **(DELAYS if self.load == STEPS else BY_ITSELF)}
 
     @property
     def answer_tokens(self) -> int:
@@ -134,18 +143,18 @@ class SharingPlan:
     def _paced_app(self) -> dict[str, Any]:
         return {
             "model": "served@latest",
-            "autoscale": {"target_ongoing_requests": ONGOING, **DELAYS},
+            "autoscale": self.autoscale,
             "limits": {"batch": ONGOING * 3 // 2},
             "engine_kwargs": {"least_step_ms": STEP_S * 1000},
         }
 
     def _paced_job(self) -> dict[str, Any]:
         left_out = ("model", "data")
-        # As many micro-batches as there are devices for each of the most workers; a step of fewer has more.
-        micro_batches = self.most_workers * self.devices
+        # The more devices, the longer a step of the most workers lasts; one of fewer lasts longer still.
+        samples = self.most_workers * self.devices * SAMPLES
         return {
             **{key: value for key, value in _JOB.items() if key not in left_out},
             "task": "infra.lab.bench.paced_task:PacedTask",
-            "settings": {"sample_s": TRAIN_STEP_S / MICRO},
-            "batch": {"global": micro_batches * MICRO, "micro": MICRO},
+            "settings": {"sample_s": TRAIN_STEP_S / SAMPLES},
+            "batch": {"global": samples, "micro": MICRO},
         }

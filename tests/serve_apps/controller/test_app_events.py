@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.sections.serve import ReplicasConfig
+from cluster.config.sections.serve import AutoscaleConfig, LimitsConfig, ReplicasConfig
 from cluster.files.storage import Storage
 from serve_apps.controller.app import App
 from serve_apps.controller.gateways import Gateways
+from serve_apps.controller.serve_state import Served
 from serve_apps.controller.store import AppStore
 from tests.serve_apps.controller.world import World
 
@@ -67,6 +68,29 @@ def test_a_want_is_told_of_when_it_changes() -> None:
     facts = {"replicas": 3, "before": 1, "ongoing": float(many)}
     assert told(many, 1.0 + scale.upscale_delay_s) == ("wanted", facts)
     assert told(many, 2.0 + scale.upscale_delay_s) is None
+
+
+def test_where_the_replicas_have_room_the_mean_of_the_load_counts() -> None:
+    record = World(devices=4).serving(1, 1).record
+    (revision,) = record.revisions
+    scale = AutoscaleConfig(target_ongoing_requests=4, upscale_delay_s=0, look_back_period_s=10)
+    changed = {"replicas": ReplicasConfig(min=1, max=3), "autoscale": scale, "limits": LimitsConfig(batch=8)}
+    config = revision.spec.config.model_copy(update=changed)
+    revision = replace(revision, spec=replace(revision.spec, config=config))
+    app, gateways = App(replace(record, revisions=(revision,))), Gateways()
+    served = {revision.application: Served("running", 1, None)}
+
+    def want(requests: int, now: float) -> int:
+        counts: dict[str, dict[str, int]] = {"requests": {}, "errors": {}, "asked": {}}
+        report = {"seen": 1, "number": 1, "in_flight": {"chat:1": requests}, "waiting": {}, **counts}
+        gateways.report("g", report, now)
+        app.update_want(gateways, served, now)
+        return app.wants.want
+
+    assert [want(requests, now) for now, requests in ((0, 2), (10, 7), (11, 7), (12, 2))] == [1, 1, 1, 1]
+    assert [want(requests, now) for now, requests in ((20, 7), (21, 7), (26, 7))] == [1, 1, 2], "for long"
+    assert want(8, 26.1) == 2
+    assert want(9, 26.2) == 3, "one waits"
 
 
 def wants_over_time(pause_s: float, until_s: float, *, asks_until_s: float) -> list[tuple[float, int]]:

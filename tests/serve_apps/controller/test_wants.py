@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.config.sections.serve import AutoscaleConfig
-from serve_apps.controller.wants import FirstTokens, Load, Wants, asked
+from serve_apps.controller.wants import FirstTokens, Load, OngoingMean, Wants, asked
 
 
 @dataclass
@@ -116,6 +116,54 @@ def test_the_target_that_asks_for_most_counts(load: Load, ask: int) -> None:
 def test_targets_that_are_not_set_ask_for_nothing() -> None:
     load = Load(ongoing=1, waiting=100, cache_use=1.0, first_token_s=60, replicas=3)
     assert asked(load, AutoscaleConfig(target_ongoing_requests=4)) == 1
+
+
+@pytest.mark.parametrize(
+    ("load", "ask"),
+    [
+        # More than one should carry, by chance, where one has room; and less than two should, by chance.
+        (Load(ongoing=7, mean_ongoing=3.0, places=8, replicas=1), 1),
+        (Load(ongoing=1, mean_ongoing=6.0, places=16, replicas=2), 2),
+        # Whoever comes next waits.
+        (Load(ongoing=8, mean_ongoing=3.0, places=8, replicas=1), 2),
+        (Load(ongoing=40, mean_ongoing=3.0, places=8, replicas=1), 10),
+        # Nobody is there, nor is a replica.
+        (Load(ongoing=0, mean_ongoing=3.0, places=8, replicas=1), 0),
+        (Load(ongoing=0, mean_ongoing=6.0, places=16, replicas=2), 2),
+        (Load(ongoing=1, mean_ongoing=0.0, places=8, replicas=1), 1),
+        (Load(ongoing=1, mean_ongoing=0.1, places=8, replicas=1), 1),
+        (Load(ongoing=1, mean_ongoing=0.1), 1),
+    ],
+)
+def test_the_mean_counts_where_there_is_room(load: Load, ask: int) -> None:
+    assert asked(load, AutoscaleConfig(target_ongoing_requests=4)) == ask
+
+
+def test_a_number_counts_for_as_long_as_it_was_seen() -> None:
+    mean = OngoingMean()
+    assert mean.add(6, 10.0, now=100.0) == 6.0
+    assert mean.add(0, 10.0, now=102.0) == 6.0
+    assert mean.add(3, 10.0, now=106.0) == 2.0
+    assert mean.add(3, 10.0, now=108.0) == 2.25
+    # 6 for the last second of its two, 0 for four, 3 for five.
+    assert mean.add(9, 10.0, now=111.0) == 2.1
+    assert mean.add(9, 10.0, now=200.0) == 9.0
+    assert mean.add(1, 0.0, now=300.0) == 1.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 5), st.integers(0, 50)), min_size=2, max_size=60), st.floats(0.1, 30)
+)
+def test_the_mean_is_that_of_the_numbers_by_time(steps: list[tuple[float, int]], window_s: float) -> None:
+    mean, now, seen = OngoingMean(), 0.0, []
+    for pause, number in steps:
+        now += pause
+        seen.append((now, number))
+        found = mean.add(number, window_s, now)
+    since = max(now - window_s, seen[0][0])
+    spans = [(max(begun, since), max(until, since), each) for (begun, each), (until, _) in pairwise(seen)]
+    expected = sum((until - begun) * each for begun, until, each in spans) / (now - since)
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_time_to_first_token_is_that_of_the_last_seconds() -> None:
