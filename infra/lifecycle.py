@@ -27,11 +27,14 @@ def bring_up(
     cluster: ClusterConfig,
     config_path: Path,
     say: Callable[[str], None],
+    *,
+    serves: bool,
 ) -> tuple[Started, dict[str, Any]]:
     """Bring a cluster up, or find it up; and what `shoal status` shows of it.
 
     Args:
         cluster: its section of the config, paths resolved.
+        serves: whether the config has apps; see `ApiServer`.
 
     Raises:
         ShoalError, RequestError: see `Provider.up` and `RemoteProvider.up`.
@@ -49,12 +52,12 @@ def bring_up(
     from train_jobs.driver.submission import Submissions
 
     provider = PROVIDERS[cluster.provider]()
-    started = provider.up(cluster, config_path, say, lambda record: begin_api(record, cluster))
+    started = provider.up(cluster, config_path, say, lambda record: begin_api(record, cluster, serves))
     record = started.record
     connect(record)
     try:
         if started.was_up:
-            begin_api(record, cluster)()  # should it be gone
+            begin_api(record, cluster, serves)()  # should it be gone
         return started, ClusterSight(record, lambda: Submissions(record)).status(fresh=not started.was_up)
     finally:
         disconnect()
@@ -88,6 +91,7 @@ def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:
     Raises:
         ShoalError: a job did not stop in time.
     """
+    from infra.api.server import end_api
     from serve_apps.commands import end_serving  # what only some need: a command is to begin at once
 
     if head_is_silent(record) is not None:
@@ -95,6 +99,7 @@ def end_tenants(record: ClusterRecord, say: Callable[[str], None]) -> None:
     connect(record)
     try:
         _stop_jobs(record, say)
+        end_api()  # it may be about to start Serve
         end_serving(say)
     finally:
         disconnect()

@@ -294,7 +294,7 @@ class Quickstart:
 
     def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
-        record = bring_up(cluster, loaded.path, self.say)[0].record
+        record = bring_up(cluster, loaded.path, self.say, serves=True)[0].record
         step.detail = f"{cluster.provider}; Ray dashboard at {record.dashboard_url}"
         return record
 

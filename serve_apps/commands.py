@@ -176,15 +176,28 @@ def end_serving(say: Say = say_nothing) -> None:
         serve.shutdown()
 
 
+def begin_to_serve(info: Mapping[str, Any]) -> ControllerClient:
+    """Have the controller of the apps run; it starts Serve and the gateway, for which this does not wait.
+
+    Args:
+        info: the broker's facts about the cluster.
+
+    Raises:
+        ShoalError: the controller did not start in time.
+    """
+    start_controller(info, start_gateway)
+    controller = ControllerClient()
+    controller.bring_up()
+    return controller
+
+
 def start_serve(info: Mapping[str, Any], deadline: float, say: Say = say_nothing) -> None:
     """Have the controller of the apps run, and with it Serve and the gateway; what runs stays.
 
     Raises:
         ShoalError: the gateway could not be started, or not in time; with what Serve says about it.
     """
-    start_controller(info, start_gateway)
-    controller = ControllerClient()
-    controller.bring_up()
+    controller = begin_to_serve(info)
     pause, said = threading.Event(), ""
     while True:
         serving = controller.serving()

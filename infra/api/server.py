@@ -19,6 +19,7 @@ from cluster.actors.head_actor import as_here, begin_on_head
 from cluster.actors.named_actor import NamedActor
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import ShoalError
+from cluster.sharing.client import BrokerClient
 from cluster.state.record import ClusterRecord, NodeRecord
 from infra.api.access import digest_of, own_token
 
@@ -42,9 +43,11 @@ class ApiServer:
         record: the cluster's, as plain data.
         cluster: its section of the config, as plain data.
         sha256: the digest of the token that opens everything.
+        serves: whether the config has apps: Serve, their controller and the gateway are started then, so that
+            who serves the first one need not wait for that.
     """
 
-    def __init__(self, record: dict[str, Any], cluster: dict[str, Any], sha256: str) -> None:
+    def __init__(self, record: dict[str, Any], cluster: dict[str, Any], sha256: str, serves: bool) -> None:
         nodes = tuple(NodeRecord(**node) for node in record["nodes"])
         # What the caller's machine has is not this one's.
         self._record = replace(
@@ -52,6 +55,7 @@ class ApiServer:
         )
         self._cluster = ClusterConfig.model_validate(cluster)
         self._sha256 = sha256
+        self._serves = serves
         self._failure: str | None = None
         self._settled = threading.Event()
         threading.Thread(target=self._run, name="control-api", daemon=True).start()
@@ -112,9 +116,12 @@ class ApiServer:
         import serve_apps.status
         from infra.tenant_book import TenantBook
 
+        book = TenantBook.of_this_cluster()
+        if self._serves and book is None:  # else those are served again that were before
+            with suppress(ShoalError):
+                serve_apps.commands.begin_to_serve(BrokerClient().info())
         with suppress(ShoalError):  # whoever asks is told so
             control.jobs.table.rows()
-        book = TenantBook.of_this_cluster()
         while book is not None:
             with suppress(ShoalError, OSError):  # at the next look
                 specs = serve_apps.commands.served_specs()
@@ -144,21 +151,30 @@ def bind(host: str, port: int) -> socket.socket:
         time.sleep(BIND_EVERY_S)
 
 
-def begin_api(record: ClusterRecord, cluster: ClusterConfig) -> Callable[[], None]:
+def begin_api(record: ClusterRecord, cluster: ClusterConfig, serves: bool) -> Callable[[], None]:
     """Have it started on the head, while one waits for others; one that runs is left alone.
 
     Needs a connection to the cluster (`ray.init`).
 
+    Args:
+        serves: see `ApiServer`.
+
     Returns:
         what waits until it listens, and raises ShoalError where it does not.
     """
-    facts = (asdict(record), cluster.model_dump(mode="json", by_alias=True), digest_of(own_token(record)))
+    section = cluster.model_dump(mode="json", by_alias=True)
+    facts = (asdict(record), section, digest_of(own_token(record)), serves)
     answer = begin_on_head(ApiServer, NAME, NAMESPACE, *facts, what="the control API", first_call="failure")
 
     def wait() -> None:
         failure = answer()
         if failure is not None:
-            NamedActor(NAME).end()
+            end_api()
             raise ShoalError(f"the control API could not be started: {failure}")
 
     return wait
+
+
+def end_api() -> None:
+    """End it, where it is there."""
+    NamedActor(NAME, NAMESPACE).end()

@@ -41,7 +41,7 @@ def up(file: FileOption = None, settings: SetOption = None, as_json: JsonOption 
 
     loaded = load(file, settings)
     cluster = loaded.resolved.cluster
-    started, document = bring_up(cluster, loaded.path, say)
+    started, document = bring_up(cluster, loaded.path, say, serves=bool(loaded.config.serve_apps))
     if started.was_up and started.record.is_here:
         say(f"cluster {cluster.name} is up already")
     elif started.record.is_here and started.record.serve_port != SERVE_PORT:

@@ -142,7 +142,9 @@ class AppController:
             await self._take(replace(record, removed=True, update=None, successor=None, outcome=outcome))
 
     async def leave(self) -> list[str]:
-        """Take every app down since the cluster ends; their names."""
+        """Take every app down since the cluster ends; their names. Nothing is started any more: no Serve, and
+        no gateway."""
+        await self._keeper.leave()
         names = self._staying()
         self._table.leave(set(names))
         for name in names:

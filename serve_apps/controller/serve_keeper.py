@@ -7,6 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 SERVE = "serve"
 RETRY_S = 5.0
 """Between two tries to start what could not be started."""
+LEAVE_S = 10.0
+"""How long who ends the cluster waits for what is being started."""
 LOOK_AT_FRONT_S = 1.0
 """Between two looks whether the front is there."""
 
@@ -98,6 +101,10 @@ class ServeKeeper:
         self._looking: asyncio.Task[None] | None = None
         self._tried_at: dict[str, float] = {}
         """By what was tried: SERVE, or the Serve application of a gateway."""
+        self._tried: set[str] = set()
+        """All of that, ever."""
+        self._left = asyncio.Event()
+        """The cluster ends: nothing is to be started."""
         self._serve: ServeInstance | None = None
         self._started = False
         """Whether the Serve that runs, or comes, was started here."""
@@ -140,9 +147,18 @@ class ServeKeeper:
 
     def try_again(self) -> None:
         """Somebody asks for it now: what could not be started is tried at once."""
+        self._left.clear()
         self.failure = ""
         self._failures.clear()
         self._tried_at.clear()
+
+    async def leave(self) -> None:
+        """Start nothing until somebody asks for it again; what is being started is there when this returns,
+        for others to end."""
+        self._left.set()
+        await self._calls.until_ended({("start", what) for what in self._tried}, LEAVE_S)
+        if self._looking is not None:
+            await asyncio.wait({self._looking}, timeout=LEAVE_S)
 
     def keep(
         self, seen: ServeSeen, ours: Mapping[str, bool], now: float, others: Collection[str] = ()
@@ -156,7 +172,8 @@ class ServeKeeper:
             others: ids of the nodes that are to have a gateway beside the head.
         """
         events = self._notice(seen, ours, now)
-        if self._info.get("gateway_front") and (self._looking is None or self._looking.done()):
+        looking = self._looking is not None and not self._looking.done()
+        if self._info.get("gateway_front") and not looking and not self._left.is_set():
             self._looking = asyncio.create_task(self._keep_front())
         if seen.instance is None:
             self._begin(SERVE, lambda: self._start_serve(self._info))
@@ -181,7 +198,8 @@ class ServeKeeper:
             self._front = await self._threads.call_serve(lambda: self._start_front(self._info))
         except ShoalError as error:
             self._front = {"runs": False, "failure": str(error)}
-        await asyncio.sleep(LOOK_AT_FRONT_S)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._left.wait(), LOOK_AT_FRONT_S)
 
     def _keep_gateway(self, application: str, node: str | None, seen: ServeSeen) -> None:
         gateway = seen.gateways.get(application)
@@ -224,9 +242,10 @@ class ServeKeeper:
         """Whether it is being started now: what has failed a moment ago is not."""
         if ("start", what) in self._calls:
             return True
-        if time.monotonic() - self._tried_at.get(what, -math.inf) < RETRY_S:
+        if self._left.is_set() or time.monotonic() - self._tried_at.get(what, -math.inf) < RETRY_S:
             return False
         self._tried_at[what] = time.monotonic()
+        self._tried.add(what)
         self._calls.begin("start", what, self._carry_out(what, start))
         return True
 

@@ -1,9 +1,11 @@
 """Token streams that another job of the same storage has made of the same: copied, and not made again.
 
 What was made is noted under a digest of all that it follows from: the job's data as its config has it, the
-tokenizer, the files of the corpus with their sizes and times, and the versions of the libraries. The note
-says where it lies, which is that job's own directory: where that is gone, or has become something else, it is
-made again.
+tokenizer, the files of the corpus with their sizes and times, and the versions of the libraries. It is noted
+twice: as the config names the tokenizer, which is known before there is one, and by what the tokenizer is,
+wherever it lies, so that who goes on with a published model has the tokens of the job that has trained it.
+The note says where it lies, which is that job's own directory: where that is gone, or has become something
+else, it is made again.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ def key_of(config: TrainJobConfig, origin: Mapping[str, Any], now: float | None 
     Args:
         origin: what they follow from, as `StreamWriter` has it.
     """
-    from cluster.files.parquet import ParquetFiles  # takes pandas with it, which a driver does without
-
     files: list[Any] = []
     for source in (config.data.source, config.data.held_out_source):
         if source is None or source == PYTHON_STDLIB:
             files.append([sys.version, sys.prefix])
         else:
+            from cluster.files.parquet import ParquetFiles  # takes pandas with it: half a second
+
             files.append(ParquetFiles(source, []).stamps())
     newest = max((stamp[2] for each in files for stamp in each if isinstance(stamp, list)), default=0)
     if newest / 1e9 > (time.time() if now is None else now) - SETTLED_S:
@@ -56,18 +58,19 @@ def copy_made_before(notes: Storage, key: str, place: Storage, made_of: Mapping[
 
     Args:
         notes: where jobs have noted what they have made.
-        made_of: what the config says that the streams follow from.
+        made_of: what the config says that the streams follow from; they count as made of that.
     """
     try:
-        other = Storage(json.loads(notes.read_bytes(f"{key}.json"))["place"])
+        note = json.loads(notes.read_bytes(f"{key}.json"))
+        other = Storage(note["place"])
         known = read_facts(other)
-        if known is None or known.get("made_of") != made_of:
+        if known is None or known != note["facts"]:
             return False
         last = [name for name in other.files() if name == FACTS or name.startswith(STAGED)]
         place.copy_dir(other, skip=last)
         if read_facts(other) != known:  # it has become something else meanwhile
             return False
-        place.write_bytes(FACTS, json.dumps(known).encode())
+        place.write_bytes(FACTS, json.dumps({**known, "made_of": dict(made_of)}).encode())
     except (MissingError, StorageError, ValueError, KeyError, TypeError):
         return False
     return True
@@ -75,4 +78,5 @@ def copy_made_before(notes: Storage, key: str, place: Storage, made_of: Mapping[
 
 def note_made(notes: Storage, key: str, place: Storage) -> None:
     """Note where streams lie that were made."""
-    notes.write_bytes(f"{key}.json", json.dumps({"place": place.location}).encode())
+    note = {"place": place.location, "facts": read_facts(place)}
+    notes.write_bytes(f"{key}.json", json.dumps(note).encode())

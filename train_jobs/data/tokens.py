@@ -13,6 +13,7 @@ from cluster.files.local_copy import files_here
 from cluster.files.storage import Storage, as_storage
 from cluster.models.directory_here import directory_here
 from train_jobs.data.documents import corpus_parts
+from train_jobs.data.identity import tokenizer_identity
 from train_jobs.data.made_before import copy_made_before, key_of, note_made
 from train_jobs.data.own_tokenizer import texts_to_train_on, train_tokenizer
 from train_jobs.data.token_streams import (
@@ -117,15 +118,25 @@ def prepare_tokens(
     key = None if notes is None else key_of(config, origin)
     begun = has_begun(place, origin)
     fresh = not begun and read_facts(place) is None
-    if fresh and notes is not None and key is not None and copy_made_before(notes, key, place, made_of):
+
+    def copied(key: str | None) -> bool:
+        if notes is None or key is None or not fresh or not copy_made_before(notes, key, place, made_of):
+            return False
         tell("another job has made the same tokens: they are copied")
         _check_sizes(config, *sizes_of(place))
+        return True
+
+    if copied(key):
         return True
     if not begun:
         place.delete_dir(STAGED)
         _stage_tokenizer(config, place, tell)
     with files_here(staged.child(TOKENIZER)) as here:
         tokenizer = load_tokenizer(str(here), "the job's own tokenizer")
+    same = None if key is None else _key_wherever(config, origin, tokenizer)
+    if copied(same):
+        place.delete_dir(STAGED)
+        return True
     writer = StreamWriter(place, token_type(len(tokenizer)), origin)
     try:
         write_streams(config.data, parts, tokenizer, writer, encode, tell, hand_over=hand_over)
@@ -136,9 +147,21 @@ def prepare_tokens(
     _check_sizes(config, *writer.sizes)
     writer.seal({"vocab_size": len(tokenizer), "made_of": made_of})
     made = put_together(place, tell)
-    if notes is not None and key is not None:
-        note_made(notes, key, place)
+    for each in (key, same):
+        if notes is not None and each is not None:
+            note_made(notes, each, place)
     return made
+
+
+def _key_wherever(
+    config: TrainJobConfig, origin: dict[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> str | None:
+    """What streams are known by wherever their tokenizer lies, and whoever has trained it."""
+    identity = tokenizer_identity(tokenizer)
+    if identity is None:
+        return None
+    made_of = {**origin["made_of"], "tokenizer": None}
+    return key_of(config, {**origin, "made_of": made_of, "tokenizer": identity})
 
 
 def _stage_tokenizer(config: TrainJobConfig, place: Storage, tell: Tell) -> None:

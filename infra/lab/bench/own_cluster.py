@@ -69,8 +69,7 @@ class OwnCluster:
             self.loaded = load_config(path)
             resolved = self.loaded.resolved.cluster
             ends.callback(PROVIDERS[resolved.provider]().down, name, self.say, path)
-            self.record = bring_up(resolved, path, self.say)[0].record
-            connect(self.record)
+            self._up()
             ends.callback(disconnect)
             self._ends = ends.pop_all()
         return self
@@ -81,7 +80,11 @@ class OwnCluster:
 
     def up_again(self) -> None:
         """Start it anew after its head has died, as `shoal up` does; this process joins it."""
-        self.record = bring_up(self.loaded.resolved.cluster, self.loaded.path, self.say)[0].record
+        self._up()
+
+    def _up(self) -> None:
+        config, path = self.loaded.resolved, self.loaded.path
+        self.record = bring_up(config.cluster, path, self.say, serves=bool(config.serve_apps))[0].record
         connect(self.record)
 
     # -- jobs -------------------------------------------------------------------------------------------

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from cluster.errors import ShoalError
 from cluster.hosts.existing import ExistingProvider, living_dashboard
@@ -17,8 +19,11 @@ from cluster.state.state_directory import require_private, state_directory
 from infra.lab.hosts.host import Host
 from tests.clusters import LiveCluster, caller_environment, shoal, write_config
 from tests.lans import Workplace, needs_hosts, workplace
+from tests.waiting import wait_for
 
 TOKEN = "ab" * 32
+SERVING = ("ServeController", "ProxyActor", "AppController", "ServeReplica")
+"""What processes of Serve's and of the controller of the apps are called."""
 
 
 def test_where_there_is_no_ray_cluster(tmp_path: Path) -> None:
@@ -170,3 +175,39 @@ def test_the_token_is_kept_for_later_commands_and_forgotten_at_the_end(pair: Wor
     assert pair.document("status", "-f", "/root/shoal.yaml")["nodes"][0]["name"] == "one"
     assert pair.shoal("down", "-f", "/root/shoal.yaml").returncode == 0
     assert not kept.parent.exists()
+
+
+@needs_hosts
+@pytest.mark.slow
+def test_serve_runs_before_an_app_of_the_config_is_served_and_ends_with_the_cluster(pair: Workplace) -> None:
+    config = f"cluster: {{name: lab, provider: existing, address: '{pair.head.address}:6379'}}\n"
+    document = {**yaml.safe_load(config), "train_jobs": {"lm": {"publish": "chat"}}}
+    document["serve_apps"] = {"chat": {"model": "chat@latest"}}
+    pair.head.file("/root/shoal.yaml").write_text(yaml.safe_dump(document))
+
+    def serving() -> list[str]:
+        return [words for words in SERVING if pair.head.running(words)]
+
+    code, said = up(pair, pair.head, RAY_AUTH_TOKEN=TOKEN)
+    assert code == 0, said
+    wait_for(lambda: gateway_answers(pair), "no gateway answers", timeout_s=60)
+    assert "ServeController" in serving()
+    assert pair.shoal("down", "-f", "/root/shoal.yaml").returncode == 0
+    assert serving() == []
+
+    for pause_s in (0.0, 2.0, 4.0):  # while all of it starts
+        assert up(pair, pair.head, RAY_AUTH_TOKEN=TOKEN)[0] == 0
+        time.sleep(pause_s)
+        done = pair.shoal("down", "-f", "/root/shoal.yaml")
+        assert done.returncode == 0, done.stderr
+        assert serving() == []
+        time.sleep(3)
+        assert serving() == [], "something was about to start it"
+    pair.head.file("/root/shoal.yaml").write_text(config)
+
+
+def gateway_answers(pair: Workplace) -> bool:
+    said = pair.shoal("env", "-f", "/root/shoal.yaml").stdout
+    (url,) = [line.partition("=")[2] for line in said.splitlines() if "SHOAL_BASE_URL" in line]
+    ask = f"import httpx; print(httpx.get('{url}/models').status_code)"
+    return pair.head.run(sys.executable, "-c", ask).stdout.strip() in ("200", "401")

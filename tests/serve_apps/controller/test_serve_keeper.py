@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,12 +36,14 @@ class Serve:
         self.calls = Calls(on_end=lambda: None)
         self.refuses = ""
         self.ends = False
+        self.slow_s = 0.0
         self.keeper = ServeKeeper(
             INFO, self.calls, Threads(), self.start_gateway, self.start, self.end_gateway
         )
 
     def start(self, info: Mapping[str, Any]) -> None:
         assert info is INFO
+        time.sleep(self.slow_s)
         if self.refuses:
             raise RuntimeError(self.refuses)
         self.count += 1
@@ -85,6 +88,27 @@ class Serve:
             await self.look()
         self.applications = {"chat:1": RUNNING}
         await self.look()
+
+
+def test_who_ends_the_cluster_finds_what_was_being_started_and_nothing_more_is() -> None:
+    async def story() -> None:
+        serve = Serve()
+        serve.slow_s = 0.3
+        serve.keeper.keep(ServeSeen(None, {}, {}, ()), {}, NOON, ())
+        await asyncio.sleep(0.05)
+        assert serve.instance is None
+        await serve.keeper.leave()
+        assert serve.instance is not None, "it is there for whoever ends it"
+        await serve.look()
+        assert serve.gateway is None
+        serve.shut_down()
+        await serve.look()
+        assert serve.instance is None
+        serve.keeper.try_again()
+        await serve.up()
+        assert (serve.count, serve.gateway) == (2, RUNNING)
+
+    asyncio.run(story())
 
 
 def test_a_first_start_is_no_end_of_anything() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from transformers import AutoTokenizer
 
 from cluster.config.sections.train import TrainJobConfig
 from cluster.errors import RequestError
@@ -18,7 +20,7 @@ from cluster.files.storage import Storage
 from tests.train_jobs.ranks import merged, tiny_job, write_corpus
 from train_jobs.data import made_before
 from train_jobs.data.made_before import SETTLED_S, key_of
-from train_jobs.data.token_streams import TokenStreams
+from train_jobs.data.token_streams import STAGED, TOKENIZER, TokenStreams
 from train_jobs.data.tokens import prepare_tokens
 
 COPIED = "another job has made the same tokens: they are copied"
@@ -152,11 +154,52 @@ def test_what_became_something_else_while_it_was_copied_is_made(
     assert files(jobs.place("third")) == files(jobs.place("second"))
 
 
+def test_who_names_the_tokenizer_that_another_has_trained_has_its_tokens(jobs: Jobs) -> None:
+    jobs.prepare("first")
+    published = jobs.directory / "published"
+    trained = AutoTokenizer.from_pretrained(jobs.place("first") / TOKENIZER, local_files_only=True)
+    trained.save_pretrained(published)
+    (published / "config.json").write_text("{}")
+    named = jobs.changed(data={"tokenizer": str(published)})
+    assert jobs.prepare("second", named)
+    assert not (jobs.place("second") / STAGED).exists()
+    assert not prepare_tokens(named, jobs.place("second"), notes=jobs.notes), "it is there, and as named"
+    first, second = (TokenStreams(jobs.place(name)) for name in ("first", "second"))
+    assert np.array_equal(first.train.tokens, second.train.tokens)
+    assert np.array_equal(first.held_out.tokens, second.held_out.tokens)
+    moved = shutil.copytree(published, jobs.directory / "moved")
+    assert jobs.prepare("third", jobs.changed(data={"tokenizer": str(moved)}))
+
+
+def _with_other_merges(published: Path) -> None:
+    document = json.loads((published / "tokenizer.json").read_text())
+    document["model"]["merges"] = document["model"]["merges"][:-1]
+    (published / "tokenizer.json").write_text(json.dumps(document))
+
+
+def _with_another_end(published: Path) -> None:
+    document = json.loads((published / "tokenizer_config.json").read_text())
+    document["eos_token"] = "a"
+    (published / "tokenizer_config.json").write_text(json.dumps(document))
+
+
+def _with_a_template(published: Path) -> None:
+    (published / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+
+
+@pytest.mark.parametrize("change", [_with_other_merges, _with_another_end, _with_a_template])
+def test_a_tokenizer_that_differs_makes_its_own_tokens(jobs: Jobs, change: Callable[[Path], None]) -> None:
+    jobs.prepare("first")
+    published = Path(shutil.copytree(jobs.place("first") / TOKENIZER, jobs.directory / "published"))
+    change(published)
+    assert not jobs.prepare("second", jobs.changed(data={"tokenizer": str(published)}))
+
+
 @pytest.mark.parametrize("note", [b"", b"{", b"[]", b'{"place": "/no/where"}'])
 def test_a_note_that_leads_nowhere_hurts_nobody(jobs: Jobs, note: bytes) -> None:
     jobs.prepare("first")
-    (name,) = jobs.notes.list()
-    jobs.notes.write_bytes(name, note)
+    for name in jobs.notes.list():
+        jobs.notes.write_bytes(name, note)
     assert not jobs.prepare("second")
     assert jobs.prepare("third")
 
