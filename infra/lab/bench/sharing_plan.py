@@ -18,12 +18,12 @@ STEP_S = 0.08
 """A step of a paced engine."""
 ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
-TRAIN_STEP_S = 0.1
+TRAIN_STEP_S = 0.2
 """A step of the paced task with the most workers, for each device: so each takes as much of a core."""
-SAMPLES = 4
+SAMPLES = 2
 """Of a worker in that time."""
-MICRO = 2
-"""Of them in a micro-batch: so few, that as much falls to each worker whatever their number."""
+MICRO = 1
+"""Of them in a micro-batch: so few that as much falls to each worker, whatever their number."""
 
 _MODEL = {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048}
 _JOB: dict[str, Any] = {
