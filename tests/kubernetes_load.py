@@ -20,7 +20,7 @@ from cluster.config.reading.api_keys import digest_of
 from cluster.config.template import TEMPLATE
 from cluster.files.line_reader import read_lines
 from cluster.files.storage import Storage
-from infra.quickstart import adapt
+from infra.tour.tour_config import adapt
 from tests import waiting
 from tests.kubernetes_pods import Pod
 from tests.kubernetes_site import KubernetesUser, Operator, kubernetes_site

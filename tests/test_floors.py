@@ -59,7 +59,7 @@ ROOMS: dict[str, list[set[str]]] = {
         {"lifecycle"},
         {"tenants", "slurm_job", "kubernetes_pod"},
         {"lab"},
-        {"quickstart"},
+        {"tour"},
         {"cli"},
     ],
 }

@@ -14,7 +14,7 @@ import typer
 from infra.cli.common import JsonOption, interrupt_at_sigterm, load, print_json, say
 
 if TYPE_CHECKING:
-    from infra.quickstart import QuickstartReport
+    from infra.tour.tour_report import QuickstartReport
 
 
 def register(app: typer.Typer) -> None:
@@ -48,7 +48,7 @@ def quickstart(
 ) -> None:
     """Start a cluster, train, kill a worker, publish, serve, share devices, and say what was measured."""
     from cluster.errors import RequestError
-    from infra.quickstart import Quickstart
+    from infra.tour.quickstart import Quickstart
 
     around = None if file is None else load(file, across=False)
     if name is not None and around is not None:

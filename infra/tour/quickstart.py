@@ -6,9 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,154 +20,17 @@ from cluster.files.storage import Storage
 from cluster.hosts.providers import REMOTE_PROVIDERS
 from cluster.state.connection import ClusterRecord, connect, disconnect
 from infra.job_logs import JobLogs, follow
-from infra.job_view import JobView
 from infra.lifecycle import bring_up, remote_provider, take_down
+from infra.tour.killer import Killer
+from infra.tour.tour_config import APP, ELASTIC_JOB, JOB, above, adapt, below
+from infra.tour.tour_report import QuickstartReport, StepError, TourStep, require
 from train_jobs.driver.submission import Submissions, new_job_id
 from train_jobs.records.listing import result_of, run_of
-from train_jobs.records.run_log import RunSummary
 
-JOB = "stdlib-lm"
-ELASTIC_JOB = "elastic-lm"
-APP = "chat"
 PROMPT = "import os\n\n\ndef "
 REQUEST_TIMEOUT_S = 60.0
-VICTIM = 1
-"""The rank that is killed."""
 CLIENTS = 8
 """Requests that the load keeps in flight: more than one replica should carry by the config's target."""
-
-
-@dataclass
-class TourStep:
-    """One step of the tour, as the result lists it."""
-
-    name: str
-    ok: bool = False
-    seconds: float = 0.0
-    detail: str = ""
-
-
-@dataclass
-class QuickstartReport:
-    """The outcome of a quickstart."""
-
-    ok: bool = False
-    seconds: float = 0.0
-    steps: list[TourStep] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-class StepError(ShoalError):
-    """A step did not do what it says."""
-
-
-def require(condition: bool, otherwise: str) -> None:
-    if not condition:
-        raise StepError(otherwise)
-
-
-def adapt(text: str, cluster_name: str, cluster: Mapping[str, Any] | None = None) -> str:
-    """The config that `shoal init` writes, changed for the tour; comments stay.
-
-    Two workers' nodes, one for a replica and one for the second one under load; short training with more
-    checkpoints than usual, so that little is lost. An elastic job takes two of the second node's three CPUs,
-    of which the second replica needs one.
-
-    Args:
-        cluster: the section `cluster` of another file, which the tour is to run on; its paths are absolute.
-    """
-    import io
-
-    from ruamel.yaml import YAML
-
-    yaml = YAML()
-    document = yaml.load(text)
-    if cluster is not None:
-        sharing = {**document["cluster"]["sharing"], **cluster.get("sharing", {})}
-        document["cluster"] = {**cluster, "sharing": sharing}
-    else:
-        document["cluster"]["nodes"][1:] = [{"name": "worker-1", "cpus": 2}, {"name": "worker-2", "cpus": 3}]
-    document["cluster"]["name"] = cluster_name
-    document["cluster"]["sharing"]["settle_s"] = 1
-    job = document["train_jobs"][JOB]
-    job["steps"] = 80
-    job["checkpoint"]["every_steps"] = 20
-    job["evaluate"]["every_steps"] = 40
-    job["data"]["held_out_every"] = 50
-    app = document["serve_apps"][APP]
-    app["replicas"] = {"min": 1, "max": 2}
-    app["autoscale"]["target_ongoing_requests"] = 6
-    app["autoscale"]["downscale_delay_s"] = 3
-    document["train_jobs"][ELASTIC_JOB] = {
-        "model": {"hidden_size": 64, "num_layers": 1, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 2048},
-        "data": {"source": "python-stdlib", "sequence_length": 64, "held_out_every": 50},
-        "workers": {"min": 1, "max": 2},
-        "batch": {"global": 8, "micro": 4},
-        "steps": 1_000_000,
-        "evaluate": {"every_steps": None},
-        "checkpoint": {"every_steps": 1000},
-    }
-    out = io.StringIO()
-    yaml.dump(document, out)
-    return out.getvalue()
-
-
-class Hand:
-    """An actor on the node where a process is to be killed."""
-
-    def kill(self, pid: int) -> None:
-        os.kill(pid, signal.SIGKILL)
-
-
-class Killer(JobView):
-    """Watches a job, and kills one of its workers with SIGKILL when the job is half-way.
-
-    Needs a connection to the cluster: the worker may be on any of its nodes.
-    """
-
-    def __init__(self, steps: int, say: Callable[[str], None]) -> None:
-        super().__init__(JOB, steps)
-        self.say = say
-        self.pid = 0
-        self._hand: Any = None
-        self.killed_at: int | None = None
-        self.killed_time = 0.0
-        self.first_step_again_s: float | None = None
-
-    def line(self, text: str) -> None:
-        self.say(text)
-
-    def event(self, event: dict[str, Any], summary: RunSummary) -> None:
-        if event["kind"] == "started":
-            (victim,) = [rank for rank in event["ranks"] if rank["rank"] == VICTIM]
-            self.pid = victim["pid"]
-            if self.killed_at is None:
-                self._hand = _hand_on(victim["node"])  # it starts up meanwhile
-        super().event(event, summary)
-
-    def metric(self, line: dict[str, Any], summary: RunSummary) -> None:
-        super().metric(line, summary)
-        if line["attempt"] > 1 and self.killed_at is not None and self.first_step_again_s is None:
-            self.first_step_again_s = time.monotonic() - self.killed_time
-        # Not just after a checkpoint: some steps should have to be run again.
-        if self.killed_at is None and line["step"] >= self.steps // 2 + 5:
-            self.killed_at, self.killed_time = line["step"], time.monotonic()
-            self.say(f"killing rank {VICTIM} (process {self.pid}) with SIGKILL at step {line['step']}")
-            self._hand.kill.remote(self.pid)
-
-
-def _hand_on(node: str) -> Any:
-    """A hand on the node of this name."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    from cluster.state.nodes import node_states
-
-    (node_id,) = [state.node_id for state in node_states() if state.name == node and state.alive]
-    strategy = NodeAffinitySchedulingStrategy(node_id, soft=False)
-    return ray.remote(num_cpus=0)(Hand).options(scheduling_strategy=strategy).remote()
 
 
 class Quickstart:
@@ -290,7 +152,7 @@ class Quickstart:
             return None
         theirs = self.around.resolved.cluster
         section: dict[str, Any] = theirs.model_dump(mode="json", exclude_unset=True)
-        return {**section, "storage": _below(_above(theirs.storage, self.name), self.name)}
+        return {**section, "storage": below(above(theirs.storage, self.name), self.name)}
 
     def _up(self, loaded: LoadedConfig, step: TourStep) -> ClusterRecord:
         cluster = loaded.resolved.cluster
@@ -311,7 +173,7 @@ class Quickstart:
             signal.signal(signal.SIGINT, before)
         step.detail = "every process that was started has ended"
         if self.around is not None and self.report.ok and not elsewhere:
-            Storage(_above(self.around.resolved.cluster.storage, self.name)).delete_dir(self.name)
+            Storage(above(self.around.resolved.cluster.storage, self.name)).delete_dir(self.name)
 
     # -- training ---------------------------------------------------------------------------------------
 
@@ -468,18 +330,6 @@ class Quickstart:
             f" {back_s:.1f} s after the load training had its workers back; none of {len(logs.metrics)}"
             f" steps lost, none of {len(load.answers)} requests"
         )
-
-
-def _below(storage: str, name: str) -> str:
-    """A place of its own in a storage, which may be seen only from elsewhere."""
-    path, mark, query = storage.partition("?")
-    return f"{path.rstrip('/')}/{name}{mark}{query}"
-
-
-def _above(storage: str, name: str) -> str:
-    """A storage, without that place of its own."""
-    path, mark, query = storage.partition("?")
-    return f"{path.rstrip('/').removesuffix(f'/{name}')}{mark}{query}"
 
 
 def _replicas(rows: list[dict[str, Any]]) -> int:

@@ -1,0 +1,1 @@
+"""The whole way through Shoal, which `shoal quickstart` goes."""
