@@ -218,7 +218,10 @@ class AppController:
         answer["number"], answer["poll_s"] = self._table.number, BUSY_TICK_S if self._busy() else TICK_S
         if report["seen"] != self._table.number:
             answer["apps"] = self._table.apps
-        answer["engines"] = {name: app.engine_figures(now) for name, app in self._apps.items()}
+        answer["engines"] = {
+            name: app.replicas.engine_figures(app.record.applications, now)
+            for name, app in self._apps.items()
+        }
         return answer
 
     async def table_news(self, seen: int, hold_s: float) -> bool:
@@ -316,7 +319,7 @@ class AppController:
             # It was this process that was silent, not the gateways and replicas.
             self._gateways.excuse(now)
             for app in self._apps.values():
-                app.excuse(now)
+                app.replicas.excuse(now)
         self._ticked_at = now
         self._desk.look(self._apps, now)
         if not self._informed and not self._hear(now):

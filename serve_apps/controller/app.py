@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping
@@ -16,10 +15,9 @@ from serve_apps.controller.changes import on_trial
 from serve_apps.controller.decision import Decision
 from serve_apps.controller.gateways import Gateways
 from serve_apps.controller.record import AppRecord, Revision
+from serve_apps.controller.replica_reports import ReplicaReports
 from serve_apps.controller.wants import FirstTokens, Load, OngoingMean, Wants, asked
 
-REPORT_SILENT_S = 5.0
-"""A replica that was not heard of for so long counts no more; it reports several times a second."""
 EVENTS_KEPT = 20
 HOPE_S = 30.0
 """For so long a want that is not granted is looked after as if it were about to be."""
@@ -35,20 +33,6 @@ class ServedApplication(Protocol):
 
     @property
     def ready(self) -> int: ...
-
-
-@dataclass(frozen=True)
-class ReplicaReport:
-    """What a replica said last, and when (on a steady clock)."""
-
-    heard: float
-    facts: Mapping[str, Any]
-    """`node` (its id), `state` of its engine (standby, starting, ready, ending); `failures` (how often it did
-    not start) and `failure` (why, the last time); `parked` (see `ParkedEngine.facts`, or None). With an
-    engine: `engine_node`, `devices` (their name), `revision`, `woken` (it was parked before) and `not_woken`
-    (why another one that was parked was not). With one that is ready: busy, context_length, prepared,
-    refused, refusal; engine (its `Statistics`); started_at and ready_at: when it was ordered and when it
-    could answer, ISO 8601 in UTC."""
 
 
 @dataclass
@@ -79,15 +63,8 @@ class App:
     """Replicas that its leases allow."""
     _short_since: float | None = None
     _short_told: bool = False
-    replicas: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
-    """By Serve application and replica."""
-    met: dict[str, set[str]] = field(default_factory=dict)
-    """By Serve application: the engines that were ever heard, as replica and time of their start."""
-    contexts: dict[str, int] = field(default_factory=dict)
-    """By Serve application that has ever been ready: the context length of its model."""
+    replicas: ReplicaReports = field(default_factory=ReplicaReports)
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
-    _homes: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
-    """By Serve application and replica: its node, and when it was heard, also when it is not any more."""
     _most: dict[str, int] = field(default_factory=dict)
     """By Serve application: the most replicas that it was to have."""
     _order: tuple[Literal["prepare", "load"], int] | None = None
@@ -116,65 +93,27 @@ class App:
             revision.application for revision in self.record.revisions if revision.number in decision.delete
         )
         there = {revision.application for revision in self.record.revisions}
-        for known in (self.sizes, self.replicas, self.met, self.contexts, self._most):
+        for known in (self.sizes, self._most):
             for application in known.keys() - there:
                 del known[application]
-        for key in [key for key in self._homes if key[0] not in there]:
-            del self._homes[key]
-        self.engines.keep_only(there, lambda name: list(self.replicas.get(name, ())))
+        self.replicas.keep_only(there)
+        self.engines.keep_only(there, lambda name: list(self.replicas.said_ever(name)))
 
     def hear(
         self, application: str, replica: str, facts: Mapping[str, Any], now: float
     ) -> tuple[str, dict[str, Any]] | None:
         """Take over what a replica says; an event when it has an engine that was never heard before."""
-        self.replicas.setdefault(application, {})[replica] = ReplicaReport(now, facts)
-        self._homes[application, replica] = facts["node"], now
         self.engines.hear(application, replica, facts, now)
-        if facts["state"] != "ready":
-            return None
-        self.contexts[application] = facts["context_length"]
-        met, engine = self.met.setdefault(application, set()), f"{replica} {facts['started_at']}"
-        if engine in met:
-            return None
-        met.add(engine)
-        told = {name: facts[name] for name in ("started_at", "ready_at", "woken")}
-        if facts["not_woken"]:
-            told["not_woken"] = facts["not_woken"]
-        return "replica_ready", {"replica": replica, "revision": facts["revision"], **told}
-
-    def excuse(self, now: float) -> None:
-        """Take no replica's silence until now for an end."""
-        for said in self.replicas.values():
-            for replica, report in said.items():
-                said[replica] = replace(report, heard=now)
-
-    def said(self, application: str, now: float) -> dict[str, Mapping[str, Any]]:
-        """What the replicas of a Serve application said last, by id."""
-        said = self.replicas.get(application, {})
-        for replica in [r for r, report in said.items() if now - report.heard > REPORT_SILENT_S]:
-            del said[replica]
-        return {replica: report.facts for replica, report in said.items()}
-
-    def homes(self, application: str) -> dict[str, str]:
-        """The nodes of its replicas, by id, also of those that are not heard of any more."""
-        return {replica: home for (name, replica), (home, _) in self._homes.items() if name == application}
-
-    def silence(self, application: str, replica: str, now: float) -> float:
-        """Seconds since a replica was heard; infinity: it never was."""
-        return now - self._homes.get((application, replica), ("", -math.inf))[1]
+        return self.replicas.hear(application, replica, facts, now)
 
     def keep_homes(self, living: Collection[str]) -> None:
         """Forget replicas but these."""
         self.engines.gone = {key for key in self.engines.gone if key[1] in living}
-        self._homes = {key: home for key, home in self._homes.items() if key[1] in living}
-
-    def reports(self, application: str, now: float) -> list[Mapping[str, Any]]:
-        """What those of them said that have an engine which answers."""
-        return [facts for facts in self.said(application, now).values() if facts["state"] == "ready"]
+        self.replicas.keep_living(living)
 
     def active(self, application: str, now: float) -> list[str]:
         """The ids of the replicas that get requests."""
-        return self.engines.active(application, self.said(application, now))
+        return self.engines.active(application, self.replicas.said(application, now))
 
     def standing(self, application: str) -> int | None:
         """How many replicas Serve is to have of an application: one stands by beside those with an engine.
@@ -184,22 +123,12 @@ class App:
         size = self.sizes.get(application)
         if size is None:
             return None
-        first = not self.contexts.get(application)  # whoever waits for it has the processors
-        said = self.replicas.get(application, {})
-        engines = sum(report.facts["state"] != "standby" for report in said.values())
+        first = not self.replicas.contexts.get(application)  # whoever waits for it has the processors
+        said = self.replicas.said_ever(application)
+        engines = sum(facts["state"] != "standby" for facts in said.values())
         most = max(self._most.get(application, 0), size + (not first), engines + (not first), len(said))
         self._most[application] = most
         return most
-
-    def engine_figures(self, now: float) -> dict[str, dict[str, Any]]:
-        """By replica: what its engine says of itself, and for how long it is ready."""
-        names = {revision.application for revision in self.record.revisions}
-        return {
-            replica: {"ready_s": report.facts["ready_s"] + now - report.heard, **report.facts["engine"]}
-            for name in names
-            for replica, report in self.replicas.get(name, {}).items()
-            if now - report.heard <= REPORT_SILENT_S and report.facts["state"] == "ready"
-        }
 
     def loaded_by(self, application: str) -> Revision | None:
         """The revision whose weights the replicas of a Serve application are to have."""
@@ -270,7 +199,7 @@ class App:
         self, config: ServeAppConfig, gateways: Gateways, served: Mapping[str, ServedApplication], now: float
     ) -> Load:
         names = {revision.application for revision in self.record.revisions}
-        reports = [facts for name in names for facts in self.reports(name, now)]
+        reports = [facts for name in names for facts in self.replicas.ready(name, now)]
         held_back = gateways.waiting(self.record.name, now)
         in_flight = sum(gateways.in_flight(name, now) for name in names)
         running = sum(facts["engine"]["running"] for facts in reports)
@@ -306,7 +235,8 @@ class App:
             if leading is not None and leading.holder == holder and not self.record.removed:
                 fewest = leading.spec.config.replicas.min
             most = max(fewest, self.asks.get(holder, len(held)))
-            starting = [node for name in names for node in self.engines.starting(name, self.said(name, now))]
+            said = {name: self.replicas.said(name, now) for name in names}
+            starting = [node for name in names for node in self.engines.starting(name, said[name])]
             starting = list((Counter(starting) & Counter(held)).elements())
             demand = Demand(holder, "serving", min=fewest, max=most, held=held, **spec.standing)
             demands.append(replace(demand, starting=tuple(starting)))
@@ -344,7 +274,7 @@ class App:
         trial = on_trial(self.record, time.time())
         ordered = sorted(self.record.revisions, key=lambda r: (r.number not in traffic, r.number != active))
         for revision in ordered:
-            context_length = self.contexts.get(revision.application)
+            context_length = self.replicas.contexts.get(revision.application)
             if context_length is None or revision.application in [v["application"] for v in versions]:
                 continue
             application = served.get(revision.application)

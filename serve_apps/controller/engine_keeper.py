@@ -64,7 +64,7 @@ class EngineKeeper:
                 sizes = [decision.sizes[each.number] for each in here if each.number in decision.sizes]
                 if not sizes:
                     continue
-                said = app.said(application, now)
+                said = app.replicas.said(application, now)
                 changes = place(
                     max(sizes),
                     app.engines.placed(application, said),
@@ -135,7 +135,7 @@ class EngineKeeper:
         """The replicas that may have an engine now."""
         if not self._may_start(app, application, now):
             return []
-        return app.engines.standing_by(application, app.said(application, now))
+        return app.engines.standing_by(application, app.replicas.said(application, now))
 
     def _begin(
         self, app: App, application: str, replica: str, node: str, *, early: bool = False
@@ -178,7 +178,7 @@ class EngineKeeper:
         for app in apps:
             for application in app.record.applications:
                 loaded = app.loaded_by(application)
-                for replica, facts in app.said(application, now).items():
+                for replica, facts in app.replicas.said(application, now).items():
                     if (one := facts["parked"]) is not None:
                         is_wanted = (
                             loaded is not None
@@ -197,7 +197,7 @@ class EngineKeeper:
         """End engines that start for devices which nobody asks for: a controller that died was about to."""
         there = {devices.name for devices in self._view.devices}
         for application in app.record.applications:
-            for replica, facts in app.said(application, now).items():
+            for replica, facts in app.replicas.said(application, now).items():
                 known = (application, replica) in app.engines.starts
                 if facts["state"] == "starting" and not known and facts["devices"] not in there:
                     app.engines.end(application, replica)
@@ -210,13 +210,16 @@ class EngineKeeper:
             return True
         if (devices.application, devices.replica) in app.engines.gone:
             return True
-        home = app.homes(devices.application).get(devices.replica)
-        if home in self._view.gone and app.silence(devices.application, devices.replica, now) > MISSED_S:
+        home = app.replicas.homes(devices.application).get(devices.replica)
+        if (
+            home in self._view.gone
+            and app.replicas.silence(devices.application, devices.replica, now) > MISSED_S
+        ):
             return True  # Ray takes it for alive for a while still
         start = app.engines.starts.get((devices.application, devices.replica))
         if start is not None and start.devices == devices.name:
             return False
-        said = app.said(devices.application, now).get(devices.replica)
+        said = app.replicas.said(devices.application, now).get(devices.replica)
         return said is not None and said["devices"] != devices.name
 
     async def _free(self, name: str) -> None:

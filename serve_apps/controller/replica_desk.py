@@ -54,7 +54,7 @@ class ReplicaDesk:
         if app is None:
             await asyncio.sleep(HOLD_S)
             return None
-        before = app.said(application, time.monotonic()).get(replica, {}).get("state")
+        before = app.replicas.said(application, time.monotonic()).get(replica, {}).get("state")
         new = app.hear(application, replica, facts, time.monotonic())
         if new is not None:
             self._on_event(app, *new)
@@ -82,6 +82,6 @@ class ReplicaDesk:
         """A replica ends, and has nothing any more: it says so itself."""
         app = self.app_of(application)
         if app is not None:
-            app.replicas.get(application, {}).pop(replica, None)
+            app.replicas.forget(application, replica)
             app.engines.gone.add((application, replica))
             self._on_change()

@@ -167,13 +167,13 @@ class ClusterView:
         """Ask the nodes of replicas and engines that are silent whether they are there."""
         now = time.monotonic()
         silent = self.unheard(apps, now)
-        homes = {name: app.homes(name) for app in apps for name in app.record.applications}
+        homes = {name: app.replicas.homes(name) for app in apps for name in app.record.applications}
         doubted = {node for name in silent for node in homes[name].values()}
         doubted |= {
             facts["engine_node"]
             for app in apps
             for name in app.record.applications
-            for facts in app.said(name, now).values()
+            for facts in app.replicas.said(name, now).values()
             if facts["state"] in ("starting", "ready") and facts["silent_s"] > ENGINE_SILENT_S
         }
         self.gone &= doubted
@@ -194,7 +194,7 @@ class ClusterView:
             name
             for app in apps
             for name in {r.application for r in app.record.revisions}
-            if len(app.said(name, now)) < _ready(self.serve.applications, name)
+            if len(app.replicas.said(name, now)) < _ready(self.serve.applications, name)
         ]
 
     def _failure(self, app: App, revision: Revision) -> str | None:
@@ -212,7 +212,7 @@ class ClusterView:
         """
         served = self.served.get(revision.application)
         now = time.monotonic()
-        reports = app.reports(revision.application, now)
+        reports = app.replicas.ready(revision.application, now)
         key = f"{revision.application} {revision.number}"
         others = sum(facts["revision"] != revision.number or facts["busy"] for facts in reports)
         unprepared = sum(facts["prepared"] != revision.number for facts in reports)
@@ -251,7 +251,7 @@ def _nodes_of(
     for app in apps:
         for name in app.record.applications:
             starts = {start.devices for key, start in app.engines.starts.items() if key[0] == name}
-            meant = app.engines.devices(name, app.said(name, now))
+            meant = app.engines.devices(name, app.replicas.said(name, now))
             mine = {each.name: each.node for each in devices if each.application == name}
             order = [*meant, *sorted(mine.keys() - meant.keys())]
             nodes = [mine.get(each) or meant.get(each) for each in order if each in mine or each in starts]

@@ -38,7 +38,7 @@ def test_a_replica_is_told_of_once_with_its_times() -> None:
     assert told[:2] == [("replica_ready", {"replica": each, "revision": 1, **times}) for each in "ab"]
     assert told[2:] == [None, None]
     # It was silent for so long that it counts no more, and then it was heard again.
-    assert app.reports("chat:1", 100) == []
+    assert app.replicas.ready("chat:1", 100) == []
     assert app.hear("chat:1", "a", FACTS, 101) is None
     # It has given its engine back, and has another one.
     assert app.hear("chat:1", "a", {**FACTS, "state": "standby"}, 102) is None

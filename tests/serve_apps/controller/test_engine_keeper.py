@@ -63,7 +63,7 @@ class Stage:
 
     def held(self) -> list[str]:
         """The nodes of the app's engines, as the broker is told them."""
-        said = self.app.said(APP, time.monotonic())
+        said = self.app.replicas.said(APP, time.monotonic())
         return list(self.app.engines.devices(APP, said).values())
 
     def clear_up(self) -> None:
@@ -221,7 +221,7 @@ def test_an_engine_that_is_not_wanted_for_a_while_is_parked(play: Play) -> None:
         stage.view.nodes = {APP: ("a", "b")}
         stage.carry_out(1, "a", "b")
         stage.app.engines.told(1)
-        facts = stage.app.said(APP, time.monotonic())["y"]
+        facts = stage.app.replicas.said(APP, time.monotonic())["y"]
         order = stage.app.engines.order(APP, "y", facts, lambda number: True)
         assert order == {"action": "end", "park": {"most_bytes": None}}
 
@@ -285,7 +285,7 @@ def test_the_oldest_that_are_parked_go_where_a_node_has_too_many(play: Play) -> 
         stage.hear("z", "standby", parked=parked("b", "2026-01-01T00:00:00", 1.5))
         stage.clear_up()
         assert stage.app.engines.discards == {(APP, "x")}
-        said = stage.app.said(APP, time.monotonic())
+        said = stage.app.replicas.said(APP, time.monotonic())
         order = stage.app.engines.order(APP, "x", said["x"], lambda number: True)
         assert order == {"action": "discard"}
         stage.hear("x", "standby")

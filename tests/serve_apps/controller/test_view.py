@@ -149,7 +149,7 @@ def test_a_replica_on_a_node_that_does_not_answer_counts_no_more(
     view, app = settled
     (revision,) = app.record.revisions
     name = revision.application
-    del app.replicas[name]["2"]
+    app.replicas.forget(name, "2")
     Broker.gone = {"b"}
     view.look([app])
     assert view.lost == {name: 1}
@@ -176,7 +176,7 @@ def test_a_replica_that_is_silent_on_a_node_that_answers_is_left_to_serve(
 ) -> None:
     view, app = settled
     (revision,) = app.record.revisions
-    del app.replicas[revision.application]["2"]
+    app.replicas.forget(revision.application, "2")
     view.look([app])
     assert view.lost == {revision.application: 0}
     view.count([app], time.monotonic())
