@@ -40,6 +40,7 @@ from train_jobs.driver.publication import Publication
 from train_jobs.driver.replica_groups import ReplicaGroups
 from train_jobs.driver.single_group import SingleGroup
 from train_jobs.driver.work_directory import update_work
+from train_jobs.elastic.lighthouse import start_lighthouse
 from train_jobs.group.group import Group
 from train_jobs.group.job_agents import JobAgents
 from train_jobs.group.outcome import GroupOutcome
@@ -139,6 +140,9 @@ class Driver:
             group = Group(self.agents)
             group.stand_by(replace(spec, index=-1 - spec.index), self.run_storage.child(RAY_TRAIN))
             self._standing_by.add(group)
+        if self.lease.units is not None:
+            timeout_s = self.config.recovery.heartbeat_timeout_s
+            self._standing_by.lighthouses[attempt] = start_lighthouse(self.job, attempt, None, timeout_s)
 
     def _is_to_train(self) -> bool:
         """False of a script that has run to its end before: it is only published."""

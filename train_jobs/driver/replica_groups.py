@@ -115,9 +115,14 @@ class ReplicaGroups:
         """Run groups until the job is done, is stopped, or has none left; returns the last to end."""
         specs = [self._spec(gang) for gang in gangs_of(grant.nodes, self.units)]
         self._attempt, names = specs[0].attempt, [spec.name for spec in specs]
-        lighthouse = start_lighthouse(self.name, self._attempt, names, self.heartbeat_timeout_s)
+        lighthouse = self._standing_by.lighthouses.pop(self._attempt, None)
+        ready = lighthouse is not None
+        if not ready:
+            lighthouse = start_lighthouse(self.name, self._attempt, names, self.heartbeat_timeout_s)
         try:
             self.lighthouse = LighthouseClient(self.name, self._attempt)
+            if ready:
+                self.lighthouse.expect(names)
             for spec in specs:
                 self._start(spec)
             return self._supervise()

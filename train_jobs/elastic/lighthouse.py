@@ -38,7 +38,7 @@ class Lighthouse:
     After a restart it hears from the groups which view they are in.
     """
 
-    def __init__(self, expected: Collection[str], timeout_s: float) -> None:
+    def __init__(self, expected: Collection[str] | None, timeout_s: float) -> None:
         restarted = was_restarted()
         self._membership = Membership([] if restarted else expected, timeout_s)
         # After a restart everybody has to be heard before anybody is thought lost.
@@ -49,6 +49,11 @@ class Lighthouse:
         opening = asyncio.to_thread(_open_store, ray.util.get_node_ip_address())
         self._store = asyncio.get_running_loop().create_task(opening)
         self._watch = asyncio.get_running_loop().create_task(self._look_again())
+
+    async def expect(self, groups: Collection[str]) -> None:
+        """See `Membership.expect`."""
+        self._membership.expect(groups)
+        self._look()
 
     async def heartbeats(self, beats: Sequence[Beat]) -> list[Word]:
         """The ranks of a node are there; the answers are in the same order."""
@@ -134,6 +139,10 @@ class LighthouseClient:
         self._actor = NamedActor(lighthouse_name(job, attempt), NAMESPACE)
         self._actor.find()
 
+    def expect(self, groups: Collection[str]) -> None:
+        """See `Membership.expect`; does not wait."""
+        self._actor.tell("expect", list(groups))
+
     def heartbeats(self, beats: Sequence[Beat]) -> Sequence[Word]:
         """Raises GetTimeoutError where the lighthouse does not answer in time."""
         return self._actor.call("heartbeats", beats, timeout_s=self._timeout_s)
@@ -158,11 +167,13 @@ class LighthouseClient:
         return self._actor.call("view", timeout_s=_CALL_TIMEOUT_S)
 
 
-def start_lighthouse(job: str, attempt: int, expected: Collection[str], timeout_s: float) -> ActorHandle:
+def start_lighthouse(
+    job: str, attempt: int, expected: Collection[str] | None, timeout_s: float
+) -> ActorHandle:
     """Start the lighthouse of an attempt on this node; it ends with the handle's owner.
 
     Args:
-        expected: the groups that the first view waits for.
+        expected: the groups that the first view waits for; None: they are told later, see `Membership`.
         timeout_s: seconds of silence after which a group counts as lost.
     """
     return Lighthouse.options(  # type: ignore[attr-defined]
@@ -171,4 +182,4 @@ def start_lighthouse(job: str, attempt: int, expected: Collection[str], timeout_
         scheduling_strategy=NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         ),
-    ).remote(list(expected), timeout_s)
+    ).remote(None if expected is None else list(expected), timeout_s)

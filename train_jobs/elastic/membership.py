@@ -155,16 +155,19 @@ class Membership:
     Times are seconds of any clock that does not go backwards.
 
     Args:
-        expected: groups that are being started; the first view waits for all of them.
+        expected: groups that are being started; the first view waits for all of them. None: that is said
+            later, see `expect`, and there is no view before.
         timeout_s: a group is lost when one of its ranks has been silent for so long.
         patience_s: how long the first group to arrive waits for the others that are expected.
     """
 
-    def __init__(self, expected: Collection[str], timeout_s: float, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self, expected: Collection[str] | None, timeout_s: float, patience_s: float = PATIENCE_S
+    ) -> None:
         self.timeout_s = timeout_s
         self.patience_s = patience_s
         self.view: View | None = None
-        self._expected = set(expected)
+        self._expected = None if expected is None else set(expected)
         self._groups: dict[str, _Member] = {}
         self._ended: set[str] = set()
         self._left: set[str] = set()
@@ -172,6 +175,11 @@ class Membership:
         self._first_arrival: float | None = None
         self._outlook: _Outlook | None = None
         """None where something has changed since it was looked at."""
+
+    def expect(self, groups: Collection[str]) -> None:
+        """Say which groups are being started, where that was not known."""
+        if self._expected is None:
+            self._expected = set(groups) - self._ended
 
     def heard(self, beat: Beat, now: float) -> Word:
         """Take in a heartbeat of a rank. It costs the same however many ranks there are."""
@@ -253,7 +261,8 @@ class Membership:
     def ended(self, group: str) -> None:
         """A group is over, however that came."""
         self._outlook = None
-        self._expected.discard(group)
+        if self._expected is not None:
+            self._expected.discard(group)
         self._groups.pop(group, None)
         self._ended.add(group)
 
@@ -291,6 +300,8 @@ class Membership:
         if self.view is not None:
             # Whether it waits is known at once; whether it is there, only when all its ranks are looked at.
             return any(not self._waits(name) and self._present(name, now) for name in self.view.groups)
+        if self._expected is None:
+            return True
         if self._first_arrival is None or now - self._first_arrival > self.patience_s:
             return False
         going = {name for name in self._expected if name in self._left or self._leaves(name)}

@@ -1,17 +1,20 @@
-"""Groups without devices, whose workers wait for the next ones."""
+"""With what a job's groups start sooner: others without devices, whose workers wait, and a lighthouse."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 from train_jobs.group.group import Group
 
 
 class StandingBy:
-    """Those of one job, on any of its nodes."""
+    """Of one job, on any of its nodes."""
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
+        self.lighthouses: dict[int, Any] = {}
+        """By attempt: handles of those that do not know yet whom to wait for."""
 
     def add(self, group: Group) -> None:
         self._groups.append(group)

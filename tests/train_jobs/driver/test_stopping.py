@@ -159,8 +159,12 @@ class FakeLighthouse:
     """All groups but the newcomers step together."""
 
     newcomers: frozenset[str] = frozenset()
+    expected: Sequence[str] = ()
 
     def __init__(self, job: str, attempt: int) -> None: ...
+
+    def expect(self, groups: Sequence[str]) -> None:
+        FakeLighthouse.expected = groups
 
     def view(self) -> View | None:
         names = [each.spec.name for each in FakeGroup.made if each.spec.name not in self.newcomers]
@@ -185,6 +189,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> None:
     """No Ray, no processes, and a clock of the test's own."""
     monkeypatch.setattr(FakeGroup, "made", [], raising=False)
     monkeypatch.setattr(FakeLighthouse, "newcomers", frozenset())
+    monkeypatch.setattr(FakeLighthouse, "expected", ())
     CLOCK.now, CLOCK.plans = 1000.0, []
     for module in (replica_groups, single_group):
         monkeypatch.setattr(module, "Group", FakeGroup)
@@ -215,7 +220,7 @@ def as_one_group(job: FakeJob, lease: FakeLease) -> GroupOutcome:
     return single.run(lease.grant, 1)[1]
 
 
-def as_replica_groups(job: FakeJob, lease: FakeLease) -> GroupOutcome:
+def as_replica_groups(job: FakeJob, lease: FakeLease, standing_by: StandingBy | None = None) -> GroupOutcome:
     groups = ReplicaGroups(
         job,
         cast(Any, lease),
@@ -224,7 +229,7 @@ def as_replica_groups(job: FakeJob, lease: FakeLease) -> GroupOutcome:
         agents=cast(Any, FakeAgents()),
         grace_s=GRACE_S,
         heartbeat_timeout_s=2.0,
-        standing_by=StandingBy(),
+        standing_by=standing_by or StandingBy(),
     )
     return groups.run(lease.grant)[1]
 
@@ -317,6 +322,16 @@ def test_a_stop_while_the_ranks_start_ends_them_at_once(run: Run, job: FakeJob) 
     for each in FakeGroup.made:
         assert each.killed_at is not None
         assert each.killed_at - 1000.0 <= 2.0 + 4 * RENEW_S
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_a_lighthouse_that_stands_by_is_told_whom_to_wait_for(job: FakeJob, attempt: int) -> None:
+    standing_by = StandingBy()
+    standing_by.lighthouses[attempt] = object()
+    CLOCK.at(2.0, lambda: setattr(job, "stops", True))
+    CLOCK.at(3.0, lambda: [each.ends("stopped") for each in FakeGroup.made])
+    as_replica_groups(job, FakeLease(["n1", "n2"]), standing_by)
+    assert list(FakeLighthouse.expected) == (["1-0", "1-1"] if attempt == 1 else [])
 
 
 def test_a_stop_ends_groups_that_have_yet_to_join_and_lets_the_others_save(job: FakeJob) -> None:

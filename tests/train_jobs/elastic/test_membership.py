@@ -58,6 +58,21 @@ def test_the_first_view_waits_for_all_that_are_being_started() -> None:
     assert membership.decide(1) == View(1, ("a", "b"), (NO_STATE, NO_STATE))
 
 
+def test_there_is_no_view_before_it_is_said_who_is_being_started() -> None:
+    membership = Membership(None, TIMEOUT_S, patience_s=1)
+    membership.arrive("b", NO_STATE, 1, 0)
+    membership.ended("c")
+    for now in (0, 1, 2):
+        membership.heard(Beat("b", 0, 0), now)
+        assert membership.decide(now) is None
+    membership.expect(["a", "b", "c"])
+    membership.expect(["d"])
+    membership.patience_s = 10
+    assert membership.decide(2) is None
+    membership.arrive("a", NO_STATE, 1, 2)
+    assert membership.decide(2) == View(1, ("a", "b"), (NO_STATE, NO_STATE))
+
+
 def test_the_first_view_does_not_wait_for_one_that_ended_while_it_started() -> None:
     membership = Membership(["a", "b"], TIMEOUT_S)
     membership.arrive("a", NO_STATE, 1, 0)
