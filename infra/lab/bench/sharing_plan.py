@@ -16,6 +16,8 @@ LOADS = (STEPS, *SHAPES)
 
 STEP_S = 0.08
 """A step of a paced engine."""
+FIRST_TOKEN_S = 0.3
+"""Until an answer's first token, with room for it: about so much on two cores."""
 ONGOING = 8
 """Requests in flight that a replica of one should carry; it could half as many again."""
 TRAIN_STEP_S = 0.2
@@ -35,7 +37,7 @@ _JOB: dict[str, Any] = {
     "steps": 1_000_000,
 }
 DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
-BY_ITSELF: dict[str, Any] = {"look_back_period_s": 20, "upscale_delay_s": 0.5, "downscale_delay_s": 1}
+BY_ITSELF: dict[str, Any] = {"look_back_period_s": 10, "upscale_delay_s": 0.5, "downscale_delay_s": 1}
 """How an app is scaled under a load that is none of `steps`."""
 
 
@@ -83,6 +85,11 @@ class SharingPlan:
         return 24 if self.paced else 48
 
     @property
+    def answer_s(self) -> float:
+        """How long an answer is under way, of a paced engine."""
+        return FIRST_TOKEN_S + (self.answer_tokens - 1) * STEP_S
+
+    @property
     def high(self) -> int:
         """Clients that ask while the load is high: more than one replica should carry."""
         return 2 * ONGOING if self.paced else 8
@@ -90,7 +97,7 @@ class SharingPlan:
     def shape(self) -> LoadShape:
         """The load that is none of `steps`: at its top it takes most of what the fixed split keeps."""
         assert self.paced
-        peak = PEAK_USE * self.most_replicas * ONGOING / (self.answer_tokens * STEP_S)
+        peak = PEAK_USE * self.most_replicas * ONGOING / self.answer_s
         return SHAPES[self.load](peak, self.minutes)
 
     def at_best(self) -> float | None:
@@ -101,7 +108,7 @@ class SharingPlan:
         workers = 0.0
         shape = self.shape()
         for _, rate, span in shape.rates(SEED):
-            ongoing = rate * self.answer_tokens * STEP_S
+            ongoing = rate * self.answer_s
             replicas = min(self.most_replicas, max(1, math.ceil(ongoing / ONGOING)))
             workers += span * (self.devices - replicas)
         return workers / shape.lasts_s / self.fewest_workers

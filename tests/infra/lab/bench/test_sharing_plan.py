@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config.loader import load_config
-from infra.lab.bench.sharing_plan import LOADS, MICRO, ONGOING, STEP_S, STEPS, TRAIN_STEP_S, SharingPlan
+from infra.lab.bench.sharing_plan import LOADS, MICRO, ONGOING, STEPS, TRAIN_STEP_S, SharingPlan
 
 PLANS = [SharingPlan(), SharingPlan(paced=True), SharingPlan(paced=True, devices=8)]
 
@@ -58,5 +58,5 @@ def test_at_its_top_a_load_takes_four_fifths_of_what_the_fixed_split_keeps(load:
     plan = SharingPlan(load=load, paced=True, minutes=24.0)
     due = plan.shape().due_times(0)
     a_minute = [sum(at <= each < at + 60 for each in due) / 60 for at in range(0, 24 * 60, 60)]
-    in_flight = max(a_minute) * plan.answer_tokens * STEP_S
+    in_flight = max(a_minute) * plan.answer_s
     assert in_flight / (plan.most_replicas * ONGOING) == pytest.approx(0.8, abs=0.3)
