@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from collections import Counter
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,9 +119,10 @@ def test_the_controller_tells_of_the_engines_that_it_hears() -> None:
         {"state": "standby", "failures": 0, "parked": None, "woken": False, "not_woken": "", "node": "n"},
         4.0,
     )
-    assert app.engine_figures(4.0).keys() == {"a", "b"}, "one that stands by has none"
-    assert app.engine_figures(8.0) == {"b": {"ready_s": 9.0, **asdict(Statistics(steps=9))}}
-    assert app.engine_figures(20.0) == {}
+    figures = partial(app.replicas.engine_figures, ["chat:1"])
+    assert figures(4.0).keys() == {"a", "b"}, "one that stands by has none"
+    assert figures(8.0) == {"b": {"ready_s": 9.0, **asdict(Statistics(steps=9))}}
+    assert figures(20.0) == {}
 
 
 @pytest.fixture
