@@ -116,12 +116,12 @@ class ApiServer:
         import serve_apps.status
         from infra.tenant_book import TenantBook
 
+        with suppress(ShoalError):  # whoever asks is told so
+            control.jobs.table.rows()
         book = TenantBook.of_this_cluster()
         if self._serves and book is None:  # else those are served again that were before
             with suppress(ShoalError):
                 serve_apps.commands.begin_to_serve(BrokerClient().info())
-        with suppress(ShoalError):  # whoever asks is told so
-            control.jobs.table.rows()
         while book is not None:
             with suppress(ShoalError, OSError):  # at the next look
                 specs = serve_apps.commands.served_specs()

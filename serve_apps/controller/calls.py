@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 logger = logging.getLogger(__name__)
@@ -42,9 +42,9 @@ class Calls:
         task = self._tasks[kind, application] = asyncio.create_task(work)
         task.add_done_callback(ended)
 
-    async def until_ended(self, calls: Collection[tuple[str, str]], timeout_s: float) -> None:
-        """Wait for those of these that have been begun, but not for ever."""
-        if tasks := [task for call, task in self._tasks.items() if call in calls]:
+    async def until_ended(self, kind: str, timeout_s: float) -> None:
+        """Wait for those of this kind that have been begun, but not for ever."""
+        if tasks := [task for (begun, _), task in self._tasks.items() if begun == kind]:
             await asyncio.wait(tasks, timeout=timeout_s)
 
     def take_ended(self) -> bool:

@@ -101,8 +101,6 @@ class ServeKeeper:
         self._looking: asyncio.Task[None] | None = None
         self._tried_at: dict[str, float] = {}
         """By what was tried: SERVE, or the Serve application of a gateway."""
-        self._tried: set[str] = set()
-        """All of that, ever."""
         self._left = asyncio.Event()
         """The cluster ends: nothing is to be started."""
         self._serve: ServeInstance | None = None
@@ -156,7 +154,7 @@ class ServeKeeper:
         """Start nothing until somebody asks for it again; what is being started is there when this returns,
         for others to end."""
         self._left.set()
-        await self._calls.until_ended({("start", what) for what in self._tried}, LEAVE_S)
+        await self._calls.until_ended("start", LEAVE_S)
         if self._looking is not None:
             await asyncio.wait({self._looking}, timeout=LEAVE_S)
 
@@ -245,7 +243,6 @@ class ServeKeeper:
         if self._left.is_set() or time.monotonic() - self._tried_at.get(what, -math.inf) < RETRY_S:
             return False
         self._tried_at[what] = time.monotonic()
-        self._tried.add(what)
         self._calls.begin("start", what, self._carry_out(what, start))
         return True
 

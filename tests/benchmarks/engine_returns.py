@@ -27,6 +27,7 @@ from infra.lab.bench.own_cluster import OwnCluster
 from infra.lab.bench.sharing_plan import SharingPlan
 from serve_apps.commands import remove
 from serve_apps.controller.store import AppStore
+from tests.serve_apps.drills import until
 
 ZERO, TWO = "zero", "two"
 PATIENCE_S = 120.0
@@ -42,13 +43,6 @@ def apps() -> dict[str, Any]:
     }
 
 
-def until(condition: Callable[[], Any]) -> None:
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < PATIENCE_S, "it did not happen"
-        time.sleep(0.02)
-
-
 def first_token_s(base_url: str) -> float:
     began = time.monotonic()
     body = {"model": ZERO, "prompt": "import os", "max_tokens": 8, "stream": True}
@@ -59,7 +53,7 @@ def first_token_s(base_url: str) -> float:
 
 
 def from_zero(cluster: OwnCluster, base_url: str) -> float:
-    until(lambda: not cluster.processes(f"shoal::Engine:{ZERO}:"))
+    until(lambda: not cluster.processes(f"shoal::Engine:{ZERO}:"), PATIENCE_S)
     time.sleep(REST_S)
     return first_token_s(base_url)
 
@@ -72,7 +66,7 @@ def after_a_kill(cluster: OwnCluster, events: Callable[[str], list[dict[str, Any
     before = len(ready())
     killed = time.time()
     cluster.processes(f"shoal::Engine:{TWO}:")[0].kill()
-    until(lambda: len(ready()) > before)
+    until(lambda: len(ready()) > before, PATIENCE_S)
     return datetime.fromisoformat(ready()[-1]["ready_at"]).timestamp() - killed
 
 

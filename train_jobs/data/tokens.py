@@ -123,6 +123,7 @@ def prepare_tokens(
         if notes is None or key is None or not fresh or not copy_made_before(notes, key, place, made_of):
             return False
         tell("another job has made the same tokens: they are copied")
+        place.delete_dir(STAGED)
         _check_sizes(config, *sizes_of(place))
         return True
 
@@ -135,7 +136,6 @@ def prepare_tokens(
         tokenizer = load_tokenizer(str(here), "the job's own tokenizer")
     same = None if key is None else _key_wherever(config, origin, tokenizer)
     if copied(same):
-        place.delete_dir(STAGED)
         return True
     writer = StreamWriter(place, token_type(len(tokenizer)), origin)
     try:

@@ -129,8 +129,8 @@ class Driver:
         return self._finish("succeeded", 0, model=model)
 
     def _stand_by(self) -> None:
-        """Have workers start where the job would be granted devices now: that takes none, and longer than
-        many a job's data."""
+        """Have workers start where the job would be granted devices now, and its lighthouse: that takes none,
+        and longer than many a job's data."""
         nodes = self.lease.preview()
         if len(nodes) < self.lease.least:
             return
