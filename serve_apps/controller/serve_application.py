@@ -54,7 +54,7 @@ def application(spec: AppSpec, name: str, replicas: int) -> Application:
         "request_router_config": RequestRouterConfig(
             request_router_class=ROUTER,
             request_router_kwargs={"policy": spec.config.routing, "app": spec.name, "application": name},
-            # A waiting request asks this often whether a place has become free.
+            # One that may go to none of those with room asks this often whether it may.
             max_backoff_s=0.05,
         ),
         # The gateway's log has a line for each request.

@@ -19,7 +19,7 @@ from serve_apps.gateway.replica_backend import ReplicaBackend
 from serve_apps.gateway.service import GatewayService
 from serve_apps.openai.errors import ApiError, unavailable
 from serve_apps.quotas.shared_limits import BankSilentError, SharedLimits
-from serve_apps.routing.active import tell_active
+from serve_apps.routing.active import tell_active, tell_gateways
 from serve_apps.spec import CONTROLLER
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class TableFollower:
         """Take over the keys, and what this gateway has of places and limits."""
         places = self._service.places
         places.gateways = answer["gateways"]
+        tell_gateways(answer["gateways"])
         places.take_over(answer["shares"])
         self._service.metrics.tells_of_apps = answer["tells_of_apps"]
         if self._limits is not None:

@@ -7,9 +7,13 @@ from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from ray.serve._private.common import DeploymentHandleSource, DeploymentID, ReplicaID, RequestMetadata
 from ray.serve._private.request_router.common import PendingRequest
 
+from serve_apps.routing import active, ongoing
+from serve_apps.routing.active import tell_active
+from serve_apps.routing.ongoing import LOOK_EVERY_S
 from serve_apps.routing.serve_router import PolicyRouter
 from serve_apps.routing.spread import Spread
 
@@ -18,19 +22,34 @@ PLACES = 4
 
 
 class Replicas:
-    """Some replicas of a deployment, with so many places each, behind the router that the gateway has."""
+    """Some replicas of a deployment, with so many places each."""
 
     def __init__(self, number: int) -> None:
-        self.router = PolicyRouter(
+        self.ids = [ReplicaID(f"replica-{i}", DEPLOYMENT) for i in range(number)]
+        self.busy = dict.fromkeys(self.ids, 0)
+        self.asked = 0
+        """How often any was asked for its queue, or refused a request."""
+        self.router = self.gateway()
+
+    def gateway(self, application: str = "") -> PolicyRouter:
+        """The router that one more gateway has."""
+        router = PolicyRouter(
             DEPLOYMENT, DeploymentHandleSource.REPLICA, use_replica_queue_len_cache=True, max_backoff_s=0.01
         )
-        self.router.initialize_state("least_connections", "chat")
-        ids = [ReplicaID(f"replica-{i}", DEPLOYMENT) for i in range(number)]
-        self.busy = dict.fromkeys(ids, 0)
-        self.router.update_replicas([self._replica(each) for each in ids])
+        router.initialize_state("least_connections", "chat", application)
+        router.update_replicas([self._replica(each) for each in self.ids])
+        return router
+
+    def add(self, name: str) -> None:
+        """Serve has started one more, which the first gateway hears of."""
+        self.ids.append(ReplicaID(name, DEPLOYMENT))
+        self.busy[self.ids[-1]] = 0
+        self.router.update_replicas([self._replica(each) for each in self.ids])
 
     def _replica(self, replica_id: ReplicaID) -> Any:
         async def length(*, deadline_s: float) -> int:
+            self.asked += 1
+            await asyncio.sleep(0.001)
             return self.busy[replica_id]
 
         return SimpleNamespace(
@@ -41,28 +60,36 @@ class Replicas:
             is_cross_language=False,
         )
 
-    async def send(self, name: str, **fields: Any) -> str:
+    async def send(self, name: str, router: PolicyRouter | None = None, **fields: Any) -> str:
         """Give a request to a replica, as Serve's handles do; its name."""
+        router = router or self.router
         metadata = RequestMetadata(request_id=name, internal_request_id=name)
         pending = PendingRequest(args=[{"prompt": "a", **fields}], kwargs={}, metadata=metadata)
         again = False
         while True:
-            found = (await self.router._choose_replica_for_request(pending, is_retry=again)).replica_id
-            self.router.on_send_request(found)
+            found = (await router._choose_replica_for_request(pending, is_retry=again)).replica_id
+            router.on_send_request(found)
+            try:
+                await asyncio.sleep(0.001)  # on its way
+            except asyncio.CancelledError:
+                router.on_request_completed(found, name)
+                raise
             again = self.busy[found] >= PLACES  # then it refuses
+            self.asked += again
             self.busy[found] += not again
-            self.router.on_new_queue_len_info(found, self.busy[found])
+            router.on_new_queue_len_info(found, self.busy[found])
             if not again:
-                self.router.on_request_routed(pending, found, None)  # type: ignore[arg-type]
+                router.on_request_routed(pending, found, None)  # type: ignore[arg-type]
                 return str(found.unique_id)
-            self.router.on_request_completed(found, name)
+            router.on_request_completed(found, name)
 
-    def end(self, name: str, replica: str) -> None:
+    def end(self, name: str, replica: str, router: PolicyRouter | None = None) -> None:
         """The replica has answered the request."""
+        router = router or self.router
         replica_id = ReplicaID(replica, DEPLOYMENT)
         self.busy[replica_id] -= 1
-        self.router.on_request_completed(replica_id, name)
-        self.router.decrement_queue_len_cache(replica_id)
+        router.on_request_completed(replica_id, name)
+        router.decrement_queue_len_cache(replica_id)
 
 
 def run(number: int, go: Callable[[Replicas], Coroutine[Any, Any, None]]) -> None:
@@ -136,3 +163,130 @@ def test_one_that_its_replica_refuses_may_go_elsewhere() -> None:
     spread.taken(2, "c")
     assert [spread.may_take(1, replica) for replica in "abc"] == [True, False, True]
     spread.close()
+
+
+async def fill(replicas: Replicas, router: PolicyRouter | None = None) -> dict[str, str]:
+    """Fill all places; by request, its replica."""
+    names = [f"first-{i}" for i in range(len(replicas.ids) * PLACES)]
+    return dict(zip(names, await asyncio.gather(*(replicas.send(n, router) for n in names)), strict=True))
+
+
+def test_full_replicas_are_not_asked_and_a_free_place_is_taken_at_once_by_who_waited_longest() -> None:
+    async def go(replicas: Replicas) -> None:
+        took = await fill(replicas)
+        waiting = [asyncio.create_task(replicas.send(f"next-{i}")) for i in range(40)]
+        await asyncio.sleep(0.1)  # what they do at first is over
+        replicas.asked = 0
+        await asyncio.sleep(0.5)
+        assert replicas.asked == 0
+        for number, (name, replica) in enumerate(took.items()):
+            replicas.end(name, replica)
+            async with asyncio.timeout(LOOK_EVERY_S / 2):
+                assert await waiting[number] == replica
+        assert not any(each.done() for each in waiting[len(took) :])
+        assert replicas.asked == 0
+        for each in waiting[len(took) :]:
+            each.cancel()
+
+    run(8, go)
+
+
+def test_places_that_become_free_together_are_each_given_once() -> None:
+    async def go(replicas: Replicas) -> None:
+        took = await fill(replicas)
+        waiting = [asyncio.create_task(replicas.send(f"next-{i}")) for i in range(2 * len(took))]
+        await asyncio.sleep(0.1)
+        replicas.asked = 0
+        for name, replica in took.items():
+            replicas.end(name, replica)
+        async with asyncio.timeout(0.5):
+            assert sorted(await asyncio.gather(*waiting[: len(took)])) == sorted(took.values())
+        assert replicas.asked == 0
+        for each in waiting:
+            each.cancel()
+
+    run(8, go)
+
+
+def test_a_place_that_was_given_to_one_who_leaves_goes_to_the_next() -> None:
+    async def go(replicas: Replicas) -> None:
+        (name, replica), *_ = (await fill(replicas)).items()
+        for turns in range(12):  # the client leaves at whichever moment between the free place and the send
+            leaves = asyncio.create_task(replicas.send(f"leaves-{turns}"))
+            stays = asyncio.create_task(replicas.send(f"stays-{turns}"))
+            await asyncio.sleep(0.1)
+            replicas.end(name, replica)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            if leaves.done():
+                break
+            leaves.cancel()
+            async with asyncio.timeout(0.5):
+                assert await stays == replica
+            name = f"stays-{turns}"
+        assert turns > 2
+
+    run(1, go)
+
+
+def test_a_new_replica_is_taken_at_once_and_one_that_becomes_active_too() -> None:
+    async def go(replicas: Replicas) -> None:
+        await fill(replicas)
+        waiting = [asyncio.create_task(replicas.send(f"next-{i}")) for i in range(PLACES)]
+        await asyncio.sleep(0.1)
+        replicas.add("replica-new")
+        async with asyncio.timeout(LOOK_EVERY_S / 2):
+            assert {await each for each in waiting} == {"replica-new"}
+        tell_active({"only": []})
+        router = replicas.gateway("only")
+        waits = asyncio.create_task(replicas.send("waits", router))
+        await asyncio.sleep(0.1)
+        replicas.asked = 0
+        await asyncio.to_thread(tell_active, {"only": ["replica-new"], "other": []})
+        replicas.busy[replicas.ids[-1]] = 0
+        async with asyncio.timeout(LOOK_EVERY_S / 2):
+            assert await waits == "replica-new"
+        tell_active({})
+
+    run(1, go)
+
+
+def test_no_gateway_takes_all_places_from_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def go(replicas: Replicas) -> None:
+        monkeypatch.setattr(active, "_gateways", 2)
+        gateways = [replicas.router, replicas.gateway()]
+        running = [(gateways[0], name, at) for name, at in (await fill(replicas)).items()]
+        served = [0, 0]
+
+        async def client(number: int, which: int) -> None:
+            for i in range(1000):
+                name = f"{which}-{number}-{i}"
+                running.append((gateways[which], name, await replicas.send(name, gateways[which])))
+                served[which] += 1
+
+        clients = [asyncio.create_task(client(i, which)) for which in (0, 1) for i in range(20)]
+        for _ in range(300):
+            gateway, name, at = running.pop(0)
+            replicas.end(name, at, gateway)
+            await asyncio.sleep(0.01)
+        assert sum(served) > 250, "each is taken again soon"
+        assert min(served) > 0.25 * sum(served)
+        assert replicas.asked < 1500  # 3 s, two gateways, four replicas: 480 looks, and some refusals
+        for each in clients:
+            each.cancel()
+
+    run(4, go)
+
+
+def test_a_replica_whose_requests_ended_unheard_is_asked_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ongoing, "DOUBT_AFTER_S", 0.5)
+
+    async def go(replicas: Replicas) -> None:
+        await fill(replicas)
+        replicas.busy = dict.fromkeys(replicas.busy, 0)
+        waits = asyncio.create_task(replicas.send("waits"))
+        await asyncio.sleep(0.3)
+        assert not waits.done()
+        await waits
+
+    run(2, go)

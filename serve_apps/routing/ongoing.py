@@ -1,0 +1,96 @@
+"""How many requests a router has at each replica, so that one that is full is not asked whether it is.
+
+Several gateways fill the same replicas, and none knows what the others have there. Each of them looks now and
+then at a replica that said it is full, and leaves a place that becomes free there for a moment: a router that
+took at once what its own requests leave would keep the others out for as long as it has requests that wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Replica = TypeVar("Replica", bound=Hashable)
+
+LOOK_EVERY_S = 0.05
+"""How often a router looks at a replica that others have filled."""
+LEAVE_FREE_S = 0.02
+"""How long a place that a request has left there is anyone's."""
+DOUBT_AFTER_S = 5.0
+"""How long a router goes by its own count alone where a replica says nothing: then it looks there once."""
+
+
+@dataclass
+class _Known:
+    """What is known of a replica."""
+
+    ongoing: int = 0
+    shared: bool = False
+    """It was full when it last said something, and others than this router fill it."""
+    look_at: float = 0.0
+    """When the router looks there again though it knows of no room."""
+
+
+class OngoingRequests(Generic[Replica]):
+    """The requests that a router has at each replica; times are seconds of one clock.
+
+    >>> ongoing = OngoingRequests()
+    >>> ongoing.sent("a", now=0.0)
+    >>> ongoing.may_have_room("a", most=1, now=0.0)
+    False
+    >>> ongoing.ended("a", now=0.1)
+    >>> ongoing.may_have_room("a", most=1, now=0.1)
+    True
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Replica, _Known] = {}
+
+    def sent(self, replica: Replica, now: float) -> None:
+        """A replica was given a request."""
+        self._of(replica).ongoing += 1
+        self._go_by_this(replica, now)
+
+    def ended(self, replica: Replica, now: float) -> None:
+        """A replica has a request no more, however it ended."""
+        known = self._of(replica)
+        known.ongoing = max(0, known.ongoing - 1)
+        if known.shared:
+            known.look_at = min(known.look_at, now + LEAVE_FREE_S)
+        else:
+            self._go_by_this(replica, now)
+
+    def said(self, replica: Replica, number: int, most: int, now: float, *, alone: bool = True) -> None:
+        """A replica has said how many requests it has, of at most so many.
+
+        Args:
+            alone: there is no other router.
+        """
+        known = self._of(replica)
+        # Alone too: a request that was called off ends there later than here.
+        known.shared = number >= most and (number > known.ongoing or not alone)
+        self._go_by_this(replica, now)
+
+    def may_have_room(self, replica: Replica, most: int, now: float) -> bool:
+        """Whether a replica, which takes at most so many requests, is worth to be asked for room. Who is told
+        so of one that seems full is the one that asks: others are not told so at the same time."""
+        known = self._of(replica)
+        if known.ongoing < most and not known.shared:
+            return True
+        if now < known.look_at:
+            return False
+        self._go_by_this(replica, now)
+        return True
+
+    def keep_only(self, replicas: Collection[Replica]) -> None:
+        """The others are gone."""
+        for gone in self._known.keys() - set(replicas):
+            del self._known[gone]
+
+    def _go_by_this(self, replica: Replica, now: float) -> None:
+        known = self._of(replica)
+        known.look_at = now + (LOOK_EVERY_S if known.shared else DOUBT_AFTER_S)
+
+    def _of(self, replica: Replica) -> _Known:
+        return self._known.setdefault(replica, _Known())
