@@ -116,17 +116,25 @@ class App:
         return self.engines.active(application, self.replicas.said(application, now))
 
     def standing(self, application: str) -> int | None:
-        """How many replicas Serve is to have of an application: one stands by beside those with an engine.
+        """How many replicas Serve is to have of an application: some stand by beside those with an engine.
 
         Never fewer than once: Serve would choose which of them go.
         """
         size = self.sizes.get(application)
         if size is None:
             return None
-        first = not self.replicas.contexts.get(application)  # whoever waits for it has the processors
+        # Whoever waits for the first has the processors.
+        first = not self.replicas.contexts.get(application)
+        loaded = self.loaded_by(application)
+        replicas = None if loaded is None else loaded.spec.config.replicas
+        beside = 1 if replicas is None else max(1, min(replicas.standby, replicas.most - size))
         said = self.replicas.said_ever(application)
         engines = sum(facts["state"] != "standby" for facts in said.values())
-        most = max(self._most.get(application, 0), size + (not first), engines + (not first), len(said))
+        most = max(
+            self._most.get(application, 0),
+            len(said),
+            max(size, engines) if first else max(size + beside, engines + 1),
+        )
         self._most[application] = most
         return most
 

@@ -1,6 +1,6 @@
 """An app under a load that steps up and back: how fast replicas come and go, and what requests see; by hand.
 
-    python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 12]
+    python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 12] [--standby 1]
 
 One replica of a paced engine (`paced_engine.py`) answers `capacity` requests a second when its batch is
 always full. Requests arrive at random (Poisson, open loop) at `--base` × that for `--before` seconds, then at
@@ -261,7 +261,7 @@ def app_of(model: Path, queue: int, options: argparse.Namespace) -> AppSpec:
         {
             "model": str(model),
             "engine_kwargs": PACE.kwargs(),
-            "replicas": {"min": 1, "max": options.max},
+            "replicas": {"min": 1, "max": options.max, "standby": options.standby},
             "autoscale": {
                 "target_ongoing_requests": TARGET_ONGOING,
                 "downscale_delay_s": options.downscale_delay,
@@ -355,6 +355,7 @@ def main() -> None:
     parser.add_argument("--base", type=float, default=0.25, help="load before and after, × one replica")
     parser.add_argument("--peak", type=float, default=8.0, help="load between, × one replica")
     parser.add_argument("--max", type=int, default=12, help="most replicas")
+    parser.add_argument("--standby", type=int, default=1, help="the app's replicas.standby")
     parser.add_argument("--before", type=float, default=20.0, help="seconds before the step")
     parser.add_argument("--during", type=float, default=150.0, help="seconds of the peak")
     parser.add_argument("--after", type=float, default=240.0, help="most seconds after the peak")
