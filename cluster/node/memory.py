@@ -1,4 +1,7 @@
-"""How much memory processes take, pages that they share with others counted by their share."""
+"""How much memory processes take, pages that they share with others counted by their share.
+
+What Ray calls its workers' processes is private; a test fails when that changes.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,9 @@ import psutil
 MARKS = ("SHOAL_CLUSTER_ID", "SHOAL_NODE")
 """Variables that all processes of a node have alike; see cluster.hosts.processes."""
 FORK_SERVER = "ForkServer"
-_TITLE = re.compile(r"shoal::(\w+)")
-"""How processes are called that a fork server has made: what they are, and whose."""
+_TITLE = re.compile(r"shoal::(\w+)|ray::([\w:-]+)")
+"""How processes are called that a fork server has made: what they are, and whose. And Ray's, by their actor's
+class, or what that calls itself."""
 
 
 def memory_of(pids: Iterable[int]) -> int:
@@ -27,8 +31,9 @@ def memory_of(pids: Iterable[int]) -> int:
 
 
 def memory_by_kind(servers: Iterable[int]) -> dict[str, int]:
-    """The same of all that fork servers have made on this node, by what it is: ForkServer, Engine,
-    ParkedEngine, Rank.
+    """The same of all that fork servers and Ray have made on this node, by what it is: ForkServer, Engine,
+    ParkedEngine, Rank; of Ray's, RayTrainWorker, GroupRunner, Broker and so on, and
+    `ServeReplica:APP:REVISION`, those that stand by included.
 
     Args:
         servers: those of the node itself, which are fork servers too.
@@ -38,9 +43,14 @@ def memory_by_kind(servers: Iterable[int]) -> dict[str, int]:
         with suppress(psutil.Error):
             title = _TITLE.match(" ".join(process.cmdline()))
             if title is not None and _is_of_this_node(process):
-                found[title[1]] += process.memory_full_info().pss
+                found[_kind(title)] += process.memory_full_info().pss
     found[FORK_SERVER] += memory_of(servers)
     return dict(found)
+
+
+def _kind(title: re.Match[str]) -> str:
+    kind = title[1] or title[2]
+    return kind.removesuffix(":replica")
 
 
 def _is_of_this_node(process: psutil.Process) -> bool:

@@ -38,8 +38,9 @@ def test_status_tells_the_nodes_of_the_config(running_cluster: LiveCluster) -> N
     ]
     assert all(node["alive"] for node in document["nodes"])
     # One fork server for all nodes of a machine.
-    memory = [node["memory_by_kind"]["ForkServer"] for node in document["nodes"]]
-    assert sum(each > 2**20 for each in memory) == 1
+    memory = [node["memory_by_kind"] for node in document["nodes"]]
+    assert sum(each["ForkServer"] > 2**20 for each in memory) == 1
+    assert ["Broker" in each for each in memory] == [True, False, False]
     assert "kept ready" in running_cluster.shoal("status").stdout
 
 
