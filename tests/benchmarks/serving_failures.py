@@ -66,8 +66,9 @@ def table(reports: Sequence[Report]) -> list[str]:
     """Markdown: the sums over the repeats, and the median and the worst time until capacity is back."""
     rows = [
         "| what | drills | requests | in flight there | retried | ended with an error event | broken |"
-        " failed | gone after (median, worst) | back after (median, worst) | longest answer |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        " failed | gone after (median, worst) | another given requests after | back after (median, worst) |"
+        " longest answer |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for kind in dict.fromkeys(report.kind for report in reports):
         mine = [report for report in reports if report.kind == kind]
@@ -77,10 +78,11 @@ def table(reports: Sequence[Report]) -> list[str]:
         ]
         failed = sum(len(report.failed) + report.wrong for report in mine)
         gone = [report.gone_s for report in mine if report.gone_s is not None]
+        taken = [report.taken_s for report in mine if report.taken_s is not None]
         back = [report.back_s for report in mine]
         rows.append(
             f"| {kind} | {len(mine)} | {' | '.join(str(n) for n in sums)} | {failed} | "
-            f"{spread(gone)} | {spread(back)} | {max(r.longest_s for r in mine):.1f} s |"
+            f"{spread(gone)} | {spread(taken)} | {spread(back)} | {max(r.longest_s for r in mine):.1f} s |"
         )
     return rows
 

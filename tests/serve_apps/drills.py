@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -284,8 +284,10 @@ class Report:
     """All other requests that were not answered."""
     gone_s: float | None
     """Until the victim's process was gone, where a replica was lost: a hung one is found by then."""
+    taken_s: float | None
+    """Until a replica that was not there before was given a request, where one was lost."""
     back_s: float
-    """Until capacity was back."""
+    """Until capacity was back: two replicas had answered a request to its end."""
     longest_s: float
     """The longest time that any client waited for an answer that it got."""
     wrong: int
@@ -307,6 +309,7 @@ def run_drill(kind: str, stage: Stage, timeout_s: float = 240.0) -> Report:
         until(lambda: len(load.seen) >= 2 * stage.app.clients, timeout_s)
         until(lambda: all(len(notes.had(time.monotonic())) > 1 for notes in stage.replicas()), timeout_s)
         victim = max(stage.replicas(), key=lambda notes: len(notes.had(time.monotonic())))
+        before = {notes.pid for notes in notes_of(stage.model_path)}
         at = time.monotonic()
         drill.act(stage, victim)
         gone_s = None
@@ -316,7 +319,13 @@ def run_drill(kind: str, stage: Stage, timeout_s: float = 240.0) -> Report:
         until(lambda: drill.back(stage, victim, load, at), timeout_s)
         back_s = time.monotonic() - at
         threading.Event().wait(AFTERWARDS_S)
-    return _judge(kind, stage, victim, load, at, gone_s=gone_s, back_s=back_s)
+    taken_s = None
+    if drill.takes_replica:
+        new = [notes for notes in notes_of(stage.model_path) if notes.pid not in before]
+        taken_s = min((at_s for notes in new for at_s in notes.taken.values()), default=None)
+        taken_s = None if taken_s is None else taken_s - at
+    report = _judge(kind, stage, victim, load, at, gone_s=gone_s, back_s=back_s)
+    return replace(report, taken_s=taken_s)
 
 
 def _judge(
@@ -341,6 +350,7 @@ def _judge(
         broken=len(broken),
         failed=[seen for seen in load.seen if seen.request_id not in excused],
         gone_s=gone_s,
+        taken_s=None,
         back_s=back_s,
         longest_s=max((seen.ended - seen.began for seen in answered), default=0.0),
         wrong=sum(seen.text != answered[0].text for seen in answered),
