@@ -163,11 +163,17 @@ class HandOvers:
         return False
 
     def _place_for(self, holder: str, node: str) -> _Vacancy | None:
-        for place in self._places:
-            free = place.left is not None and place.giver != holder
-            if free and place.node == node and (place.takers is None or holder in place.takers):
+        """The place that a unit takes which is granted there; it is a vacancy no more."""
+        left = [place for place in self._places if place.node == node and place.left is not None]
+        # An older one may have been filled by somebody of whom nothing was known.
+        for place in reversed(left):
+            if place.giver != holder and (place.takers is None or holder in place.takers):
                 self._places.remove(place)
                 return place
+        # It left for somebody who does not want it after all, and has it again; or another has it.
+        own = [place for place in left if place.giver == holder]
+        for place in (own or left)[:1]:
+            self._places.remove(place)
         return None
 
     def _came(self, word: Saying, node: str, now: float) -> HandOver | None:

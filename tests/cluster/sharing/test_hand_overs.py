@@ -158,3 +158,27 @@ def test_explain_tells_how_the_last_one_came() -> None:
     assert found.as_json()["hand_over"]["parts"]["way_out"] == 0.7
     course.app(700.0, 1, 1)
     assert "after the want" not in explain(course.ledger.snapshot(700.0), "app/c").text
+
+
+def test_a_place_that_was_left_for_nothing_is_not_what_the_next_who_wants_one_waited_for() -> None:
+    course = Course(3.0)
+    assert course.job(0.0, 3, 0) == 3
+    course.job(1.0, 3, 3)
+    course.told()
+    assert course.app(10.0, 2, 0) == 0
+    assert course.job(10.1, 3, 3) == 1
+    course.app(10.2, 1, 0)  # it wants one alone now
+    course.job(10.9, 3, 1)  # both have left
+    assert course.app(11.0, 1, 0) == 1
+    course.app(11.1, 1, 1)
+    assert course.job(11.2, 3, 1) == 2
+    course.job(11.5, 3, 2)
+    course.told()
+    assert course.app(15.0, 2, 1) == 1
+    assert course.job(15.1, 3, 2) == 1
+    course.job(15.8, 3, 1)
+    assert course.app(16.0, 2, 1) == 2
+    course.app(16.5, 2, 2)
+    (event,) = course.told()
+    assert event.facts is not None
+    assert event.facts["parts"] == {"decision": 0.1, "way_out": 0.7, "grant": 0.2, "start": 0.5}
