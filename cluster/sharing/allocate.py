@@ -89,13 +89,17 @@ def allocate(
         floor.meet_minimum(claim)
         if claim.waits and claim.demand.holder in overdue:
             room.closed.update(_soonest_nodes(room, claims, claim))
+    for claim in claims:
+        floor.leave_avoided(claim)
     growing = True
     while growing:
         for tier in range(len(tiers)):
             floor.meet_wants([claim for claim in claims if claim.tier == tier])
         # A holder that grew elsewhere can spare the very place that a minimum needs.
         met = [floor.meet_minimum(claim) for claim in claims if claim.waits]
-        growing = any(met)
+        # And so can one that took a want from another.
+        left = [floor.leave_avoided(claim) for claim in claims]
+        growing = any(met) or any(left)
     return {claim.demand.holder: claim.grant(room) for claim in claims}
 
 
@@ -203,6 +207,23 @@ class _Floor:
             if not any(gang.claim is other for gang in self.placer.left):
                 other.gave_way_to = whom
         return True
+
+    def leave_avoided(self, claim: Claim) -> bool:
+        """Have what is to start on nodes that are avoided start elsewhere, if there is room by now; whether
+        any does."""
+        if not self.room.avoided:
+            return False
+        left = False
+        for gang in [gang for gang in claim.gangs[: claim.least] if gang.fresh and gang.now]:
+            if self.room.avoided.isdisjoint(gang.places):
+                continue
+            mark = self.room.mark()
+            self.crowd.evict(gang, claim.demand.holder)
+            if self._try_all(claim, 1, minimum=True):
+                left = True
+            else:
+                self.room.rollback(mark)
+        return left
 
     # -- wants --------------------------------------------------------------------------------------------
 

@@ -61,6 +61,33 @@ def test_wants_give_way_before_a_minimum_goes_where_jobs_fail() -> None:
     assert grants["job/a"].nodes == ("id2",)
 
 
+def test_who_starts_where_jobs_fail_takes_the_room_that_others_left_when_they_moved() -> None:
+    there = [Node("good", {"CPU": 2, "GPU": 2}), Node("bad", {"CPU": 2, "GPU": 1}, avoided=True)]
+    moves = Demand("job/m", "training", {"CPU": 0.5}, 4, 4, gang=2)
+    grants = allocate(
+        there, [moves, Demand("job/x", "training", {"CPU": 0.5, "GPU": 1}, 2, 2, gang=2)], "serving"
+    )
+    assert grants["job/x"].nodes == ("good", "good")
+    assert Counter(grants["job/m"].nodes) == {"good": 2, "bad": 2}
+
+
+def test_who_starts_where_jobs_fail_takes_the_room_of_a_want_that_came_later() -> None:
+    there = [
+        Node("a", {"CPU": 2, "GPU": 2}),
+        Node("b", {"CPU": 3, "GPU": 1}),
+        Node("c", {"CPU": 4, "GPU": 1}, avoided=True),
+    ]
+    demands = [
+        Demand("app/grows", "serving", {"GPU": 1}, 1, 3),
+        Demand("app/wide", "serving", {"CPU": 2}, 2, 2, gang=2, priority=1),
+        Demand("app/want", "serving", {"CPU": 1, "GPU": 1}, 0, 1),
+        Demand("job/x", "training", {"CPU": 1, "GPU": 0.5}, 1, 1),
+    ]
+    grants = allocate(there, demands, "serving")
+    assert grants["job/x"].nodes == ("b",)
+    assert grants["app/want"].nodes == ()
+
+
 def test_what_runs_on_a_node_stays_when_it_is_avoided() -> None:
     there = nodes(2, 2, avoided=[1])
     assert allocate(there, [job("a", 1, 2, ("id1", "id1"))], "serving")["job/a"].nodes == ("id1", "id1")
