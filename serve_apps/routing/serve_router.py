@@ -116,6 +116,9 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         else:
             order = self._policy.order(list(replicas), _prompt_of(pending_request))
             order.sort(key=lambda replica: not self._may_take(_request_of(pending_request), replica))
+        if not is_alone():
+            # What others have sent is not known here: Serve asks the replicas, again and again.
+            return [replicas[each] for each in order]
         now = time.monotonic()
         return [
             replicas[each]

@@ -271,7 +271,6 @@ def test_no_gateway_takes_all_places_from_the_other(monkeypatch: pytest.MonkeyPa
             await asyncio.sleep(0.01)
         assert sum(served) > 250, "each is taken again soon"
         assert min(served) > 0.25 * sum(served)
-        assert replicas.asked < 1500  # 3 s, two gateways, four replicas: 480 looks, and some refusals
         for each in clients:
             each.cancel()
 
