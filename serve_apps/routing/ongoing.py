@@ -1,8 +1,7 @@
 """How many requests a router has at each replica, so that one that is full is not asked whether it is.
 
-Several gateways fill the same replicas, and none knows what the others have there. Each of them looks now and
-then at a replica that said it is full, and leaves a place that becomes free there for a moment: a router that
-took at once what its own requests leave would keep the others out for as long as it has requests that wait.
+That is known to a gateway which is alone. A request that was called off ends at a replica later than here: one
+that is full by what it said, and not by this count, is looked at now and then.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from typing import Generic, TypeVar
 Replica = TypeVar("Replica", bound=Hashable)
 
 LOOK_EVERY_S = 0.05
-"""How often a router looks at a replica that others have filled."""
-LEAVE_FREE_S = 0.02
-"""How long a place that a request has left there is anyone's."""
+"""How often a router looks at a replica that is full of what it does not count."""
 DOUBT_AFTER_S = 5.0
 """How long a router goes by its own count alone where a replica says nothing: then it looks there once."""
 
@@ -27,7 +24,7 @@ class _Known:
 
     ongoing: int = 0
     shared: bool = False
-    """It was full when it last said something, and others than this router fill it."""
+    """It was full when it last said something, of more than this router counts."""
     look_at: float = 0.0
     """When the router looks there again though it knows of no room."""
 
@@ -56,20 +53,13 @@ class OngoingRequests(Generic[Replica]):
         """A replica has a request no more, however it ended."""
         known = self._of(replica)
         known.ongoing = max(0, known.ongoing - 1)
-        if known.shared:
-            known.look_at = min(known.look_at, now + LEAVE_FREE_S)
-        else:
+        if not known.shared:
             self._go_by_this(replica, now)
 
-    def said(self, replica: Replica, number: int, most: int, now: float, *, alone: bool = True) -> None:
-        """A replica has said how many requests it has, of at most so many.
-
-        Args:
-            alone: there is no other router.
-        """
+    def said(self, replica: Replica, number: int, most: int, now: float) -> None:
+        """A replica has said how many requests it has, of at most so many."""
         known = self._of(replica)
-        # Alone too: a request that was called off ends there later than here.
-        known.shared = number >= most and (number > known.ongoing or not alone)
+        known.shared = number >= most and number > known.ongoing
         self._go_by_this(replica, now)
 
     def may_have_room(self, replica: Replica, most: int, now: float) -> bool:

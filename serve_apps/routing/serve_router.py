@@ -19,7 +19,7 @@ from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, Reque
 from serve_apps.routing import POLICIES
 from serve_apps.routing.active import is_active, is_alone, on_news
 from serve_apps.routing.decisions import note
-from serve_apps.routing.ongoing import LEAVE_FREE_S, LOOK_EVERY_S, OngoingRequests
+from serve_apps.routing.ongoing import LOOK_EVERY_S, OngoingRequests
 from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
 from serve_apps.routing.spread import AT, may_take, taken
 
@@ -80,8 +80,6 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         self._policy.completed(replica_id, internal_request_id, time.monotonic())
         self._ongoing.ended(replica_id, time.monotonic())
         self._wake()
-        if not is_alone():
-            asyncio.get_running_loop().call_later(LEAVE_FREE_S, self._wake)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
@@ -171,7 +169,7 @@ class PolicyRouter(FIFOMixin, RequestRouter):
     def _said(self, replica_id: ReplicaID, number: int) -> None:
         if (replica := self.curr_replicas.get(replica_id)) is not None:
             most = replica.max_ongoing_requests
-            self._ongoing.said(replica_id, number, most, time.monotonic(), alone=is_alone())
+            self._ongoing.said(replica_id, number, most, time.monotonic())
             if number < most:
                 self._wake()
 

@@ -17,7 +17,7 @@ class ReplicasConfig(Section):
     max: int | None = Field(default=None, ge=1)
     """Most replicas under load. Default: min, at least 1."""
     standby: int = Field(default=1, ge=1, le=1000)
-    """Processes of Serve that stand by for the next replicas, each with some 110 MiB of memory and no device.
+    """Processes of Serve that stand by for the next replicas, each with some 125 MiB of memory and no device.
     A load that rises by so many replicas at once waits for no process; max bounds them."""
 
     @property
