@@ -1,7 +1,7 @@
 """How many requests a router has at each replica, so that one that is full is not asked whether it is.
 
-That is known to a gateway which is alone. A request that was called off ends at a replica later than here: one
-that is full by what it said, and not by this count, is looked at now and then.
+A gateway that is alone knows. A request that was called off ends at a replica later than here: one that is
+full by what it said, and not by this count, is looked at now and then.
 """
 
 from __future__ import annotations
