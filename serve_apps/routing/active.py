@@ -32,9 +32,9 @@ def tell_gateways(number: int) -> None:
     _gateways = number
 
 
-def is_alone() -> bool:
-    """Whether no other gateway sends requests to the replicas."""
-    return _gateways <= 1
+def gateways() -> int:
+    """How many gateways send requests to the replicas, this one too."""
+    return max(1, _gateways)
 
 
 def on_news(listener: Callable[[], None]) -> None:

@@ -1,11 +1,16 @@
 """How many requests a router has at each replica, so that one that is full is not asked whether it is.
 
-A gateway that is alone knows. A request that was called off ends at a replica later than here: one that is
-full by what it said, and not by this count, is looked at now and then.
+A gateway that is alone knows. A replica may also be full of what is not counted here: of what other gateways
+sent, or of requests that were called off, which end later there than here. It is looked at now and then.
+
+Of several gateways, the one whose request has ended hears of the free place first. If it took it each time, a
+gateway that has no request anywhere would never get one. So a gateway that has more than its share of all
+places leaves one that was free for so long that all others have looked there.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -14,6 +19,10 @@ Replica = TypeVar("Replica", bound=Hashable)
 
 LOOK_EVERY_S = 0.05
 """How often a router looks at a replica that is full of what it does not count."""
+LEAVE_S = 2 * LOOK_EVERY_S
+"""How long a router that has more than its share leaves a place to others."""
+LEAVE_EVERY_S = 1.0
+"""How often it does so where no other took the last one that it left."""
 DOUBT_AFTER_S = 5.0
 """How long a router goes by its own count alone where a replica says nothing: then it looks there once."""
 
@@ -27,6 +36,10 @@ class _Known:
     """It was full when it last said something, of more than this router counts."""
     look_at: float = 0.0
     """When the router looks there again though it knows of no room."""
+    most: float = math.inf
+    """How many requests it takes."""
+    left_until: float | None = None
+    """Until when a free place is left to others."""
 
 
 class OngoingRequests(Generic[Replica]):
@@ -43,6 +56,10 @@ class OngoingRequests(Generic[Replica]):
 
     def __init__(self) -> None:
         self._known: dict[Replica, _Known] = {}
+        self.share = math.inf
+        """How many requests this router has, at all replicas, before it leaves places to others."""
+        self._unwanted_until = -math.inf
+        """Until when no place is left, since nobody took the last one."""
 
     def sent(self, replica: Replica, now: float) -> None:
         """A replica was given a request."""
@@ -52,13 +69,27 @@ class OngoingRequests(Generic[Replica]):
     def ended(self, replica: Replica, now: float) -> None:
         """A replica has a request no more, however it ended."""
         known = self._of(replica)
+        was_full = known.shared or known.ongoing >= known.most
         known.ongoing = max(0, known.ongoing - 1)
         if not known.shared:
             self._go_by_this(replica, now)
+        if was_full and sum(each.ongoing for each in self._known.values()) + 1 > self.share:
+            if now >= self._unwanted_until:
+                known.left_until = now + LEAVE_S
+        elif known.shared and math.isfinite(self.share):
+            known.look_at = now
+
+    def taken(self, replica: Replica, now: float) -> None:
+        """A replica has taken a request, not refused it."""
+        known = self._of(replica)
+        if known.left_until is not None and now >= known.left_until:
+            known.left_until = None
+            self._unwanted_until = now + LEAVE_EVERY_S
 
     def said(self, replica: Replica, number: int, most: int, now: float) -> None:
         """A replica has said how many requests it has, of at most so many."""
         known = self._of(replica)
+        known.most = most
         known.shared = number >= most and number > known.ongoing
         self._go_by_this(replica, now)
 
@@ -66,6 +97,8 @@ class OngoingRequests(Generic[Replica]):
         """Whether a replica, which takes at most so many requests, is worth to be asked for room. Who is told
         so of one that seems full is the one that asks: others are not told so at the same time."""
         known = self._of(replica)
+        if known.left_until is not None and now < known.left_until:
+            return False
         if known.ongoing < most and not known.shared:
             return True
         if now < known.look_at:

@@ -7,6 +7,7 @@ fail when Ray changes it.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any
 from ray.serve.request_router import FIFOMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serve_apps.routing import POLICIES
-from serve_apps.routing.active import is_active, is_alone, on_news
+from serve_apps.routing.active import gateways, is_active, on_news
 from serve_apps.routing.decisions import note
 from serve_apps.routing.ongoing import LOOK_EVERY_S, OngoingRequests
 from serve_apps.routing.policy import LOOKED_AT, LeastConnections, Policy, Prompt
@@ -71,6 +72,7 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         request_id = pending_request.metadata.internal_request_id
         reason = self._policy.routed(replica_id, request_id, time.monotonic(), _prompt_of(pending_request))
         note(*self._names, reason)
+        self._ongoing.taken(replica_id, time.monotonic())
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         # Once for each request that was sent, however it ended; refused ones too. What the replica reports
@@ -114,9 +116,8 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         else:
             order = self._policy.order(list(replicas), _prompt_of(pending_request))
             order.sort(key=lambda replica: not self._may_take(_request_of(pending_request), replica))
-        if not is_alone():
-            # What others have sent is not known here: Serve asks the replicas, again and again.
-            return [replicas[each] for each in order]
+        all_places = sum(each.max_ongoing_requests for each in replicas.values())
+        self._ongoing.share = all_places / gateways() if gateways() > 1 else math.inf
         now = time.monotonic()
         return [
             replicas[each]

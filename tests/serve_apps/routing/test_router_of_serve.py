@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from serve_apps.routing.spread import Spread
 
 DEPLOYMENT = DeploymentID("replica", "chat:1")
 PLACES = 4
+"""Of each replica."""
 
 
 class Replicas:
@@ -275,6 +277,46 @@ def test_no_gateway_takes_all_places_from_the_other(monkeypatch: pytest.MonkeyPa
             each.cancel()
 
     run(4, go)
+
+
+def test_a_gateway_without_a_place_gets_its_share_of_those_that_two_others_fill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As many clients each as places: what the two have suffices them, and neither has a pause."""
+
+    async def go(replicas: Replicas) -> None:
+        monkeypatch.setattr(active, "_gateways", 3)
+        gateways = [replicas.router, replicas.gateway(), replicas.gateway()]
+        clients, running = len(replicas.ids) * PLACES // 2, [0, 0, 0]
+        waited: list[float] = []
+
+        async def client(which: int, number: int) -> None:
+            for i in range(1000):
+                name, began = f"{which}-{number}-{i}", asyncio.get_running_loop().time()
+                at = await replicas.send(name, gateways[which])
+                waited.append(asyncio.get_running_loop().time() - began)
+                running[which] += 1
+                await asyncio.sleep(random.uniform(0.2, 0.4))
+                running[which] -= 1
+                replicas.end(name, at, gateways[which])
+
+        tasks = [asyncio.create_task(client(which, i)) for which in (0, 1) for i in range(clients)]
+        await asyncio.sleep(0.5)
+        assert sum(running) == 2 * clients
+        tasks += [asyncio.create_task(client(2, i)) for i in range(clients)]
+        shares = []
+        for _ in range(30):
+            await asyncio.sleep(0.1)
+            shares.append(tuple(running))
+        print(shares, max(waited))
+        second_half = [sum(each[i] for each in shares[15:]) / 15 for i in range(3)]
+        assert min(second_half) > 0.75 * 2 * clients / 3, second_half
+        assert sum(second_half) > 0.85 * 2 * clients
+        assert max(waited) < 1.5
+        for each in tasks:
+            each.cancel()
+
+    run(2, go)
 
 
 def test_a_replica_whose_requests_ended_unheard_is_asked_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
