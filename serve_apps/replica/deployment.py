@@ -20,7 +20,7 @@ from serve_apps.engine.protocol import EngineError, UnsupportedError, WeightsErr
 from serve_apps.http.log import log_as_json
 from serve_apps.openai.errors import replica_lost
 from serve_apps.replica.controller_link import ControllerLink
-from serve_apps.replica.engine_line import LineLostError
+from serve_apps.replica.engine_line import CallEndedError, LineLostError
 from serve_apps.replica.engine_processes import EngineProcesses
 from serve_apps.replica.given_devices import take_devices
 from serve_apps.replica.parked_engine import ParkedEngine
@@ -330,15 +330,15 @@ class Replica:
 
     async def _ask(self, method: str, *arguments: Any) -> dict[str, Any]:
         if self._engine is None:
-            # Whoever sent it knows soon that there is no engine here.
-            start = {"replica": self.id, "model_version": self.spec.model_version}
-            return {"start": start, **replica_lost().as_item()}
+            return self._nothing()  # whoever sent it knows soon that there is no engine here
         self._calls += 1
         try:
             answer: dict[str, Any] = await self._engine.call(method, *arguments)
         except LineLostError:
             self._lost("its engine is gone")
             answer = {"engine_broke": True}
+        except CallEndedError:
+            return self._nothing()  # to a gateway that is gone
         finally:
             self._calls -= 1
         if answer.get("engine_broke") and self._leaving is not None:
@@ -346,6 +346,11 @@ class Replica:
             # has sent it would take this for one engine, and the end of this process for another.
             await asyncio.Event().wait()
         return answer
+
+    def _nothing(self) -> dict[str, Any]:
+        """The answer that another replica may do better than."""
+        start = {"replica": self.id, "model_version": self.spec.model_version}
+        return {"start": start, **replica_lost().as_item()}
 
     async def __del__(self) -> None:
         for name in ("_watching", "_linked", "_starting"):

@@ -24,6 +24,10 @@ class LineLostError(ShoalError):
     """The process at the other end is gone, or never was there."""
 
 
+class CallEndedError(ShoalError):
+    """The other end has ended a call, since nobody waits for what it gives; who has called did not say so."""
+
+
 class EngineLine:
     """One end. Only processes of Shoal's speak here, which trust each other.
 
@@ -46,6 +50,7 @@ class EngineLine:
 
         Raises:
             LineLostError: the other end is gone.
+            CallEndedError: the other end has ended this call.
             Exception: what the method raised; where only that end knows it, an EngineError that says it.
         """
         if self._lost:
@@ -53,8 +58,8 @@ class EngineLine:
         self._next += 1
         number = self._next
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
-        self._send("call", number, (method, arguments))
         try:
+            self._send("call", number, (method, arguments))
             return await answer
         except asyncio.CancelledError:
             self._send("cancel", number, None)
@@ -109,12 +114,12 @@ class EngineLine:
             answer = getattr(self._answers, method)(*arguments)
             if isawaitable(answer):
                 answer = await answer
+            self._send("done", number, answer)
         except asyncio.CancelledError:
-            return  # nobody waits for it
+            # Not always by who has called: that may wait, and would for ever.
+            self._send("failed", number, _as_it_travels(CallEndedError("the call was ended")))
         except Exception as error:  # noqa: BLE001  (the caller's to judge)
             self._send("failed", number, _as_it_travels(error))
-        else:
-            self._send("done", number, answer)
 
     def _send(self, kind: _Frame, number: int, content: Any) -> None:
         if not self._lost:

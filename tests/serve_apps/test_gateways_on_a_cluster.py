@@ -79,6 +79,8 @@ def test_ten_kills_of_a_gateway_cost_nothing_but_streams_that_it_had(stage: Stag
             until(lambda: len(set_gateways(stage)) == GATEWAYS, BACK_S)
             before = len(load.seen)
             until(lambda before=before: len(load.seen) >= before + 2 * CLIENTS, BACK_S)
+        # Nothing that a dead gateway had holds a place.
+        until(lambda: len(stage.running()) == 2 * FAKE.batch, BACK_S)
     failed = [seen for seen in load.seen if not seen.answered]
     # A stream whose answer had begun is cut off; it is seen at once.
     cut = [seen for seen in failed if seen.begun and near(seen, kills)]

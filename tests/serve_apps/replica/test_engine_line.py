@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from serve_apps.engine.protocol import EngineError, WeightsError
-from serve_apps.replica.engine_line import EngineLine, LineLostError
+from serve_apps.replica.engine_line import CallEndedError, EngineLine, LineLostError
 
 
 class StrangeError(Exception):
@@ -31,6 +31,16 @@ class Answers:
         self.heard: list[Any] = []
         self.cancelled = asyncio.Event()
         self.running = asyncio.Event()
+
+    async def ended_here(self) -> None:
+        """As what a gateway waits for that is gone."""
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().call_soon(task.cancel)
+        await asyncio.Event().wait()
+
+    def what_does_not_travel(self) -> Any:
+        return lambda: None
 
     def note(self, *what: Any) -> None:
         self.heard.append(what)
@@ -102,6 +112,20 @@ def test_a_call_that_is_cancelled_ends_at_the_other_end() -> None:
         with pytest.raises(asyncio.CancelledError):
             await call
         assert await here.call("echo", 1) == 1, "the others go on"
+
+    run(go)
+
+
+def test_a_call_that_the_other_end_gives_up_ends_here_too() -> None:
+    async def go(here: EngineLine, there: EngineLine, answers: Answers) -> None:
+        with pytest.raises(CallEndedError):
+            await here.call("ended_here")
+        with pytest.raises(AttributeError, match="pickle"):
+            await here.call("what_does_not_travel")
+        with pytest.raises(AttributeError, match="pickle"):
+            await here.call("echo", lambda: None)
+        assert await here.call("echo", 1) == 1, "the others go on"
+        assert not here._asked
 
     run(go)
 
