@@ -38,8 +38,10 @@ class _Known:
     """When the router looks there again though it knows of no room."""
     most: float = math.inf
     """How many requests it takes."""
-    left_until: float | None = None
-    """Until when a free place is left to others."""
+    left_until: float = -math.inf
+    """Until when its free places are left to others."""
+    left: bool = False
+    """They were, and none was taken since by this router."""
 
 
 class OngoingRequests(Generic[Replica]):
@@ -70,20 +72,25 @@ class OngoingRequests(Generic[Replica]):
         """A replica has a request no more, however it ended."""
         known = self._of(replica)
         was_full = known.shared or known.ongoing >= known.most
+        self.not_sent(replica, now)
+        if was_full and sum(each.ongoing for each in self._known.values()) + 1 > self.share:
+            if now >= max(self._unwanted_until, known.left_until):
+                known.left_until, known.left = now + LEAVE_S, True
+        elif known.shared and math.isfinite(self.share):
+            known.look_at = now
+
+    def not_sent(self, replica: Replica, now: float) -> None:
+        """A replica was not given a request that was counted as sent."""
+        known = self._of(replica)
         known.ongoing = max(0, known.ongoing - 1)
         if not known.shared:
             self._go_by_this(replica, now)
-        if was_full and sum(each.ongoing for each in self._known.values()) + 1 > self.share:
-            if now >= self._unwanted_until:
-                known.left_until = now + LEAVE_S
-        elif known.shared and math.isfinite(self.share):
-            known.look_at = now
 
     def taken(self, replica: Replica, now: float) -> None:
         """A replica has taken a request, not refused it."""
         known = self._of(replica)
-        if known.left_until is not None and now >= known.left_until:
-            known.left_until = None
+        if known.left and now >= known.left_until:
+            known.left = False
             self._unwanted_until = now + LEAVE_EVERY_S
 
     def said(self, replica: Replica, number: int, most: int, now: float) -> None:
@@ -97,7 +104,7 @@ class OngoingRequests(Generic[Replica]):
         """Whether a replica, which takes at most so many requests, is worth to be asked for room. Who is told
         so of one that seems full is the one that asks: others are not told so at the same time."""
         known = self._of(replica)
-        if known.left_until is not None and now < known.left_until:
+        if now < known.left_until:
             return False
         if known.ongoing < most and not known.shared:
             return True

@@ -191,7 +191,7 @@ class PolicyRouter(FIFOMixin, RequestRouter):
         finally:
             # Now it is sent, and counted as that, or it was called off.
             if (given := self._given.pop(id(pending_request), None)) is not None:
-                self._ongoing.ended(given, time.monotonic())
+                self._ongoing.not_sent(given, time.monotonic())
                 asyncio.get_running_loop().call_soon(self._wake)
 
     def _fulfill_next_pending_request(self, replica: RunningReplica, request_metadata: Any = None) -> None:

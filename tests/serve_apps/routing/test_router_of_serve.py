@@ -308,11 +308,35 @@ def test_a_gateway_without_a_place_gets_its_share_of_those_that_two_others_fill(
         for _ in range(30):
             await asyncio.sleep(0.1)
             shares.append(tuple(running))
-        print(shares, max(waited))
         second_half = [sum(each[i] for each in shares[15:]) / 15 for i in range(3)]
         assert min(second_half) > 0.75 * 2 * clients / 3, second_half
         assert sum(second_half) > 0.85 * 2 * clients
         assert max(waited) < 1.5
+        for each in tasks:
+            each.cancel()
+
+    run(2, go)
+
+
+def test_one_of_two_gateways_that_has_all_requests_leaves_no_place_empty_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def go(replicas: Replicas) -> None:
+        monkeypatch.setattr(active, "_gateways", 2)
+        replicas.gateway()  # has nothing to do
+        places, seconds, busy_s = len(replicas.ids) * PLACES, 3.0, 0.0
+
+        async def client(number: int) -> None:
+            nonlocal busy_s
+            for i in range(10_000):
+                at = await replicas.send(f"{number}-{i}")
+                await asyncio.sleep(0.05)
+                busy_s += 0.05
+                replicas.end(f"{number}-{i}", at)
+
+        tasks = [asyncio.create_task(client(i)) for i in range(3 * places)]
+        await asyncio.sleep(seconds)
+        assert busy_s > 0.7 * places * seconds
         for each in tasks:
             each.cancel()
 
