@@ -18,7 +18,7 @@ from cluster.sharing.journal import journal_storage
 from cluster.sharing.journal import read_events as read_journal
 from infra.lab.bench.load_course import Logs
 from infra.lab.bench.own_cluster import OwnCluster
-from infra.lab.bench.sharing_plan import MICRO, ONGOING, STEP_S, SharingPlan
+from infra.lab.bench.sharing_plan import MICRO, PLACES, STEP_S, SharingPlan
 
 APP = "rays-own"
 METRICS = "metrics.jsonl"
@@ -139,9 +139,8 @@ class PlainReplica:
             from serve_apps.engine.torch_engine.engine import TorchEngine
 
             extra = {"least_step_ms": STEP_S * 1000}
-            batch = ONGOING * 3 // 2
             config = EngineConfig(
-                self._model, device="cpu", threads=1, max_batch=batch, max_waiting=1000, extra=extra
+                self._model, device="cpu", threads=1, max_batch=PLACES, max_waiting=1000, extra=extra
             )
             self._engine = TorchEngine(config)
             await self._engine.start()

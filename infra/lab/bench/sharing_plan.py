@@ -19,7 +19,9 @@ STEP_S = 0.08
 FIRST_TOKEN_S = 0.3
 """Until an answer's first token, with room for it: about so much on two cores."""
 ONGOING = 8
-"""Requests in flight that a replica of one should carry; it could half as many again."""
+"""Requests in flight that a replica of one should carry."""
+PLACES = 2 * ONGOING
+"""Those that it can; Ray Serve's defaults are two and a half times as many."""
 TRAIN_STEP_S = 0.2
 """A step of the paced task with the most workers, for each device: so each takes as much of a core."""
 SAMPLES = 2
@@ -37,7 +39,7 @@ _JOB: dict[str, Any] = {
     "steps": 1_000_000,
 }
 DELAYS: dict[str, Any] = {"upscale_delay_s": 1, "downscale_delay_s": 3}
-BY_ITSELF: dict[str, Any] = {"look_back_period_s": 10, "upscale_delay_s": 0.5, "downscale_delay_s": 1}
+BY_ITSELF: dict[str, Any] = {"look_back_period_s": 30, "upscale_delay_s": 0.2, "downscale_delay_s": 8}
 """How an app is scaled under a load that is none of `steps`."""
 
 
@@ -151,7 +153,7 @@ class SharingPlan:
         return {
             "model": "served@latest",
             "autoscale": self.autoscale,
-            "limits": {"batch": ONGOING * 3 // 2},
+            "limits": {"batch": PLACES},
             "engine_kwargs": {"least_step_ms": STEP_S * 1000},
         }
 
