@@ -274,7 +274,8 @@ def burst(urls: list[str], number: int) -> int:
 def test_limits_of_tenants_hold_over_all_gateways(urls: list[str]) -> None:
     let_in, _, seconds = offer(urls, "requests", 15.0)
     print(f"{let_in} of 200 requests a minute in {seconds:.1f} s")
-    assert let_in == pytest.approx(200, rel=0.1)
+    # Where a minute of the counter begins meanwhile, the one before counts as spread evenly over its 60 s.
+    assert 0.9 * 200 <= let_in <= 1.1 * 200 * (1 + seconds / 60)
     _, tokens, seconds = offer(urls, "tokens", 20.0)
     due = 1000 * (1 + seconds / 60)
     print(f"{tokens} tokens in {seconds:.1f} s, {due:.0f} are due")
