@@ -124,6 +124,7 @@ def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
     show_title(f"{TITLE}{wanted.title}")
     sys.path[:] = wanted.path
     _take_threads()
+    _print_at_once()
     if requests is not owner:
         owner.sendall(b"{}\n")
         owner.close()
@@ -135,6 +136,13 @@ def _take_threads() -> None:
     torch, threads = sys.modules.get("torch"), os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdecimal():
         torch.set_num_threads(max(1, int(threads)))
+
+
+def _print_at_once() -> None:
+    """Python has read when it started whether lines are to be written as they come."""
+    if os.environ.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # both are files here
 
 
 def send_hello(

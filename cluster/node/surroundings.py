@@ -38,7 +38,9 @@ read them when it was loaded."""
 _READ_LATER = {
     "HF_TOKEN",
     "OMP_NUM_THREADS",  # a fork sets its threads itself
+    "PYTHONBREAKPOINT",  # when a breakpoint is come to
     "PYTHONPATH",  # a fork is given the path itself
+    "PYTHONUNBUFFERED",  # a fork sees to that itself
     "PYTORCH_NVML_BASED_CUDA_CHECK",
 }
 _PACKAGES = ("cluster", "infra", "serve_apps", "train_jobs")

@@ -6,11 +6,14 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from cluster.files.storage import Storage
@@ -272,6 +275,21 @@ def test_a_job_whose_driver_is_killed_frees_its_devices_and_is_resumed(
     resumed = json.loads(jobs.shoal("resume", newest.name, "--json").stdout)
     assert (resumed["status"], resumed["attempts"]) == ("succeeded", 2)
     assert losses(newest) == losses(Path(undisturbed["path"]))
+
+
+def test_what_prepares_a_jobs_data_is_a_fork_of_the_nodes_server(
+    jobs: JobFile, undisturbed: dict[str, Any]
+) -> None:
+    process = jobs.start("train", "tiny", "--json", "--set", "data.held_out_every=7")
+    seen: set[str] = set()
+    while process.poll() is None:
+        for each in jobs.live.processes("shoal::ForkServer:data") + jobs.live.processes("node.fork_server"):
+            with suppress(psutil.Error):
+                seen.add(" ".join(each.cmdline())[:80])
+        time.sleep(0.02)
+    assert process.returncode == 0
+    assert any("shoal::ForkServer:data" in each for each in seen), seen
+    assert not any("cluster.node.fork_server" in each for each in seen), seen
 
 
 HOLD_ALL_CPUS = """

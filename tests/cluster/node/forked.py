@@ -41,4 +41,5 @@ def say_and_die(lines: int) -> None:
 def stay(path: str) -> None:
     """Tell, and end only when somebody ends it."""
     tell(path)
+    print("said at once")
     time.sleep(600)

@@ -227,6 +227,31 @@ def test_who_has_another_environment_at_its_imports_has_a_server_of_its_own(
         assert not own_servers()
 
 
+def test_the_environment_of_a_ray_job_fits_and_its_lines_are_written_as_they_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ray gives jobs both variables, in other ways than workers."""
+    for name in ("PYTHONUNBUFFERED", "PYTHONBREAKPOINT"):
+        monkeypatch.delenv(name, raising=False)
+
+    async def go(address: str) -> None:
+        forks = forks_at(address)
+        stays = asyncio.create_task(forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}))
+        await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
+        await asyncio.to_thread(until, lambda: "said at once" in capfd.readouterr().out, 5)
+        assert forks.note is None
+        assert not own_servers()
+        await forks.end("one")
+        await stays
+        await forks.close()
+
+    with kept() as (agent, address):
+        until(lambda: agent.facts()["ready_s"])
+        monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+        monkeypatch.setenv("PYTHONBREAKPOINT", "ray.util.rpdb.set_trace")
+        asyncio.run(go(address))
+
+
 def test_who_has_another_package_of_a_name_has_a_server_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
