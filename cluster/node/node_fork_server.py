@@ -123,7 +123,7 @@ def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
     show_environment(wanted.environment)
     show_title(f"{TITLE}{wanted.title}")
     sys.path[:] = wanted.path
-    _take_threads()
+    take_threads()
     _print_at_once()
     if requests is not owner:
         owner.sendall(b"{}\n")
@@ -131,7 +131,7 @@ def _become(owner: socket.socket, own: Surroundings) -> socket.socket | None:
     return requests
 
 
-def _take_threads() -> None:
+def take_threads() -> None:
     """OpenMP has read how many threads it may have when it was loaded; what torch sets, it takes."""
     torch, threads = sys.modules.get("torch"), os.environ.get("OMP_NUM_THREADS", "")
     if torch is not None and threads.isdecimal():

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.config.checks.device_room import OTHER_WEIGHTS
+from cluster.node.node_fork_server import take_threads
 from serve_apps.engine.memory_check import check_device, check_node, memory_of
 from serve_apps.engine.process_family import ProcessFamily
 from serve_apps.engine.protocol import EngineConfig, EngineError
@@ -93,11 +94,7 @@ def _have_processes_forked() -> None:
     binds = os.environ.get("VLLM_CPU_OMP_THREADS_BIND") != "nobind"
     if _PRELOADED not in sys.modules or binds or not current_platform.is_cpu():
         return
-    import torch
-
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if threads.isdecimal():  # likewise read too late
-        torch.set_num_threads(max(1, int(threads)))
+    take_threads()
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
 
 
