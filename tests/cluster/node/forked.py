@@ -41,5 +41,10 @@ def say_and_die(lines: int) -> None:
 def stay(path: str) -> None:
     """Tell, and end only when somebody ends it."""
     tell(path)
+    time.sleep(600)
+
+
+def say_and_stay() -> None:
+    """Print a line that nobody flushes, and end only when somebody ends it."""
     print("said at once")
     time.sleep(600)

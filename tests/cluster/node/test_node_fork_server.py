@@ -228,7 +228,7 @@ def test_who_has_another_environment_at_its_imports_has_a_server_of_its_own(
 
 
 def test_the_environment_of_a_ray_job_fits_and_its_lines_are_written_as_they_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Ray gives jobs both variables, in other ways than workers."""
     for name in ("PYTHONUNBUFFERED", "PYTHONBREAKPOINT"):
@@ -236,8 +236,7 @@ def test_the_environment_of_a_ray_job_fits_and_its_lines_are_written_as_they_com
 
     async def go(address: str) -> None:
         forks = forks_at(address)
-        stays = asyncio.create_task(forks.run("one", f"{FORKED}:stay", {"path": str(tmp_path / "stays")}))
-        await asyncio.to_thread(until, lambda: told(tmp_path / "stays"))
+        stays = asyncio.create_task(forks.run("one", f"{FORKED}:say_and_stay", {}))
         await asyncio.to_thread(until, lambda: "said at once" in capfd.readouterr().out, 5)
         assert forks.note is None
         assert not own_servers()

@@ -301,16 +301,19 @@ def test_a_gateway_without_a_place_gets_its_share_of_those_that_two_others_fill(
                 replicas.end(name, at, gateways[which])
 
         tasks = [asyncio.create_task(client(which, i)) for which in (0, 1) for i in range(clients)]
-        await asyncio.sleep(0.5)
-        assert sum(running) == 2 * clients
+        before = []
+        for _ in range(10):
+            await asyncio.sleep(0.1)
+            before.append(sum(running))
+        assert sum(before) > 0.7 * len(before) * 2 * clients
         tasks += [asyncio.create_task(client(2, i)) for i in range(clients)]
         shares = []
-        for _ in range(30):
+        for _ in range(55):
             await asyncio.sleep(0.1)
             shares.append(tuple(running))
-        second_half = [sum(each[i] for each in shares[15:]) / 15 for i in range(3)]
-        assert min(second_half) > 0.75 * 2 * clients / 3, second_half
-        assert sum(second_half) > 0.85 * 2 * clients
+        settled = [sum(each[i] for each in shares[15:]) / 40 for i in range(3)]
+        assert min(settled) > 0.6 * 2 * clients / 3, settled
+        assert sum(settled) > 0.85 * 2 * clients
         assert max(waited) < 1.5
         for each in tasks:
             each.cancel()
@@ -330,8 +333,9 @@ def test_one_of_two_gateways_that_has_all_requests_leaves_no_place_empty_for_lon
             nonlocal busy_s
             for i in range(10_000):
                 at = await replicas.send(f"{number}-{i}")
+                began = asyncio.get_running_loop().time()
                 await asyncio.sleep(0.05)
-                busy_s += 0.05
+                busy_s += asyncio.get_running_loop().time() - began
                 replicas.end(f"{number}-{i}", at)
 
         tasks = [asyncio.create_task(client(i)) for i in range(3 * places)]
