@@ -14,7 +14,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from cluster.actors import NAMESPACE
 from cluster.actors.head_actor import was_restarted
 from cluster.actors.named_actor import NamedActor
+from cluster.node.forked_processes import ForkedProcesses
+from cluster.node.node_agent import address_on_node, node_is_kept
 from train_jobs.elastic.membership import Beat, Goodbye, Membership, Standing, View, Word
+from train_jobs.elastic.store_process import PRELOADED, keep_store
 
 _CALL_TIMEOUT_S = 60.0
 _LOOKS_PER_TIMEOUT = 10
@@ -44,10 +47,11 @@ class Lighthouse:
         # After a restart everybody has to be heard before anybody is thought lost.
         self._open_at = time.monotonic() + timeout_s if restarted else 0.0
         self._news = asyncio.Event()
-        self._answer: tuple[View | None, bytes] = None, b""
-        # It takes seconds, in which groups that step already must be heard: without that no step counts.
-        opening = asyncio.to_thread(_open_store, ray.util.get_node_ip_address())
-        self._store = asyncio.get_running_loop().create_task(opening)
+        self._store: str | None = None
+        self._answer: tuple[View, str, bytes] | None = None
+        # It takes a while, in which groups that step already must be heard: without that no step counts.
+        keeping = keep_store(_forks, ray.util.get_node_ip_address(), self._store_is_at)
+        self._keeping = asyncio.get_running_loop().create_task(keeping)
         self._watch = asyncio.get_running_loop().create_task(self._look_again())
 
     async def expect(self, groups: Collection[str]) -> None:
@@ -76,11 +80,11 @@ class Lighthouse:
             if isinstance(answer, Goodbye):
                 self._decide()  # the others need not wait for it
                 return pickle.dumps(answer)
-            if answer is not None:
-                _, address = await asyncio.shield(self._store)
-                if self._answer[0] is not answer:
-                    self._answer = answer, pickle.dumps((answer, address))
-                return self._answer[1]
+            if answer is not None and self._store is not None:
+                told = self._answer
+                if told is None or told[0] is not answer or told[1] != self._store:
+                    told = self._answer = answer, self._store, pickle.dumps((answer, self._store))
+                return told[2]
             await self._news.wait()
 
     async def leave(self, group: str) -> None:
@@ -109,6 +113,10 @@ class Lighthouse:
         if not self._decide():
             self._tell()
 
+    def _store_is_at(self, address: str | None) -> None:
+        self._store = address
+        self._tell()
+
     def _tell(self) -> None:
         self._news.set()
         self._news = asyncio.Event()
@@ -120,11 +128,8 @@ class Lighthouse:
             self._look()
 
 
-def _open_store(host: str) -> tuple[object, str]:
-    """A store that is there as long as the first is kept, and its address."""
-    from train_jobs.parallel.rendezvous import open_store  # drivers and workers need no torch
-
-    return open_store(host)
+def _forks() -> ForkedProcesses:
+    return ForkedProcesses(PRELOADED, address_on_node(), node_is_kept, title="store")
 
 
 class LighthouseClient:

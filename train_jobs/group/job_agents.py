@@ -16,6 +16,7 @@ from cluster.node.node_agent import address_on_node, node_is_kept
 from train_jobs.elastic.heartbeats import Hearts
 from train_jobs.elastic.lighthouse import LighthouseClient
 from train_jobs.elastic.membership import heartbeat_period_s
+from train_jobs.group.meetings import Meetings
 from train_jobs.group.reports import Reports
 from train_jobs.group.restarts import RankReport, Restarts
 from train_jobs.rank.link import LinkAddress, RankLink
@@ -45,6 +46,7 @@ class JobAgent(ForkedProcesses):
         self._heart: RankLink | None = None
         self._opening = asyncio.Lock()
         self._restarts = Restarts()
+        self._meetings = Meetings()
 
     async def run_rank(self, group: str, at: LinkAddress) -> ProcessEnd:
         """Run the process of one rank to its end.
@@ -72,6 +74,10 @@ class JobAgent(ForkedProcesses):
 
         async with self._opening:
             return await asyncio.to_thread(open_it)
+
+    async def meet(self, group: str, address: str | None, rank_count: int) -> str:
+        """Where the ranks of a group meet that has its rank 0 on this node; see `Meetings.meet`."""
+        return await self._meetings.meet(group, address, rank_count)
 
     def died(self, owner: str) -> None:
         self._hearts.ended(owner)

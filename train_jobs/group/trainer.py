@@ -6,15 +6,15 @@ Tests fail when Ray changes it (`tests/integration/test_group.py`, and all that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from ray.train import Result
 from ray.train.v2._internal.callbacks import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
 from ray.train.v2._internal.execution.callback import RayTrainCallback
+from ray.train.v2._internal.execution.context import TrainRunContext
 from ray.train.v2._internal.execution.controller import TrainController
+from ray.train.v2._internal.execution.scaling_policy.fixed import FixedScalingPolicy
 from ray.train.v2._internal.execution.worker_group import WorkerGroup, worker_group
 from ray.train.v2._internal.execution.worker_group import state as worker_group_state
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import DefaultPlacementGroupHandle
@@ -23,19 +23,11 @@ from ray.util.placement_group import PlacementGroup
 
 _NOBODY = "nobody"
 """In place of the handle on Ray Train's actor where workers meet; it travels to the worker."""
-_end_meeting = worker_group_state._shutdown_sync_actor
-
-
-def _end_unless_nobody(handle: object) -> None:
-    if handle != _NOBODY:
-        _end_meeting(handle)
-
-
-worker_group_state._shutdown_sync_actor = _end_unless_nobody
+worker_group_state._shutdown_sync_actor = lambda _: None
 
 
 class _NoMeeting:
-    """In place of the actor's class."""
+    """In place of the actor's class, in a process that runs one group and no other training."""
 
     @classmethod
     def options(cls, **_: object) -> type[_NoMeeting]:
@@ -46,16 +38,17 @@ class _NoMeeting:
         return _NOBODY
 
 
-@contextmanager
-def _without_meeting(alone: bool) -> Iterator[None]:
-    """Meanwhile Ray Train starts no such actor, where a worker is alone."""
-    actor = worker_group.SynchronizationActor
-    if alone:
-        worker_group.SynchronizationActor = _NoMeeting
-    try:
-        yield
-    finally:
-        worker_group.SynchronizationActor = actor
+worker_group.SynchronizationActor = _NoMeeting
+
+
+class _AsReserved(FixedScalingPolicy):
+    """As many workers as there are places, of which no autoscaler is told."""
+
+    def after_controller_start(self, train_run_context: TrainRunContext) -> None:
+        pass
+
+    def _maybe_send_resource_request(self) -> None:
+        pass
 
 
 class GroupTrainer(DataParallelTrainer):
@@ -63,9 +56,10 @@ class GroupTrainer(DataParallelTrainer):
 
     Ray Train makes the placement group itself, in an actor for its controller. Where that is killed before
     the group is placed, nobody knows of it any more: it is placed when there is room, and holds devices
-    until the job ends. Two more actors of each run would do nothing here: one reads Ray's datasets, the
-    other removes placement groups, and stays for ever, idle, when the controller was killed. A third one is
-    where workers meet: one worker meets nobody.
+    until the job ends. More actors would do nothing here, and each is a process that has to start first: one
+    reads Ray's datasets; one removes placement groups, and stays for ever, idle, when the controller was
+    killed; one tells Ray's autoscaler what the workers need, which is nothing, and stays when the job has
+    ended; one is where workers meet, which here they do at an agent of the job (train_jobs.group.job_agents).
 
     Args:
         placement_group: one bundle for each worker; the caller removes it.
@@ -78,10 +72,6 @@ class GroupTrainer(DataParallelTrainer):
             def _create_placement_group(self, *_: object) -> DefaultPlacementGroupHandle:
                 return DefaultPlacementGroupHandle(placement_group)
 
-            def _start_impl(self, *arguments: Any) -> None:
-                with _without_meeting(self._worker_group_context.num_workers == 1):
-                    super()._start_impl(*arguments)
-
         class Controller(TrainController):
             worker_group_cls = ReservedWorkerGroup
 
@@ -92,6 +82,7 @@ class GroupTrainer(DataParallelTrainer):
         return [each for each in super()._create_default_callbacks() if not isinstance(each, idle)]
 
     def _initialize_and_run_controller(self, **options: Any) -> Result:
-        controller = self._controller_cls(**options)
+        policy = _AsReserved(self.scaling_config)
+        controller = self._controller_cls(**{**options, "scaling_policy": policy})
         asyncio.run(controller.run())
         return controller.get_result()

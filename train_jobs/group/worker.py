@@ -10,13 +10,13 @@ import math
 import os
 import threading
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import ray
 import ray.train
-import ray.train.collective
 from ray.actor import ActorHandle
 
 from cluster.actors.named_actor import NamedActor
@@ -78,7 +78,7 @@ def run_worker(
         _await_turn(spec)
     while True:
         try:
-            outcome = _run_attempt(spec, here, gpus)
+            outcome = _run_attempt(spec, agents, gpus)
         except RankError as error:
             following = None if several else _ask_what_next(spec, here, error, _VERDICT_TIMEOUT_S)
             if following is None:
@@ -115,12 +115,13 @@ def _ask_what_next(
         return None
 
 
-def _run_attempt(spec: GroupSpec, here: ActorHandle, gpus: _Gpus) -> str:
+def _run_attempt(spec: GroupSpec, agents: Mapping[str, ActorHandle], gpus: _Gpus) -> str:
+    here = agents[ray.get_runtime_context().get_node_id()]
     heart: LinkAddress | None = None
     if spec.config.group_size is not None:
         timeout_s = spec.config.recovery.heartbeat_timeout_s
         heart = ray.get(here.heart.remote(spec.job, spec.attempt, timeout_s), timeout=_CALL_TIMEOUT_S)
-    worker = RankWorker(spec, heart, gpus)
+    worker = RankWorker(spec, heart, gpus, agents[spec.nodes[0]])
     link = RankLink(worker)
     try:
         return _see_to_its_end(worker, here, here.run_rank.remote(spec.name, link.at))
@@ -185,10 +186,15 @@ class _Flights:
 
 
 class RankWorker:
-    """What a rank's process can ask; see train_jobs.rank.link.Worker."""
+    """What a rank's process can ask; see train_jobs.rank.link.Worker.
 
-    def __init__(self, spec: GroupSpec, heart: LinkAddress | None, gpus: _Gpus) -> None:
+    Args:
+        meeting: the agent of the node that rank 0 is on.
+    """
+
+    def __init__(self, spec: GroupSpec, heart: LinkAddress | None, gpus: _Gpus, meeting: ActorHandle) -> None:
         self.spec = spec
+        self._meeting = meeting
         self._gpus = gpus
         self._heart = heart
         context = ray.train.get_context()
@@ -231,7 +237,7 @@ class RankWorker:
     def rendezvous(self, address: str | None) -> str:
         if address is not None and self._place.world_size == 1:
             return address
-        return ray.train.collective.broadcast_from_rank_zero(address)
+        return ray.get(self._meeting.meet.remote(self.spec.name, address, self._place.world_size))
 
     def metric(self, line: dict[str, Any]) -> bool:
         """Send without waiting; the answer to the step before says whether the job is to stop."""

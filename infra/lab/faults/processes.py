@@ -20,6 +20,7 @@ TITLES = {
     "fork server": "shoal::ForkServer:ranks",
     "control": "ray::JobControl",
     "lighthouse": "ray::Lighthouse",
+    "store": "shoal::Store",
     "driver": "-m train_jobs ",
     "broker": "ray::Broker",
 }
