@@ -11,7 +11,9 @@ import os
 import signal
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable
+from contextlib import suppress
 
 import psutil
 
@@ -88,18 +90,31 @@ def end_cluster(cluster_id: str) -> int:
 
 def _with_children(cluster_id: str, processes: Iterable[psutil.Process]) -> set[psutil.Process]:
     found = set(processes)
-    for process in tuple(found):
-        try:
-            children = process.children(recursive=True)
-        except psutil.Error:  # it ended while we looked
-            continue
-        # One that carries another cluster's mark was started by `up` from inside this one; it is not ours.
-        found.update(
+    # psutil's own `children` reads the whole process table, for each process that is asked for its own.
+    children: defaultdict[int, list[psutil.Process]] = defaultdict(list)
+    for process in _others():
+        with suppress(psutil.Error):  # it ended while we looked
+            children[process.ppid()].append(process)
+    parents = list(found)
+    while parents:
+        parent = parents.pop()
+        # A pid that is another's by now leads to nobody's children. One that carries another cluster's mark
+        # was started by `up` from inside this one; it is not ours.
+        own = {
             child
-            for child in children
-            if child.pid != os.getpid() and _environment(child).get(CLUSTER_ID, cluster_id) == cluster_id
-        )
+            for child in children[parent.pid]
+            if _is_younger(child, parent) and _environment(child).get(CLUSTER_ID, cluster_id) == cluster_id
+        }
+        parents += own - found
+        found |= own
     return found
+
+
+def _is_younger(child: psutil.Process, parent: psutil.Process) -> bool:
+    try:
+        return bool(child.create_time() >= parent.create_time())
+    except psutil.Error:
+        return False
 
 
 def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:

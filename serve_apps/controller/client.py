@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -107,7 +108,12 @@ def start_controller(info: Mapping[str, Any], start_gateway: StartGateway) -> No
     Raises:
         ShoalError: it did not start in time.
     """
-    from serve_apps.controller.actor import AppController
+    runs = ControllerClient.find()
+    if runs is not None:
+        with suppress(ShoalError):  # one that is gone is started again
+            runs.describe()
+            return
+    from serve_apps.controller.actor import AppController  # with Ray Serve, which takes seconds
 
     what = "the controller of the apps"
     start_on_head(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 import tokenize
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -115,12 +116,12 @@ def document_of(name: str, value: str | Sequence[Said], *, held_out: bool) -> Do
 
 
 def _stdlib_files() -> list[str]:
-    root = _stdlib()
-    return sorted(
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
-        if not _STDLIB_LEFT_OUT & set(path.relative_to(root).parts)
-    )
+    root, found = _stdlib(), []
+    for directory, below, files in os.walk(root):
+        below[:] = set(below) - _STDLIB_LEFT_OUT  # site-packages may hold ten times as many
+        place = Path(directory).relative_to(root)
+        found += [(place / name).as_posix() for name in files if name.endswith(".py")]
+    return sorted(found)
 
 
 def _stdlib_texts(files: Sequence[str]) -> Iterator[tuple[str, str | Sequence[Said]]]:
@@ -132,6 +133,7 @@ def _stdlib_texts(files: Sequence[str]) -> Iterator[tuple[str, str | Sequence[Sa
             continue  # a handful of files are broken on purpose, to test tools that read sources
 
 
+@cache
 def _stdlib() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
