@@ -5,16 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
-import subprocess
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-
-import psutil
 
 from cluster.config.sections.cluster import ClusterConfig
 from cluster.environment import passed_on
@@ -32,10 +26,8 @@ from cluster.hosts.embedded.node_command import (
     TEMPORARY,
     HeadPorts,
     NodeStart,
-    node_command,
-    node_environment,
-    store_bytes,
 )
+from cluster.hosts.embedded.node_starts import LOGS, START_TIMEOUT_S, NodeStarts
 from cluster.hosts.embedded.session_directory import session_directory
 from cluster.hosts.embedded.sockets import addresses_in_use
 from cluster.hosts.endpoints import (
@@ -61,21 +53,6 @@ from cluster.state.record import (
     write_record,
 )
 from cluster.state.state_directory import locked, require_private, state_directory, write_private
-
-START_TIMEOUT_S = 90.0
-"""Longest that the nodes may take to start."""
-TAIL_LINES = 15
-LOGS = "logs"
-"""In the state directory: what the nodes' starts printed."""
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A `ray start` that was begun; it ends when its node is up."""
-
-    node: NodeStart
-    process: subprocess.Popen[bytes]
-    log: Path
 
 
 class EmbeddedProvider:
@@ -160,7 +137,8 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
         ]
         tell(f"starting {len(nodes)} nodes at {ips[0]} to {ips[-1]}")
         tls = tls_variables(passed_on(cluster.env, os.environ, "cluster.env"))
-        gcs_address = _start_nodes(nodes, identity, state, cluster.env, tls)
+        ports = _head_ports(ips[0], identity)
+        gcs_address = f"{ips[0]}:{ports.gcs}"
         record = ClusterRecord(
             name=cluster.name,
             cluster_id=identity.cluster_id,
@@ -181,7 +159,10 @@ def _start(cluster: ClusterConfig, config_path: Path, tell: Tell, beside: Beside
             token_path=str(state / TOKEN_FILE),
             tls=tls,
         )
-        record = _found(cluster, record, nodes, beside)
+        starts = NodeStarts(nodes, identity, ports, gcs_address, state, cluster.env, tls)
+        with starts.reaped():
+            starts.begin()
+            record = _found(cluster, record, starts, beside)
     except BaseException:  # an interruption too must not leave a half cluster behind
         _clean(cluster.name)
         raise
@@ -234,15 +215,8 @@ def _claim(cluster: ClusterConfig, config_path: Path) -> Identity:
     return identity
 
 
-def _start_nodes(
-    nodes: Sequence[NodeStart],
-    identity: Identity,
-    state: Path,
-    own: Mapping[str, str | None],
-    tls: Mapping[str, str],
-) -> str:
-    """Start all nodes, the head first, the others side by side as soon as its GCS answers; its address."""
-    head_ip = nodes[0].ip
+def _head_ports(head_ip: str, identity: Identity) -> HeadPorts:
+    """Of the head's servers, none of which the cluster gives out otherwise."""
     reserved = [
         (identity.dashboard_host, identity.dashboard_port),
         (identity.gateway_host, identity.gateway_port),
@@ -250,76 +224,14 @@ def _start_nodes(
         (identity.api_host, identity.api_port),
     ]
     gcs, client, raylet = free_ports(("0.0.0.0", head_ip, "0.0.0.0"), reserved)
-    ports = HeadPorts(gcs=gcs, client=client, raylet=raylet)
-    gcs_address = f"{head_ip}:{ports.gcs}"
-    store = store_bytes(psutil.virtual_memory().total, len(nodes))
-    deadline = time.monotonic() + START_TIMEOUT_S
-    launched: list[_Launched] = []
-
-    def launch(node: NodeStart, head: HeadPorts | None) -> None:
-        command = node_command(sys.executable, node, identity, gcs_address, store, head)
-        variables = node_environment(os.environ, sys.executable, node, identity, gcs_address, state, own)
-        log = state / LOGS / f"{node.name}.log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                env=variables,
-                cwd=node.directory.parent,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is for us; we then end these by their mark
-            )
-        launched.append(_Launched(node, process, log))
-
-    def wait(condition: Callable[[], bool], what: str) -> None:
-        def reached() -> bool:
-            _raise_failures(launched)
-            return condition()
-
-        if not wait_until(reached, deadline - time.monotonic()):
-            late = [item for item in launched if item.process.poll() is None]
-            raise _failed(late[-1] if late else launched[0], f"{what} within {START_TIMEOUT_S:.0f} s")
-
-    with _reaped(launched):
-        launch(nodes[0], ports)
-        wait(lambda: answers(gcs_address, 1.0, tls), "did not begin to answer")
-        for node in nodes[1:]:
-            launch(node, None)
-        wait(lambda: all(item.process.poll() == 0 for item in launched), "did not start")
-    return gcs_address
-
-
-def _raise_failures(launched: Sequence[_Launched]) -> None:
-    for item in launched:
-        code = item.process.poll()
-        if code not in (None, 0):
-            raise _failed(item, f"did not start (exit code {code})")
-
-
-@contextmanager
-def _reaped(launched: Sequence[_Launched]) -> Iterator[None]:
-    """Leave no `ray start` behind as a child of ours when starting fails."""
-    try:
-        yield
-    except BaseException:
-        for item in launched:
-            item.process.kill()
-            item.process.wait()
-        raise
-
-
-def _failed(item: _Launched, what: str) -> ShoalError:
-    lines = item.log.read_text(encoding="utf-8", errors="replace").splitlines()
-    tail = "\n".join(f"  {line}" for line in lines[-TAIL_LINES:] if line.strip()) or "  (it printed nothing)"
-    return ShoalError(f"node {item.node.name} ({item.node.ip}) {what}; it said last:\n{tail}")
+    return HeadPorts(gcs=gcs, client=client, raylet=raylet)
 
 
 def _found(
-    cluster: ClusterConfig, record: ClusterRecord, nodes: Sequence[NodeStart], beside: Beside
+    cluster: ClusterConfig, record: ClusterRecord, starts: NodeStarts, beside: Beside
 ) -> ClusterRecord:
-    """Join the new cluster, wait for all of its nodes, start the broker; the record with the nodes' ids,
-    which is written.
+    """Join the new cluster, start the broker beside the nodes, wait for all of them; the record with the
+    nodes' ids, which is written.
 
     The process stays a driver of it: whoever started it has questions, and to join costs time."""
     connection.connect(record)
@@ -328,6 +240,7 @@ def _found(
 
         from cluster.hosts.services import start_services
 
+        names = [name for name, _ in cluster.node_shapes()]
         found: dict[str, NodeRecord] = {}
 
         def all_registered() -> bool:
@@ -336,13 +249,14 @@ def _found(
                 if row["Alive"] and name is not None:
                     raylet = f"{row['NodeManagerAddress']}:{row['NodeManagerPort']}"
                     found[name] = NodeRecord(name, row["NodeManagerAddress"], row["NodeID"], raylet)
-            return all(node.name in found for node in nodes)
+            return found.keys() >= set(names)
 
-        if not wait_until(all_registered, START_TIMEOUT_S):
-            missing = ", ".join(node.name for node in nodes if node.name not in found)
-            raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
         start_services(cluster, record, beside)
-        record = replace(record, nodes=tuple(found[node.name] for node in nodes))
+        starts.wait()
+        if not wait_until(all_registered, START_TIMEOUT_S):
+            missing = ", ".join(name for name in names if name not in found)
+            raise ShoalError(f"these nodes started but did not join the cluster: {missing}")
+        record = replace(record, nodes=tuple(found[name] for name in names))
         write_record(record)
     except BaseException:
         connection.disconnect()
