@@ -215,6 +215,24 @@ def test_a_killed_rank_costs_the_others_less_than_a_heartbeat_timeout_and_comes_
     assert lines[lost["step"]]["step_s"] < usual + RecoveryConfig().heartbeat_timeout_s
 
 
+def test_a_killed_store_of_the_groups_costs_no_step_and_those_that_come_have_another(
+    jobs: JobFile, live: LiveCluster
+) -> None:
+    run = jobs.submit("groups")
+    at_world_size(run, 3)
+    (store,) = live.processes("shoal::Store")
+    store.kill()
+    another = wait_until(lambda: live.processes("shoal::Store"), "another store")
+    assert store.pid not in [each.pid for each in another]
+    psutil.Process(events(run, "started")[-1]["ranks"][0]["pid"]).kill()
+    lost = wait_until(lambda: events(run, "resized"), "the loss of a group")[0]
+    grown_beyond(run, lost["step"], 3)
+    lines = stop(jobs, run)
+    assert {line["attempt"] for line in lines} == {1}
+    assert len(events(run, "failed")) == 1
+    wait_until(lambda: not live.processes("shoal::Store"), "the end of the store")
+
+
 def workers_on(live: LiveCluster, title: str, node: str) -> list[psutil.Process]:
     """The processes of Ray's on a node that are called like this."""
     return [each for each in live.processes(f"ray::{title}") if each.environ().get(NODE_NAME) == node]
@@ -235,7 +253,6 @@ def test_a_group_comes_back_with_the_workers_that_it_had(jobs: JobFile, live: Li
         shrunk = at_world_size(run, 2)
         before = workers_on(live, "RayTrainWorker", node)
         assert len(before) == 1, "it has no device, and waits"
-        assert live.processes("ray::SynchronizationActor") == [], "one worker meets nobody"
     grown_beyond(run, shrunk["step"], 3)
     assert workers_on(live, "RayTrainWorker", node) == before
     stop(jobs, run)
@@ -294,6 +311,8 @@ def test_a_group_that_does_not_leave_in_time_is_taken_down(jobs: JobFile) -> Non
 
 def test_a_job_of_one_group_is_built_anew_with_every_grant_and_loses_no_step(jobs: JobFile) -> None:
     run, _ = shrink_and_grow(jobs, "whole")
+    for title in ("SynchronizationActor", "_AutoscalingCoordinator"):
+        assert jobs.live.processes(f"ray::{title}") == [], "ranks meet at an agent"
     lines = stop(jobs, run)
     assert [line["world_size"] for line in lines[:1] + lines[-1:]] == [3, 3]
     assert {"rebuilding", "checkpointed", "ended", "leased", "entered", "started"} <= {

@@ -336,5 +336,6 @@ def test_no_worker_of_any_job_is_left(jobs: JobFile, undisturbed: dict[str, Any]
         "PlacementGroup",
         "DatasetManager",
         "Synchronization",
+        "_AutoscalingCoordinator",
     )
     assert not [process for title in titles for process in jobs.live.processes(f"ray::{title}")]
