@@ -21,6 +21,8 @@ from serve_apps.controller.wants import FirstTokens, Load, OngoingMean, Wants, a
 EVENTS_KEPT = 20
 HOPE_S = 30.0
 """For so long a want that is not granted is looked after as if it were about to be."""
+STARTS_AT_ONCE = 2
+"""Replicas that start to stand by."""
 SHORT_S = 3.0
 """A want that is not granted for so long is told of."""
 
@@ -127,13 +129,17 @@ class App:
         first = not self.replicas.contexts.get(application)
         loaded = self.loaded_by(application)
         replicas = None if loaded is None else loaded.spec.config.replicas
-        beside = 1 if replicas is None else max(1, min(replicas.standby, replicas.most - size))
+        beside = 1 if replicas is None else replicas.standing_by(size)
         said = self.replicas.said_ever(application)
         engines = sum(facts["state"] != "standby" for facts in said.values())
+        stand = size + beside
+        if application in self._most:  # else the controller is back: all of them are there
+            # Each takes seconds of a processor to start: few at once, of those that nobody waits for.
+            stand = max(size + 1, min(stand, len(said) + STARTS_AT_ONCE))
         most = max(
             self._most.get(application, 0),
             len(said),
-            max(size, engines) if first else max(size + beside, engines + 1),
+            max(size, engines) if first else max(stand, engines + 1),
         )
         self._most[application] = most
         return most

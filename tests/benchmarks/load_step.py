@@ -1,7 +1,7 @@
 """An app under a load that steps up and back: how fast replicas come and go, and what requests see; by hand.
 
     python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 12]
-        [--standby 1]
+        [--standby 8]
 
 One replica of a paced engine (`paced_engine.py`) answers `capacity` requests a second when its batch is
 always full. Requests arrive at random (Poisson, open loop) at `--base` × that for `--before` seconds, then at
@@ -43,7 +43,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from cluster.config.sections.serve import ServeAppConfig
+from cluster.config.sections.serve import STANDBY, ServeAppConfig
 from serve_apps.spec import AppSpec
 from tests.benchmarks.http_load import Answer, Ask, arrivals, ask_once, percentile, session
 from tests.benchmarks.paced_engine import ENGINE, Notes, Pace
@@ -356,7 +356,7 @@ def main() -> None:
     parser.add_argument("--base", type=float, default=0.25, help="load before and after, × one replica")
     parser.add_argument("--peak", type=float, default=8.0, help="load between, × one replica")
     parser.add_argument("--max", type=int, default=12, help="most replicas")
-    parser.add_argument("--standby", type=int, default=1, help="the app's replicas.standby")
+    parser.add_argument("--standby", type=int, default=STANDBY, help="the app's replicas.standby")
     parser.add_argument("--before", type=float, default=20.0, help="seconds before the step")
     parser.add_argument("--during", type=float, default=150.0, help="seconds of the peak")
     parser.add_argument("--after", type=float, default=240.0, help="most seconds after the peak")

@@ -8,6 +8,9 @@ from pydantic import Field
 
 from cluster.config.sections.section import Section
 
+STANDBY = 8
+"""As many as a node usually has devices."""
+
 
 class ReplicasConfig(Section):
     """How many copies of the model serve requests."""
@@ -16,9 +19,13 @@ class ReplicasConfig(Section):
     """Fewest replicas. 0 frees the devices when nobody asks; the next request waits for one to start."""
     max: int | None = Field(default=None, ge=1)
     """Most replicas under load. Default: min, at least 1."""
-    standby: int = Field(default=1, ge=1, le=1000)
+    standby: int | None = Field(default=None, ge=1, le=1000)
     """Processes of Serve that stand by for the next replicas, each with some 125 MiB of memory and no device.
-    A load that rises by so many replicas at once waits for no process; max bounds them."""
+    A load that rises by so many replicas at once waits for no process; max bounds them. Default: 8."""
+
+    def standing_by(self, size: int) -> int:
+        """How many are to stand by beside so many that serve: one at least, should one of those be lost."""
+        return max(1, min(STANDBY if self.standby is None else self.standby, self.most - size))
 
     @property
     def most(self) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from cluster.config.sections.serve import ReplicasConfig
 from serve_apps.controller.app import App
 from tests.serve_apps.controller.test_app_events import FACTS
@@ -19,29 +21,48 @@ def app_with(replicas: ReplicasConfig) -> App:
     return App(replace(record, revisions=(replace(revision, spec=replace(revision.spec, config=config)),)))
 
 
-def test_none_is_started_beside_the_first_and_then_as_many_as_are_wanted() -> None:
-    app = app_with(ReplicasConfig(min=1, max=12, standby=6))
+def heard(app: App, count: int) -> None:
+    """One replica has an engine, the others stand by."""
+    for number in range(count):
+        state = "standby" if number else FACTS["state"]
+        app.hear(APP, str(number), {**FACTS, "state": state}, 0.0)
+
+
+@pytest.mark.parametrize(("standby", "all_of_them"), [(6, 6), (None, 8)])
+def test_none_is_started_beside_the_first_and_then_few_at_once(standby: int | None, all_of_them: int) -> None:
+    app = app_with(ReplicasConfig(min=1, max=12, standby=standby))
     assert app.standing(APP) is None, "nothing is decided yet"
     app.sizes[APP] = 1
     assert app.standing(APP) == 1
-    app.hear(APP, "a", FACTS, 0.0)
-    assert app.standing(APP) == 7
+    counts = []
+    for _ in range(10):
+        heard(app, app.standing(APP) or 0)
+        counts.append(app.standing(APP))
+    assert counts[:2] == [3, 5]
+    assert counts[-1] == 1 + all_of_them
     app.sizes[APP] = 3
-    assert app.standing(APP) == 9
+    assert app.standing(APP) == 3 + all_of_them, "these begin at once: two more than were there"
+
+
+def test_a_controller_that_is_back_has_all_that_stood_by_before_it_has_heard_them() -> None:
+    app = app_with(ReplicasConfig(min=1, max=12, standby=6))
+    app.hear(APP, "a", FACTS, 0.0)
+    app.sizes[APP] = 1
+    assert app.standing(APP) == 7
 
 
 def test_there_are_no_more_than_the_app_may_have_and_one_for_a_loss() -> None:
     app = app_with(ReplicasConfig(min=1, max=4, standby=10))
-    app.hear(APP, "a", FACTS, 0.0)
+    heard(app, 4)
     app.sizes[APP] = 1
-    assert app.standing(APP) == 4
+    assert app.standing(APP) == 4, "a controller that is back has no fewer than before"
     app.sizes[APP] = 4
     assert app.standing(APP) == 5
 
 
 def test_there_are_never_fewer_than_there_once_were() -> None:
-    app = app_with(ReplicasConfig(min=1, max=8))
-    app.hear(APP, "a", FACTS, 0.0)
+    app = app_with(ReplicasConfig(min=1, max=8, standby=1))
+    heard(app, 5)
     app.sizes[APP] = 5
     assert app.standing(APP) == 6
     app.sizes[APP] = 1
@@ -51,6 +72,6 @@ def test_there_are_never_fewer_than_there_once_were() -> None:
 def test_an_app_at_zero_has_those_that_stand_by() -> None:
     app = app_with(ReplicasConfig(min=0, max=8, standby=3))
     app.sizes[APP] = 0
-    app.hear(APP, "a", FACTS, 0.0)
-    app.hear(APP, "a", {**FACTS, "state": "standby"}, 0.0)
+    heard(app, 2)
+    app.hear(APP, "0", {**FACTS, "state": "standby"}, 0.0)
     assert app.standing(APP) == 3
