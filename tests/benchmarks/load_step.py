@@ -1,7 +1,7 @@
 """An app under a load that steps up and back: how fast replicas come and go, and what requests see; by hand.
 
     python tests/benchmarks/load_step.py [--json] [--plot FILE.png] [--repeats 3] [--peak 8] [--max 12]
-        [--standby 8]
+        [--standby 12]
 
 One replica of a paced engine (`paced_engine.py`) answers `capacity` requests a second when its batch is
 always full. Requests arrive at random (Poisson, open loop) at `--base` × that for `--before` seconds, then at

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from cluster.config.sections.section import Section
 
-STANDBY = 8
-"""As many as a node usually has devices."""
+STANDBY = 12
+"""For a load that rises eightfold at once, and half as many for what waits meanwhile."""
 
 
 class ReplicasConfig(Section):
@@ -21,7 +21,7 @@ class ReplicasConfig(Section):
     """Most replicas under load. Default: min, at least 1."""
     standby: int | None = Field(default=None, ge=1, le=1000)
     """Processes of Serve that stand by for the next replicas, each with some 125 MiB of memory and no device.
-    A load that rises by so many replicas at once waits for no process; max bounds them. Default: 8."""
+    A load that rises by so many replicas at once waits for no process; max bounds them. Default: 12."""
 
     def standing_by(self, size: int) -> int:
         """How many are to stand by beside so many that serve: one at least, should one of those be lost."""
