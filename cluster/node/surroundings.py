@@ -45,6 +45,8 @@ _READ_LATER = {
 }
 _PACKAGES = ("cluster", "infra", "serve_apps", "train_jobs")
 """Shoal's own."""
+_RUN_AT_START = ("sitecustomize", "usercustomize")
+"""What Python imports by itself when it starts (`site`); a fork does not start."""
 _ARGUMENTS, _ENVIRONMENT = 45, 47
 """Fields of /proc/PID/stat, behind the name: arg_start and env_start."""
 _OWN = struct.Struct("3i")
@@ -108,7 +110,8 @@ class Surroundings:
             if place in known:
                 continue
             for name, where in _packages_in(place or self.directory):
-                if name not in _PACKAGES and imported.get(name, where) != where:
+                as_unknown = None if name in _RUN_AT_START else where
+                if name not in _PACKAGES and imported.get(name, as_unknown) != where:
                     return f"it has {name} from {where}"
         return None
 

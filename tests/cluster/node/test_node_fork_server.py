@@ -377,3 +377,18 @@ def test_some_processes_have_a_server_that_imports_more() -> None:
     assert {"serve_apps.replica.engine_process", "train_jobs.rank.process"} <= set(everybodys) < set(vllms)
     assert set(vllms) - set(everybodys) == {"serve_apps.engine.vllm_preload"}
     assert modules_of_processes("of nobody") == everybodys
+
+
+@pytest.mark.parametrize("name", ["sitecustomize", "usercustomize"])
+def test_what_python_runs_at_its_start_is_run_where_a_process_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Of a server that has imported none, or another one."""
+    server = Surroundings.here()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert Surroundings.here().misfit(server, {}) is None
+    own = tmp_path / f"{name}.py"
+    own.write_text("")
+    for imported in ({}, {name: "/elsewhere/site.py"}):
+        assert Surroundings.here().misfit(server, imported) == f"it has {name} from {own}"
+    assert Surroundings.here().misfit(server, {name: str(own)}) is None
