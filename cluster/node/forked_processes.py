@@ -19,7 +19,7 @@ from typing import Any
 from cluster.node.dial import Streams
 from cluster.node.node_fork_server import send_hello
 from cluster.node.sessions import DEATH_S
-from cluster.node.surroundings import Surroundings
+from cluster.node.surroundings import Surroundings, path_with
 
 FOR_FORKS = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """What the environment of a fork server has: asking the driver whether there are GPUs would make CUDA
@@ -225,7 +225,7 @@ class ForkedProcesses:
         ours, theirs = socket.socketpair()
         program = [sys.executable, "-m", "cluster.node.fork_server", str(theirs.fileno())]
         self._server = subprocess.Popen(
-            [*program, json.dumps(sys.path), *self._preloaded],
+            [*program, json.dumps(path_with(self._variables)), *self._preloaded],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             env={**os.environ, **self._variables, **FOR_FORKS},

@@ -78,7 +78,7 @@ class Surroundings:
         """Those of this process, with these variables besides."""
         return cls(
             {**os.environ, **variables},
-            list(sys.path),
+            path_with(variables),
             os.getcwd(),
             [sys.executable, sys.prefix],
             _own_package(),
@@ -114,6 +114,12 @@ class Surroundings:
                 if name not in _PACKAGES and imported.get(name, as_unknown) != where:
                     return f"it has {name} from {where}"
         return None
+
+
+def path_with(variables: Mapping[str, str]) -> list[str]:
+    """Where a process looks for modules that has what this one has, and these variables besides."""
+    added = [place for place in variables.get("PYTHONPATH", "").split(os.pathsep) if place]
+    return [*added, *(place for place in sys.path if place not in added)]
 
 
 @cache

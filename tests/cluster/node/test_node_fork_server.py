@@ -392,3 +392,21 @@ def test_what_python_runs_at_its_start_is_run_where_a_process_has_its_own(
     for imported in ({}, {name: "/elsewhere/site.py"}):
         assert Surroundings.here().misfit(server, imported) == f"it has {name} from {own}"
     assert Surroundings.here().misfit(server, {name: str(own)}) is None
+
+
+@pytest.mark.parametrize("kept_one", [True, False])
+def test_a_path_among_the_variables_of_a_fork_is_looked_at_first(tmp_path: Path, kept_one: bool) -> None:
+    (tmp_path / "of_a_job.py").write_text(f"from {FORKED} import tell\n")
+    variables = {"PYTHONPATH": str(tmp_path)}
+
+    async def go(address: str | None) -> None:
+        forks = ForkedProcesses((), address, variables=variables)
+        end = await forks.run("one", "of_a_job:tell", {"path": str(tmp_path / "told")})
+        assert end.code == 0
+        assert forks.note is None
+        await forks.close()
+
+    with kept() as (agent, address):
+        until(lambda: agent.facts()["ready_s"])
+        asyncio.run(go(address if kept_one else None))
+    assert told(tmp_path / "told")["path"][0] == str(tmp_path)
