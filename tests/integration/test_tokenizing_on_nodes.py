@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -119,10 +120,10 @@ def jobs(running_cluster: LiveCluster, tmp_path_factory: pytest.TempPathFactory,
         "remaining.LOOK_S, tokenizing.LONG_S = 0.0, 0.0\n"
     )
     plain = merged(JOB, {"data": {"source": str(corpus)}, "steps": 20})
-    path = f"{elsewhere}:{Path.cwd()}"
-    return job_file(
-        running_cluster, directory, {"plain": plain, "long": {**plain, "env": {"PYTHONPATH": path}}}
-    )
+    # Of the same documents elsewhere neither copies what the other has made.
+    own = shutil.copy(corpus, elsewhere)
+    long = {"data": {"source": str(own)}, "env": {"PYTHONPATH": f"{elsewhere}:{Path.cwd()}"}}
+    return job_file(running_cluster, directory, {"plain": plain, "long": merged(plain, long)})
 
 
 @pytest.mark.slow
