@@ -55,7 +55,7 @@ def test_there_are_no_more_than_the_app_may_have_and_one_for_a_loss() -> None:
     app = app_with(ReplicasConfig(min=1, max=4, standby=10))
     heard(app, 4)
     app.sizes[APP] = 1
-    assert app.standing(APP) == 4, "a controller that is back has no fewer than before"
+    assert app.standing(APP) == 4
     app.sizes[APP] = 4
     assert app.standing(APP) == 5
 

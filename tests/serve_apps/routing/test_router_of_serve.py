@@ -305,14 +305,14 @@ def test_a_gateway_without_a_place_gets_its_share_of_those_that_two_others_fill(
         for _ in range(10):
             await asyncio.sleep(0.1)
             before.append(sum(running))
-        assert sum(before) > 0.7 * len(before) * 2 * clients
+        assert sum(before) > 0.8 * len(before) * 2 * clients
         tasks += [asyncio.create_task(client(2, i)) for i in range(clients)]
         shares = []
         for _ in range(55):
             await asyncio.sleep(0.1)
             shares.append(tuple(running))
         settled = [sum(each[i] for each in shares[15:]) / 40 for i in range(3)]
-        assert min(settled) > 0.6 * 2 * clients / 3, settled
+        assert min(settled) > 0.75 * 2 * clients / 3, settled
         assert sum(settled) > 0.85 * 2 * clients
         assert max(waited) < 1.5
         for each in tasks:
