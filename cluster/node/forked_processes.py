@@ -88,8 +88,6 @@ class ForkedProcesses:
         self._variables = variables
         self._address = address
         self._is_kept = is_kept
-        self.note: str | None = None
-        """Why the node's fork server is not used, where there is one."""
         self._connection: socket.socket | None = None
         """To the node's fork server, until it has answered."""
         self._writer: asyncio.StreamWriter | None = None
@@ -164,7 +162,7 @@ class ForkedProcesses:
 
     def _leave_the_nodes(self) -> None:
         """Have a fork server of one's own from now on."""
-        self._address, self.note = None, "it does not answer"
+        self._do_without("it does not answer")
         connection, self._connection = self._connection, None
         if connection is not None:
             with suppress(OSError):
@@ -218,8 +216,13 @@ class ForkedProcesses:
                 return streams
             connection.close()
             if answer:
-                self._address, self.note = None, json.loads(answer)["refused"]
+                self._do_without(json.loads(answer)["refused"])
         return None
+
+    def _do_without(self, why: str) -> None:
+        self._address = None
+        for_what = f" for {self._title}" if self._title else ""
+        print(f"the node's fork server is not used{for_what}: {why}; another one is started", flush=True)
 
     async def _start_own(self) -> Streams:
         ours, theirs = socket.socketpair()

@@ -185,14 +185,17 @@ class AppController:
         record = app.record if app is not None else self._ended.get(name)
         return None if record is None or record.outcome is None else vars(record.outcome)
 
-    async def size(self, application: str) -> int | None:
+    async def size(self, application: str, has: int | None = None) -> int | None:
         """How many replicas Serve is to have of an application, by what it counts; None: not known.
 
         It counts those that are lost until Ray declares their node dead.
+
+        Args:
+            has: how many it is to have so far.
         """
         self._ensure_running()
         app = self._replicas.app_of(application)
-        size = None if app is None else app.standing(application)
+        size = None if app is None else app.standing(application, has)
         return None if size is None else size + self._view.lost.get(application, 0)
 
     async def follow(self, gateway: str, report: Mapping[str, Any]) -> dict[str, Any]:

@@ -117,31 +117,28 @@ class App:
         """The ids of the replicas that get requests."""
         return self.engines.active(application, self.replicas.said(application, now))
 
-    def standing(self, application: str) -> int | None:
+    def standing(self, application: str, has: int | None = None) -> int | None:
         """How many replicas Serve is to have of an application: some stand by beside those with an engine.
 
         Never fewer than once: Serve would choose which of them go.
+
+        Args:
+            has: how many Serve is to have so far, by itself; None: it does not say.
         """
         size = self.sizes.get(application)
         if size is None:
             return None
-        # Whoever waits for the first has the processors.
-        first = not self.replicas.contexts.get(application)
         loaded = self.loaded_by(application)
         replicas = None if loaded is None else loaded.spec.config.replicas
-        beside = 1 if replicas is None else replicas.standing_by(size)
-        said = self.replicas.said_ever(application)
-        engines = sum(facts["state"] != "standby" for facts in said.values())
-        stand = size + beside
-        if application in self._most:  # else the controller is back: all of them are there
+        stand = size + (1 if replicas is None else replicas.standing_by(size))
+        before = self._most.get(application, has)
+        if before is not None:
             # Each takes seconds of a processor to start: few at once, of those that nobody waits for.
+            said = self.replicas.said_ever(application)
             stand = max(size + 1, min(stand, len(said) + STARTS_AT_ONCE))
-        most = max(
-            self._most.get(application, 0),
-            len(said),
-            max(size, engines) if first else max(stand, engines + 1),
-        )
-        self._most[application] = most
+        if not self.replicas.contexts.get(application):
+            stand = size  # whoever waits for the first has the processors
+        self._most[application] = most = max(stand, before or 0)
         return most
 
     def loaded_by(self, application: str) -> Revision | None:

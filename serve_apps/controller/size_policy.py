@@ -25,20 +25,26 @@ class SizeKeeper:
     The thread lives while `keep` is called: a deployment that Serve has forgotten stops asking.
 
     Args:
-        ask: how many there are to be (None: not known); it may take its time and fail.
+        ask: how many there are to be (None: not known), of how many so far; it may take its time and fail.
     """
 
-    def __init__(self, application: str, ask: Callable[[], int | None]) -> None:
+    def __init__(self, application: str, ask: Callable[[int], int | None]) -> None:
         self._application = application
         self._ask = ask
+        self._has = 0
         self._told_at = 0.0
         self._thread: threading.Thread | None = None
         self._pause = threading.Event()
         self.size: int | None = None
         """The last answer; a controller that is gone changes nothing. None before the first."""
 
-    def keep(self) -> None:
-        """Go on asking; returns at once."""
+    def keep(self, has: int) -> None:
+        """Go on asking; returns at once.
+
+        Args:
+            has: how many there are to be so far.
+        """
+        self._has = has
         self._told_at = time.monotonic()
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name=f"size-{self._application}", daemon=True)
@@ -47,7 +53,7 @@ class SizeKeeper:
     def _run(self) -> None:
         while time.monotonic() - self._told_at < SILENCE_S:
             try:
-                size = self._ask()
+                size = self._ask(self._has)
                 if size is not None:
                     self.size = size
             except Exception as error:  # noqa: BLE001 - whatever it is, the replicas that run must go on
@@ -64,16 +70,16 @@ class ControlledSize:
         self._controller: Any = None
 
     def __call__(self, ctx: Any) -> tuple[int, dict[str, Any]]:
-        self._keeper.keep()
+        self._keeper.keep(ctx.target_num_replicas)
         size = self._keeper.size
         return (ctx.target_num_replicas if size is None else size), {}
 
-    def _ask(self) -> int | None:
+    def _ask(self, has: int) -> int | None:
         from cluster.actors import NAMESPACE
         from cluster.actors.named_actor import NamedActor
         from serve_apps.spec import CONTROLLER
 
         if self._controller is None:
             self._controller = NamedActor(CONTROLLER, NAMESPACE)
-        answer: int | None = self._controller.call("size", self._application, timeout_s=ANSWER_TIMEOUT_S)
+        answer: int | None = self._controller.call("size", self._application, has, timeout_s=ANSWER_TIMEOUT_S)
         return answer

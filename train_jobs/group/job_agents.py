@@ -83,7 +83,7 @@ class JobAgent(ForkedProcesses):
         self._hearts.ended(owner)
 
     async def report(self, group: str, report: RankReport) -> GroupSpec | None:
-        """RankReport how a rank has ended; returns what its worker does next (train_jobs.group.restarts)."""
+        """Report how a rank has ended; returns what its worker does next (train_jobs.group.restarts)."""
         return await self._restarts.report(group, report)
 
     async def reports(self, group: str, more_than: int) -> Sequence[RankReport]:

@@ -36,7 +36,7 @@ class Restarts:
         self._groups: dict[str, _GroupReports] = {}
 
     async def report(self, group: str, report: RankReport) -> GroupSpec | None:
-        """RankReport how a rank ended; returns what its worker does next, None where that is to end too."""
+        """Report how a rank ended; returns what its worker does next, None where that is to end too."""
         of = self._of(group)
         async with of.reported:
             of.reports.append(report)

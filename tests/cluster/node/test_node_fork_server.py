@@ -76,7 +76,7 @@ async def run_and_close(forks: ForkedProcesses, path: Path) -> tuple[ProcessEnd,
 
 
 def forks_at(address: str) -> ForkedProcesses:
-    return ForkedProcesses([], address, lambda: True, title="of a test")
+    return ForkedProcesses([], address, lambda: True, title="tests")
 
 
 def own_servers() -> list[psutil.Process]:
@@ -99,10 +99,11 @@ def test_a_process_has_around_it_what_its_owner_has(
         assert (found["mine"], found["directory"], found["path"]) == ("yes", str(tmp_path), sys.path)
         assert found["title"] == "a title"
         assert found["shown"]["SHOAL_NODE"] == "one-of-two", "others see it too"
-        assert "told" in capfd.readouterr().out, "its output is its owner's"
-        assert forks.note is None
+        said = capfd.readouterr().out
+        assert "told" in said, "its output is its owner's"
+        assert "is not used" not in said
         assert not own_servers()
-        assert found["servers_title"] == "shoal::ForkServer:of a test"
+        assert found["servers_title"] == "shoal::ForkServer:tests"
         server = agent.facts()["pid"]
         assert found["parent"] not in (server, os.getpid()), "its owner has a server of its own"
         assert memory_by_kind([server])["ForkServer"] > memory_by_kind([])["ForkServer"] + 2**20
@@ -216,14 +217,15 @@ def test_the_processes_of_an_owner_that_is_killed_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("variable", ["OMP_PROC_BIND", "TRANSFORMERS_CACHE", "LD_BIND_NOW"])
 def test_who_has_another_environment_at_its_imports_has_a_server_of_its_own(
-    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with kept() as (agent, address):
         until(lambda: agent.facts()["ready_s"])
         monkeypatch.setenv(variable, "1")
         forks = forks_at(address)
         assert asyncio.run(run_and_close(forks, tmp_path / "told"))[0].code == 0
-        assert forks.note == f"its environment has other {variable}"
+        why = f"is not used for tests: its environment has other {variable}; another one is started"
+        assert why in capfd.readouterr().out
         assert not own_servers()
 
 

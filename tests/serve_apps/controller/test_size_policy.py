@@ -37,10 +37,10 @@ def test_what_the_controller_says_is_done_and_its_silence_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answers: list[int | Exception | None] = [None]
-    asked: list[str] = []
+    asked: list[tuple[str, int]] = []
 
-    def ask(self: ControlledSize) -> int | None:
-        asked.append(self._application)
+    def ask(self: ControlledSize, has: int) -> int | None:
+        asked.append((self._application, has))
         if isinstance(answers[0], Exception):
             raise answers[0]
         return answers[0]
@@ -60,6 +60,8 @@ def test_what_the_controller_says_is_done_and_its_silence_changes_nothing(
     answers[0] = ConnectionError("the controller is dead")
     known = len(asked)
     eventually(lambda: drive(Context(4)) == 4 and len(asked) > known + 2)
+    assert asked[0] == ("chat:1", 2)
+    assert asked[-1] == ("chat:1", 4)
     answers[0] = 0
     eventually(lambda: drive(Context(4)) == 0)
 
@@ -67,7 +69,7 @@ def test_what_the_controller_says_is_done_and_its_silence_changes_nothing(
 def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None:
     hold, asked = threading.Event(), threading.Event()
 
-    def ask() -> int:
+    def ask(has: int) -> int:
         asked.set()
         hold.wait(10)
         return 3
@@ -75,7 +77,7 @@ def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None
     keeper = SizeKeeper("chat:1", ask)
     began = time.monotonic()
     for _ in range(3):
-        keeper.keep()
+        keeper.keep(1)
     assert time.monotonic() - began < 1
     assert asked.wait(5)
     assert keeper.size is None
@@ -86,10 +88,10 @@ def test_a_controller_that_does_not_answer_does_not_hold_up_the_policy() -> None
 def test_an_application_that_is_gone_stops_asking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(size_policy, "SILENCE_S", 0.1)
     answers: list[Any] = [1]
-    keeper = SizeKeeper("gone:1", lambda: answers[0])
-    keeper.keep()
+    keeper = SizeKeeper("gone:1", lambda has: answers[0])
+    keeper.keep(1)
     eventually(lambda: keeper.size == 1)
     eventually(lambda: all("gone:1" not in thread.name for thread in threading.enumerate()))
     answers[0] = 2
-    keeper.keep()
+    keeper.keep(1)
     eventually(lambda: keeper.size == 2)

@@ -44,11 +44,28 @@ def test_none_is_started_beside_the_first_and_then_few_at_once(standby: int | No
     assert app.standing(APP) == 3 + min(all_of_them, 9), "these begin at once: two more than were there"
 
 
-def test_a_controller_that_is_back_has_all_that_stood_by_before_it_has_heard_them() -> None:
+def test_a_controller_that_is_back_takes_over_how_many_serve_has() -> None:
     app = app_with(ReplicasConfig(min=1, max=12, standby=6))
-    app.hear(APP, "a", FACTS, 0.0)
     app.sizes[APP] = 1
-    assert app.standing(APP) == 7
+    assert app.standing(APP, 7) == 7, "not one was heard yet"
+    app.hear(APP, "a", FACTS, 0.0)
+    assert app.standing(APP, 7) == 7
+    shrunk = app_with(ReplicasConfig(min=1, max=12, standby=6))
+    shrunk.sizes[APP] = 1
+    assert shrunk.standing(APP, 11) == 11, "there were five with an engine"
+
+
+def test_one_that_takes_the_place_of_a_lost_one_is_not_one_more() -> None:
+    app = app_with(ReplicasConfig(min=2, max=2))
+    app.sizes[APP] = 2
+    heard(app, 3)
+    assert app.standing(APP, 2) == 3
+    for number in range(3, 9):  # each is killed, and the next one is there before its silence means an end
+        app.hear(APP, str(number), {**FACTS, "state": "standby"}, float(number))
+        assert app.standing(APP, 3) == 3
+    for number in range(9, 12):
+        app.hear(APP, str(number), FACTS, float(number))
+        assert app.standing(APP, 3) == 3
 
 
 def test_there_are_no_more_than_the_app_may_have_and_one_for_a_loss() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import psutil
 
@@ -30,10 +31,6 @@ _STEPS_AFTER = 40
 
 def kill_controller(lab: Laboratory, repeats: int) -> FaultOutcome:
     return _goes_back(lab, repeats, lambda job: process_of(lab.cluster, "controller"))
-
-
-def kill_runner(lab: Laboratory, repeats: int) -> FaultOutcome:
-    return _goes_back(lab, repeats, lambda job: process_of(lab.cluster, "runner"))
 
 
 def kill_fork_server(lab: Laboratory, repeats: int) -> FaultOutcome:
@@ -93,9 +90,34 @@ def kill_lighthouse(lab: Laboratory, repeats: int) -> FaultOutcome:
     """Where replica groups agree on who takes part: no step counts until Ray has started it again."""
     job = lab.cluster.submit("groups")
     trials = [_pause(lab, job, "lighthouse", wait_for_groups) for _ in range(repeats)]
+    return FaultOutcome(trials, [*_taken_for_lost(job), *lab.wrong(job, OTHER_ORDER)])
+
+
+def kill_store(lab: Laboratory, repeats: int) -> FaultOutcome:
+    """Where replica groups find one another when they become others: until another store is there."""
+    job = lab.cluster.submit("groups")
+    trials, gaps = [], []
+    for _ in range(repeats):
+        wait_for_groups(job)
+        store = process_of(lab.cluster, "store")
+        began = time.time()
+        store.kill()
+        wait_for(lambda store=store: _is_another(lab, store), "no other store was started")  # type: ignore[misc]
+        trials.append(Trial(time.time() - began, "where it was"))
+        job.until_steps(_STEPS_AFTER)
+        gaps.append(longest_gap_s(job.metrics(), began))
+    return FaultOutcome(trials, [*_held_up(job, gaps), *_taken_for_lost(job), *lab.wrong(job, OTHER_ORDER)])
+
+
+def _is_another(lab: Laboratory, before: psutil.Process) -> bool:
+    with suppress(ShoalError):
+        return process_of(lab.cluster, "store").pid != before.pid
+    return False
+
+
+def _taken_for_lost(job: OwnJob) -> list[str]:
     changes = [event for event in job.events("resized") if event["lost"] or event["left"]]
-    wrong = [f"groups {event['lost']} were taken for lost" for event in changes]
-    return FaultOutcome(trials, [*wrong, *lab.wrong(job, OTHER_ORDER)])
+    return [f"groups {event['lost']} were taken for lost" for event in changes]
 
 
 def _pause(lab: Laboratory, job: OwnJob, role: str, wait: Callable[[OwnJob], None]) -> Trial:
@@ -159,6 +181,11 @@ SCENARIOS = (
         "lighthouse-killed",
         "SIGKILL of the actor where replica groups agree on who takes part: they stand until it is back",
         kill_lighthouse,
+    ),
+    Scenario(
+        "store-killed",
+        "SIGKILL of the process by which replica groups find one another: they go on, and another is started",
+        kill_store,
     ),
     Scenario(
         "broker-killed",

@@ -41,7 +41,7 @@ FAILURES = {
 """Class and rank that the job has to find, where it is a rank or its node that is struck. Where all ranks
 stand in collectives, any of them may be named."""
 GO_ON = ("control-killed", "broker-killed", "disk-full", "disk-full-in-checkpoint", "storage-read-only")
-GO_ON += ("lighthouse-killed", "storage-away", "clock-jumps", "cut-briefly", "packets-lost")
+GO_ON += ("lighthouse-killed", "store-killed", "storage-away", "clock-jumps", "cut-briefly", "packets-lost")
 GO_ON += ("loss-nan-skipped", "straggler", "storage-hangs")
 """Nothing is done again."""
 ENDS = dict.fromkeys(("loss-nan", "all-checkpoints-bad"), "it has ended, with a sentence")
