@@ -63,7 +63,8 @@ def taken(stage: Stage) -> Taken:
     for process in stage.cluster.processes(""):
         with suppress(psutil.NoSuchProcess):
             line = " ".join(process.cmdline())
-            titles[ENGINE if ENGINE in line else process.name()] += 1
+            # Of an actor that is at work, Ray adds the method.
+            titles[ENGINE if ENGINE in line else process.name().partition(".")[0]] += 1
             memory_bytes += process.memory_full_info().pss
             for each in process.net_connections("tcp"):
                 listening += each.status == psutil.CONN_LISTEN

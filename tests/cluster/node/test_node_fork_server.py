@@ -82,7 +82,7 @@ def forks_at(address: str) -> ForkedProcesses:
 
 def refusal(said: str) -> str | None:
     """Why the node's fork server was not used, as what was printed tells."""
-    found = re.search(r"the node's fork server is not used(?: for tests)?: (.*); another one is started", said)
+    found = re.search(r"fork server is not used(?: for tests)?: (.*); another one is started", said)
     return found and found[1]
 
 
