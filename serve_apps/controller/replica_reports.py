@@ -32,8 +32,8 @@ class ReplicaReports:
     contexts: dict[str, int] = field(default_factory=dict)
     """By Serve application that has ever been ready: the context length of its model."""
     _last: dict[str, dict[str, ReplicaReport]] = field(default_factory=dict)
-    _met: dict[str, set[str]] = field(default_factory=dict)
-    """The engines that were ever heard, as replica and time of their start."""
+    _met: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By Serve application and replica: when its engine was ordered that was heard last."""
     _homes: dict[tuple[str, str], tuple[str, float]] = field(default_factory=dict)
     """By Serve application and replica: its node, and when it was heard, also when it is not any more."""
 
@@ -46,10 +46,9 @@ class ReplicaReports:
         if facts["state"] != "ready":
             return None
         self.contexts[application] = facts["context_length"]
-        met, engine = self._met.setdefault(application, set()), f"{replica} {facts['started_at']}"
-        if engine in met:
+        if self._met.get((application, replica)) == facts["started_at"]:
             return None
-        met.add(engine)
+        self._met[application, replica] = facts["started_at"]
         told = {name: facts[name] for name in ("started_at", "ready_at", "woken")}
         if facts["not_woken"]:
             told["not_woken"] = facts["not_woken"]
@@ -98,13 +97,15 @@ class ReplicaReports:
         }
 
     def keep_living(self, living: Collection[str]) -> None:
-        """Forget where replicas are but these."""
+        """Forget where replicas are, and which engine each had, but these."""
         self._homes = {key: home for key, home in self._homes.items() if key[1] in living}
+        heard = {replica for said in self._last.values() for replica in said}
+        self._met = {key: at for key, at in self._met.items() if key[1] in living or key[1] in heard}
 
     def keep_only(self, applications: Collection[str]) -> None:
         """Forget all that is about other Serve applications."""
-        for known in (self._last, self._met, self.contexts):
+        for known in (self._last, self.contexts):
             for application in known.keys() - set(applications):
                 del known[application]
-        for key in [key for key in self._homes if key[0] not in applications]:
-            del self._homes[key]
+        self._homes = {key: home for key, home in self._homes.items() if key[0] in applications}
+        self._met = {key: at for key, at in self._met.items() if key[0] in applications}

@@ -48,6 +48,17 @@ def test_a_replica_is_told_of_once_with_its_times() -> None:
     assert told[1]["not_woken"] == "it differs"
 
 
+def test_a_replica_is_told_of_once_though_ray_does_not_list_it_yet_and_forgotten_when_it_is_dead() -> None:
+    app = App(World(devices=4).serving(1, 1).record)
+    assert app.hear("chat:1", "a", FACTS, 0.0) is not None
+    app.keep_homes(())
+    assert app.hear("chat:1", "a", FACTS, 1.0) is None
+    assert app.replicas.ready("chat:1", 100) == []
+    app.keep_homes(())
+    # Nothing is known any more of one that is dead: this is as if it had never been heard.
+    assert app.hear("chat:1", "a", FACTS, 101) is not None
+
+
 def test_a_want_is_told_of_when_it_changes() -> None:
     record = World(devices=4).serving(1, 1).record
     (revision,) = record.revisions
