@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cluster.errors import ShoalError
 from cluster.files.line_reader import LineReader
@@ -12,6 +14,7 @@ from cluster.files.storage import Storage
 from train_jobs.records.run_log import EVENTS, METRICS
 
 _LOOK_S = 0.1
+_EVENTS_TOLD = 5
 
 
 class JobWatch:
@@ -26,6 +29,7 @@ class JobWatch:
         self.timeout_s = timeout_s
         self._events, self._metrics = LineReader(run, EVENTS), LineReader(run, METRICS)
         self._world_size = 0
+        self._newest: deque[dict[str, Any]] = deque(maxlen=_EVENTS_TOLD)
 
     @property
     def world_size(self) -> int:
@@ -57,12 +61,21 @@ class JobWatch:
         deadline, pause = time.monotonic() + self.timeout_s, threading.Event()
         while not condition():
             for event in self._events.new():
+                self._newest.append(event)
                 if event["kind"] == "finished":
                     raise ShoalError(f"{otherwise}: it has {event['status']} ({event['error']})")
             if time.monotonic() >= deadline:
-                said = "; ".join([*seen(), *_explained()])
+                said = "; ".join([*seen(), *self._so_far(), *_explained()])
                 raise ShoalError(f"{otherwise} within {self.timeout_s:.0f} s: {said}")
             pause.wait(_LOOK_S)
+
+    def _so_far(self) -> list[str]:
+        """How far the job has come."""
+        told = [
+            f"{each['kind']} ({each['reason']})" if each.get("reason") else each["kind"]
+            for each in self._newest
+        ]
+        return [f"its newest step had {self.world_size} workers", f"its newest events: {', '.join(told)}"]
 
     def pause(self, seconds: float) -> None:
         """Let time pass, while the job goes on.
