@@ -1,24 +1,30 @@
 """Devices of nodes, for processes that Ray does not start: a placement group holds them.
 
-Ray knows a tenth of a second later that something has become free, and what it could not place it tries again
-after a second: so it is asked anew until it places them.
+What Ray could not place it tries again after a second: so it is asked when there is room. And one that is
+removed while Ray places it takes what it was about to have with it, for as long as its node lives (so in Ray
+2.60; `tests/cluster/node/test_devices.py`): so it is let be placed before it is removed.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from ray.util import get_placement_group, placement_group_table
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
-PLACED_S = 0.03
-"""Within so long Ray places what has room."""
+from cluster.ray_private import available_resources_by_node
+
 SOON_S = 2.0
-LATER_S = 0.25
-"""How often it is asked anew when it is not placed by then."""
-_LOOK_S = 0.005
+_LOOK_S = 0.01
+_LATER_S = 0.1
+"""How often it is looked for room after that."""
+_PLACING_S = 1.0
+"""What is not placed by then waits for room, and is not about to be placed."""
 _FIND_S = 0.02
+_NOTHING = 1e-4
+"""Ray counts resources in ten-thousandths."""
 
 
 def reserve(
@@ -30,42 +36,63 @@ def reserve(
     seconds: float = SOON_S,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> PlacementGroup | None:
-    """Ask for devices until they are placed, which may have become free a moment ago, or are not wanted.
+    """Ask for devices as soon as they are free, and wait until they are placed, or are not wanted.
 
     Args:
         name: the placement group's; no other has it.
         nodes: the node ids of the bundles.
         lifetime: Ray's: None, or "detached".
-        seconds: for how long it is asked anew; then they wait until Ray places them.
+        seconds: for how long it is waited; then they wait in Ray until it places them.
 
     Returns:
         The group; None where it is not wanted any more, and there is none.
     """
     began = time.monotonic()
-    while True:
-        group = placement_group(
-            [dict(bundle) for bundle in bundles],
-            strategy="PACK",
-            name=name,
-            lifetime=lifetime,
-            bundle_label_selector=[{"ray.io/node-id": node} for node in nodes],
-        )
+    while is_wanted() and not _have_room(bundles, nodes):
         waited = time.monotonic() - began
-        placed = _is_placed(group, PLACED_S if waited < SOON_S else LATER_S, is_wanted)
-        if is_wanted() and (placed or waited > seconds):
-            return group
-        remove_placement_group(group)
-        if not is_wanted():
-            return None
-
-
-def _is_placed(group: PlacementGroup, seconds: float, is_wanted: Callable[[], bool]) -> bool:
-    until = time.monotonic() + seconds
-    while placement_group_table(group).get("state") != "CREATED":
-        if time.monotonic() > until or not is_wanted():
-            return False
+        if waited > seconds:
+            break
+        time.sleep(_LOOK_S if waited < SOON_S else _LATER_S)
+    if not is_wanted():
+        return None
+    group = placement_group(
+        [dict(bundle) for bundle in bundles],
+        strategy="PACK",
+        name=name,
+        lifetime=lifetime,
+        bundle_label_selector=[{"ray.io/node-id": node} for node in nodes],
+    )
+    while not _is_placed(group) and time.monotonic() - began <= seconds and is_wanted():
         time.sleep(_LOOK_S)
-    return True
+    if is_wanted():
+        return group
+    give_back(group)
+    return None
+
+
+def give_back(group: PlacementGroup) -> None:
+    """Remove a placement group, once Ray does not place it at this moment."""
+    until = time.monotonic() + _PLACING_S
+    while not _is_placed(group) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+    remove_placement_group(group)
+
+
+def _have_room(bundles: Sequence[Mapping[str, float]], nodes: Sequence[str]) -> bool:
+    """Whether all bundles have room on their nodes, as far as Ray knows by now."""
+    asked: dict[str, Counter[str]] = {node: Counter() for node in nodes}
+    for node, bundle in zip(nodes, bundles, strict=True):
+        asked[node].update(bundle)
+    free = available_resources_by_node()
+    return all(
+        free.get(node, {}).get(resource, 0.0) + _NOTHING > amount
+        for node, resources in asked.items()
+        for resource, amount in resources.items()
+    )
+
+
+def _is_placed(group: PlacementGroup) -> bool:
+    return placement_group_table(group).get("state") in ("CREATED", "REMOVED")
 
 
 def find_placed(name: str) -> PlacementGroup | None:

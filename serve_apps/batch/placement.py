@@ -11,10 +11,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
-from ray.util import placement_group, placement_group_table, remove_placement_group
+from ray.util import placement_group, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster.errors import ShoalError
+from cluster.node.devices import give_back
 from cluster.sharing.demand import Demand
 from serve_apps.engine.config import replica_bundles
 from serve_apps.spec import AppSpec
@@ -110,7 +111,7 @@ class Devices:
     def _end(self) -> None:
         self._over.set()
         for group in self._groups:
-            remove_placement_group(group)
+            give_back(group)
         self._groups = []
         self._thread.join()
         try:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ray.util import get_placement_group, placement_group_table
-from ray.util.placement_group import remove_placement_group
 
 from cluster.node import devices
 
@@ -62,4 +61,4 @@ def free(name: str) -> None:
         group = get_placement_group(name)
     except ValueError:
         return
-    remove_placement_group(group)
+    devices.give_back(group)

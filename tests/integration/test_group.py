@@ -57,7 +57,6 @@ def alive():
     return list_actors(filters=[("class_name", "=", "GroupRunner"), ("state", "=", "ALIVE")])
 
 runner = psutil.Process(until(alive)[0].pid)
-until(lambda: groups("PENDING"))
 time.sleep(5)  # it has imported Ray Train, and waits
 if killer == "driver":
     group.kill()

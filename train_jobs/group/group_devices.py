@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 
 import ray
-from ray.util.placement_group import PlacementGroup, remove_placement_group
+from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.node.devices import reserve, wait_for_placed
+from cluster.node.devices import give_back, reserve, wait_for_placed
 from train_jobs.spec import GroupSpec
 
 WAIT_S = 60.0
@@ -46,14 +46,14 @@ class GroupDevices:
         with self._lock:
             self._group = group
             if group is not None and self._given_back.is_set():
-                remove_placement_group(group)
+                give_back(group)
 
     def give_back(self) -> None:
         """Give them back, or up."""
         with self._lock:
             self._given_back.set()
             if self._group is not None:
-                remove_placement_group(self._group)
+                give_back(self._group)
 
 
 def name_of(spec: GroupSpec) -> str:
