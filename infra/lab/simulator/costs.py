@@ -62,7 +62,7 @@ class Costs:
         1.0,
         "from the grant of a replica to its first answer",
         "measured: 1.0 s for a tiny model beside training on two cores, 0.1 s where its engine is parked;"
-        " vLLM on a CPU: 4.7 s",
+        " vLLM on a CPU: 4.3 s",
     )
     replica_drain_s: float = _cost(
         2.6,
