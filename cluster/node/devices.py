@@ -17,9 +17,10 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from cluster.ray_private import available_resources_by_node
 
 SOON_S = 2.0
-_LOOK_S = 0.01
+_ROOM_LOOK_S = 0.03
 _LATER_S = 0.1
-"""How often it is looked for room after that."""
+"""How often it is looked for room after SOON_S: Ray tells of all nodes each time."""
+_LOOK_S = 0.01
 _PLACING_S = 1.0
 """What is not placed by then waits for room, and is not about to be placed."""
 _FIND_S = 0.02
@@ -52,7 +53,7 @@ def reserve(
         waited = time.monotonic() - began
         if waited > seconds:
             break
-        time.sleep(_LOOK_S if waited < SOON_S else _LATER_S)
+        time.sleep(_ROOM_LOOK_S if waited < SOON_S else _LATER_S)
     if not is_wanted():
         return None
     group = placement_group(
