@@ -16,7 +16,7 @@ from cluster.config.sections.train import RecoveryConfig
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob, uninterrupted
 from infra.lab.faults.cluster_on_hosts import WORKERS, ClusterOnHosts
 from infra.lab.faults.fault_course import Resumption, resumption, seconds, wrong_losses, wrong_steps
-from infra.lab.faults.processes import OF_RAY_TRAIN, node_of
+from infra.lab.faults.processes import OF_JOBS, OF_RAY_TRAIN, node_of
 from infra.lab.faults.scenario import Trial
 from infra.lab.faults.task import Order, order_path
 
@@ -275,7 +275,7 @@ def left_behind(cluster: OwnCluster, timeout_s: float = 30.0) -> list[str]:
     """What is left of jobs that have ended, once it has had time to go: leases and processes."""
     from cluster.sharing.client import BrokerClient
 
-    words = (*OF_RAY_TRAIN, "train_jobs")
+    words = dict.fromkeys((*OF_RAY_TRAIN, *OF_JOBS))
     deadline = time.monotonic() + timeout_s
     while True:
         left = [f"the lease of {lease['holder']} is left" for lease in BrokerClient().leases()]

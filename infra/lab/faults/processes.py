@@ -18,13 +18,15 @@ TITLES = {
     "controller": "ray::GroupRunner",
     "agent": "ray::JobAgent",
     "fork server": "shoal::ForkServer:ranks",
+    "rank": "shoal::Rank:",
+    "data": "shoal::ForkServer:data",
     "control": "ray::JobControl",
     "lighthouse": "ray::Lighthouse",
     "store": "shoal::Store",
     "driver": "-m train_jobs ",
     "broker": "ray::Broker",
 }
-"""What stands in the command line of the processes that carry a job, beside its ranks."""
+"""What stands in the command line of the processes that carry a job."""
 OF_JOBS = tuple(title for role, title in TITLES.items() if role != "broker")
 """Those that a job brings with it, and that end with it."""
 OF_RAY_TRAIN = ("ray::RayTrain", "ray::GroupRunner", "ray::PlacementGroup", "ray::SynchronizationActor")
