@@ -97,7 +97,7 @@ def _is_placed(group: PlacementGroup) -> bool:
 
 
 def find_placed(name: str) -> PlacementGroup | None:
-    """The placement group of a name, where it has its devices; it may be made anew until then."""
+    """The placement group of a name, where it has its devices."""
     try:
         group = get_placement_group(name)
     except ValueError:

@@ -60,14 +60,18 @@ class JobWatch:
         """
         deadline, pause = time.monotonic() + self.timeout_s, threading.Event()
         while not condition():
-            for event in self._events.new():
-                self._newest.append(event)
+            for event in self._new_events():
                 if event["kind"] == "finished":
                     raise ShoalError(f"{otherwise}: it has {event['status']} ({event['error']})")
             if time.monotonic() >= deadline:
                 said = "; ".join([*seen(), *self._so_far(), *_explained()])
                 raise ShoalError(f"{otherwise} within {self.timeout_s:.0f} s: {said}")
             pause.wait(_LOOK_S)
+
+    def _new_events(self) -> list[dict[str, Any]]:
+        found = self._events.new()
+        self._newest.extend(found)
+        return found
 
     def _so_far(self) -> list[str]:
         """How far the job has come."""
@@ -86,7 +90,7 @@ class JobWatch:
         ended = time.monotonic() + seconds
         while (left := ended - time.monotonic()) > 0:
             threading.Event().wait(min(left, _LOOK_S))
-            for event in self._events.new():
+            for event in self._new_events():
                 if event["kind"] == "finished":
                     raise ShoalError(f"the job has {event['status']} ({event['error']})")
 

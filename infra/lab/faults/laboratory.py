@@ -16,7 +16,7 @@ from cluster.config.sections.train import RecoveryConfig
 from infra.lab.bench.own_cluster import OwnCluster, OwnJob, uninterrupted
 from infra.lab.faults.cluster_on_hosts import WORKERS, ClusterOnHosts
 from infra.lab.faults.fault_course import Resumption, resumption, seconds, wrong_losses, wrong_steps
-from infra.lab.faults.processes import OF_JOBS, OF_RAY_TRAIN, node_of
+from infra.lab.faults.processes import OF_JOBS, OF_NODES, OF_RAY_TRAIN, node_of
 from infra.lab.faults.scenario import Trial
 from infra.lab.faults.task import Order, order_path
 
@@ -275,11 +275,16 @@ def left_behind(cluster: OwnCluster, timeout_s: float = 30.0) -> list[str]:
     """What is left of jobs that have ended, once it has had time to go: leases and processes."""
     from cluster.sharing.client import BrokerClient
 
-    words = dict.fromkeys((*OF_RAY_TRAIN, *OF_JOBS))
+    words = dict.fromkeys((*OF_RAY_TRAIN, *OF_JOBS, "train_jobs"))
     deadline = time.monotonic() + timeout_s
     while True:
         left = [f"the lease of {lease['holder']} is left" for lease in BrokerClient().leases()]
-        left += [f"a process {words} is left" for words in words if cluster.processes(words)]
+        of_nodes = {process.pid for process in cluster.processes(OF_NODES)}
+        left += [
+            f"a process {each} is left"
+            for each in words
+            if {process.pid for process in cluster.processes(each)} - of_nodes
+        ]
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.1)

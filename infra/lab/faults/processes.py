@@ -23,12 +23,15 @@ TITLES = {
     "control": "ray::JobControl",
     "lighthouse": "ray::Lighthouse",
     "store": "shoal::Store",
+    "store's fork server": "shoal::ForkServer:store",
     "driver": "-m train_jobs ",
     "broker": "ray::Broker",
 }
 """What stands in the command line of the processes that carry a job."""
 OF_JOBS = tuple(title for role, title in TITLES.items() if role != "broker")
 """Those that a job brings with it, and that end with it."""
+OF_NODES = "node_fork_server.main()"
+"""Of the nodes' own fork servers, which name the modules of jobs, and stay."""
 OF_RAY_TRAIN = ("ray::RayTrain", "ray::GroupRunner", "ray::PlacementGroup", "ray::SynchronizationActor")
 """Those that a training run of Ray's brings with it."""
 REPLICA = "ray::ServeReplica:"
