@@ -83,6 +83,8 @@ class Broker:
         self._coming: list[Node] = []
         """The nodes that are there, those too that are still to be looked at."""
         self._unfit: list[Node] = []
+        self._alive: dict[str, bool] = {}
+        """See `alive`."""
         self._suspects: set[str] = set()
         self._suspects_asked = time.monotonic()
         self._changed = asyncio.Event()
@@ -198,6 +200,13 @@ class Broker:
         """Why nodes that do not fit do not, by node id."""
         return dict(self._misfits)
 
+    def alive(self) -> dict[str, bool]:
+        """The nodes that Ray says are alive, by id: whether they stay, and fit, so that something may be kept
+        there for later."""
+        with self._clock.call() as now:
+            self._refresh(now)
+            return dict(self._alive)
+
     def release(self, holder: str) -> None:
         """End a lease."""
         self._ledger.release(holder)
@@ -266,6 +275,8 @@ class Broker:
                 for node in nodes
                 if node.node_id not in absent
             ]
+            leaving = draining | self._misfits.keys()
+            self._alive = {node.node_id: node.node_id not in leaving for node in nodes}
             going = self._suspects | draining
             self._unfit = [node for node in nodes if node.node_id in self._misfits.keys() - going]
             self._coming = [

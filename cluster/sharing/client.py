@@ -183,6 +183,10 @@ class BrokerClient:
         """Why nodes that do not fit do not, by node id."""
         return self._call("misfits")
 
+    def alive(self) -> dict[str, bool]:
+        """The nodes that Ray says are alive, by id: False where one is about to go, or does not fit."""
+        return self._call("alive")
+
     def judged(self) -> list[str]:
         """The ids of the nodes that were looked at since the broker's start."""
         return self._call("judged")

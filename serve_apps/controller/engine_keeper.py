@@ -65,31 +65,35 @@ class EngineKeeper:
                 if not sizes:
                     continue
                 said = app.replicas.said(application, now)
+                engines = app.engines.placed(application, said)
                 changes = place(
                     max(sizes),
-                    app.engines.placed(application, said),
+                    engines,
                     self._standing_by(app, application, now),
                     list((granted - _all_but(application, mine)).elements()),
+                    dead={engine.node for engine in engines} - self._view.alive.keys(),
                 )
+                places = {engine.replica: engine.node for engine in engines}
                 for replica, node in changes.starts:
                     mine[application][node] += 1
                     self._reserve(application, self._begin(app, application, replica, node), here[0])
                 for replica in changes.ends:
-                    app.engines.end(application, replica, park=self._park(app, application))
+                    park = self._park(app, application, places[replica])
+                    app.engines.end(application, replica, park=park)
                 if changes.ends:
                     self._on_order()
             self._start_early(app, decision, holder, names)
 
-    def _park(self, app: App, application: str) -> dict[str, Any] | None:
+    def _park(self, app: App, application: str, node: str) -> dict[str, Any] | None:
         """How an engine of it is parked; None: it is not."""
-        if self._parked_bytes == 0 or not self._is_to_stay(app, application):
+        if self._parked_bytes == 0 or not self._is_to_stay(app, application, node):
             return None
         return {"most_bytes": self._parked_bytes}
 
-    def _is_to_stay(self, app: App, application: str) -> bool:
-        """Whether an engine of it may be wanted again."""
+    def _is_to_stay(self, app: App, application: str, node: str) -> bool:
+        """Whether an engine of it may be wanted again on this node."""
         serving = app.record.serving
-        leaves = app.record.removed or app.record.update is not None
+        leaves = app.record.removed or app.record.update is not None or not self._view.alive.get(node)
         return not leaves and serving is not None and serving.application == application
 
     def _take_up(
@@ -127,14 +131,14 @@ class EngineKeeper:
             return
         application = serving.application
         free = self._standing_by(app, application, time.monotonic())
-        for replica, node in pair(free, list((+coming).elements())):
+        for replica, node in pair(free or (), list((+coming).elements())):
             app.engines.early[application, replica] = node
             self._begin(app, application, replica, node, early=True)
 
-    def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy]:
-        """The replicas that may have an engine now."""
+    def _standing_by(self, app: App, application: str, now: float) -> list[StandingBy] | None:
+        """The replicas that may have an engine now; None: none may, see `place`."""
         if not self._may_start(app, application, now):
-            return []
+            return None
         return app.engines.standing_by(application, app.replicas.said(application, now))
 
     def _begin(
@@ -183,7 +187,7 @@ class EngineKeeper:
                         is_wanted = (
                             loaded is not None
                             and one["revision"] == loaded.number
-                            and self._is_to_stay(app, application)
+                            and self._is_to_stay(app, application, one["node"])
                         )
                         parked.append(Parked((app.record.name, application, replica), is_wanted, **one))
         by_name = {app.record.name: app for app in apps}

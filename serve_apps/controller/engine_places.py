@@ -7,7 +7,7 @@ app a device, which need not be the replica's own node.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -56,7 +56,12 @@ class EngineChanges:
 
 
 def place(
-    size: int, engines: Sequence[PlacedEngine], standing_by: Sequence[StandingBy], granted: Sequence[str]
+    size: int,
+    engines: Sequence[PlacedEngine],
+    standing_by: Sequence[StandingBy] | None,
+    granted: Sequence[str],
+    *,
+    dead: Collection[str] = (),
 ) -> EngineChanges:
     """What leads from the engines of an application to so many of them, where its app has its devices.
 
@@ -65,9 +70,11 @@ def place(
 
     Args:
         engines: of the application, oldest first.
-        standing_by: its other replicas.
+        standing_by: its other replicas; None: none is to start now, since one has failed to.
         granted: the nodes that its app may use for it, one for each engine, those of `engines` included
             where they may stay.
+        dead: nodes that Ray has lost. What answers there still may compute on devices that are somebody
+            else's soon: it is kept only while another is about to be there in its place.
     """
     room = Counter(granted)
     stays: list[PlacedEngine] = []
@@ -87,9 +94,14 @@ def place(
     kept = ready[:size]
     settled = sum(engine in stays for engine in kept)
     ends = [*ready[size:], *(engine for engine in leaves if engine.state == "starting")]
-    ends += starting[max(0, size - settled) :]
-    wanted = size - settled - len(starting)
-    starts = pair(standing_by, list((+room).elements()))[: max(0, wanted)]
+    missing = max(0, size - settled)
+    ends += starting[missing:]
+    may_start = list((+room).elements()) if standing_by is not None else []
+    wanted = max(0, missing - len(starting))
+    starts = pair(standing_by or (), may_start)[:wanted]
+    coming = min(missing, len(starting)) + min(wanted, len(may_start))
+    on_dead = [engine for engine in kept if engine.node in dead and engine not in stays]
+    ends += on_dead[coming:]
     return EngineChanges(tuple(starts), tuple(engine.replica for engine in ends))
 
 

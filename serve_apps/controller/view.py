@@ -66,6 +66,8 @@ class ClusterView:
         Ray declares the node dead; that takes a minute."""
         self.gone: set[str] = set()
         """The nodes that do not answer."""
+        self.alive: Mapping[str, bool] = {}
+        """The nodes that Ray says are alive, by id: False where one is about to go, or does not fit."""
         self.replicas: frozenset[str] | None = None
         """The ids of the replicas that Ray knows to be alive; None: not known."""
         self.devices: list[EngineDevices] = []
@@ -159,6 +161,7 @@ class ClusterView:
         for demand in demands:
             grant = self.told[demand.holder] = broker.request(demand)
             self.grants[demand.holder], self.coming[demand.holder] = grant.nodes, grant.coming
+        self.alive = broker.alive()
         self._looked_at = time.monotonic()
         for app in apps:
             app.note_shortage(self.granted, lambda demand, waited_s: broker.why_not(demand, round(waited_s)))

@@ -283,7 +283,9 @@ def test_nothing_is_granted_on_a_node_that_does_not_fit(running_cluster: LiveClu
         f"""
 broker.judge({{{odd.node_id!r}: ["its storage is another"]}})
 answer = {{"misfits": broker.misfits(), "granted": broker.request(demand("broker-test/a", 1, 4)).nodes}}
+answer["alive"] = broker.alive()
 broker.judge({{{odd.node_id!r}: []}})
+answer["alive later"] = broker.alive()
 answer["after"] = broker.wait(demand("broker-test/a", 4, 4, held=answer["granted"]), timeout_s=20).units
 answer["none"] = broker.misfits()
 broker.release("broker-test/a")
@@ -295,6 +297,9 @@ print(json.dumps(answer))
     assert odd.node_id not in told["granted"]
     assert told["after"] == 4
     assert told["none"] == {}
+    nodes = {node.node_id for node in running_cluster.record.nodes}
+    assert told["alive"] == {node: node != odd.node_id for node in nodes}
+    assert told["alive later"] == dict.fromkeys(nodes, True)
 
 
 def test_without_a_cluster_there_is_a_sentence():

@@ -30,6 +30,7 @@ class Stage:
         self.app = App(World(devices=4).serving(1, 2).record)
         self.view = ClusterView()
         self.view.replicas = frozenset("xyz")
+        self.view.alive = dict.fromkeys("abch", True)
         self.calls = Calls(lambda: None)
         self.orders = 0
         self.keeper = EngineKeeper(self.view, self.calls, Threads(), self._order)
@@ -235,6 +236,56 @@ def test_an_engine_of_an_app_that_goes_or_changes_is_not_parked(play: Play) -> N
         stage.app.record = replace(stage.app.record, removed=True)
         stage.carry_out(0)
         assert (APP, "x") in stage.app.engines.ends
+        assert stage.app.engines.parks == {}
+
+    play(go)
+
+
+@pytest.mark.parametrize("alive", [{"b": True}, {"a": False, "b": True}], ids=["it is dead", "it is going"])
+def test_no_engine_is_parked_on_a_node_that_does_not_stay(play: Play, alive: dict[str, bool]) -> None:
+    """Nobody would ever wake it, and its process would keep what it has there."""
+
+    async def go(stage: Stage) -> None:
+        stage.view.alive = alive
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "ready", "b", "d-y")
+        stage.view.nodes = {APP: ("a", "b")}
+        stage.carry_out(1, "b")
+        assert stage.app.engines.ends == {(APP, "x"): None}
+        assert stage.app.engines.parks == {}
+
+    play(go)
+
+
+@pytest.mark.parametrize("alive", [{"b": True}, {"a": False, "b": True}], ids=["it is dead", "it is going"])
+def test_what_is_parked_goes_with_its_node(play: Play, alive: dict[str, bool]) -> None:
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "standby", parked=parked("a", "1"))
+        stage.hear("y", "standby", parked=parked("b", "1"))
+        stage.clear_up()
+        assert stage.app.engines.discards == set()
+        stage.view.alive = alive
+        stage.clear_up()
+        assert stage.app.engines.discards == {(APP, "x")}
+
+    play(go)
+
+
+def test_an_engine_on_a_dead_node_ends_where_there_is_room_for_no_other(play: Play) -> None:
+    """Its replica is elsewhere, so that it answers still; its device may be somebody else's soon."""
+
+    async def go(stage: Stage) -> None:
+        stage.hear("x", "ready", "a", "d-x")
+        stage.hear("y", "standby")
+        stage.view.nodes = {APP: ("a",)}
+        stage.carry_out(1)
+        assert stage.app.engines.ends == {}, "its node is there"
+        del stage.view.alive["a"]
+        stage.carry_out(1, "b")
+        assert stage.app.engines.ends == {}, "another one starts"
+        del stage.app.engines.starts[APP, "y"]
+        stage.carry_out(1)
+        assert stage.app.engines.ends == {(APP, "x"): None}
         assert stage.app.engines.parks == {}
 
     play(go)

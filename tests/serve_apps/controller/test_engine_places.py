@@ -48,6 +48,20 @@ def test_one_that_has_to_move_goes_when_another_is_there() -> None:
     )
 
 
+def test_one_on_a_dead_node_goes_on_only_while_another_is_coming_in_its_place() -> None:
+    old = engines(("x", "a", "ready"), ("z", "c", "ready"))
+    assert place(2, old, free(y="b"), ["c", "b"], dead={"a"}) == EngineChanges((("y", "b"),))
+    assert place(2, old, [], ["c", "b"], dead={"a"}) == EngineChanges(), "one will stand by soon"
+    starting = [*old, *engines(("y", "b", "starting"))]
+    assert place(2, starting, [], ["c", "b"], dead={"a"}) == EngineChanges()
+    assert place(2, old, free(y="b"), ["c"], dead={"a"}) == EngineChanges(ends=("x",)), "no room elsewhere"
+    assert place(2, old, None, ["c", "b"], dead={"a"}) == EngineChanges(ends=("x",)), "the other has failed"
+    assert place(2, starting, None, ["c", "b"], dead={"a"}) == EngineChanges()
+    assert place(2, old, free(y="b"), ["c"]) == EngineChanges(), "its node is there, and going"
+    both = engines(("x", "a", "ready"), ("w", "a", "ready"), ("y", "b", "starting"))
+    assert place(2, both, [], ["b"], dead={"a"}) == EngineChanges(ends=("w",)), "one for each that comes"
+
+
 def test_what_one_that_ends_has_is_not_free_yet() -> None:
     ending = engines(("x", "a", "ending"))
     assert place(1, ending, free(y="a"), ["a"]) == EngineChanges()

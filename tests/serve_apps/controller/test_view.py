@@ -36,6 +36,9 @@ class Broker:
     def request(self, demand: Demand) -> Any:
         return SimpleNamespace(nodes=("a", "b", "c")[: demand.max], coming=())
 
+    def alive(self) -> dict[str, bool]:
+        return {"a": True, "b": False}
+
     def release(self, holder: str) -> None:
         raise AssertionError
 
@@ -105,6 +108,11 @@ def test_nothing_is_asked_for_a_while_when_all_is_as_it_should_be(settled: tuple
     now = time.monotonic()
     assert not view.is_due([app], now)
     assert view.is_due([app], now + LOOK_EVERY_S)
+
+
+def test_it_is_known_which_nodes_are_there_and_stay(settled: tuple[ClusterView, App]) -> None:
+    view, _ = settled
+    assert view.alive == {"a": True, "b": False}
 
 
 def test_a_want_is_told_at_once(settled: tuple[ClusterView, App]) -> None:
