@@ -32,6 +32,7 @@ from train_jobs.group.restarts import LEFT, RankReport
 from train_jobs.rank.link import LinkAddress, RankLink, RankOrder
 from train_jobs.rank.script import RankPlace
 from train_jobs.records.control import SAVES_FOR_S, find_control
+from train_jobs.records.metric_sender import MetricSender
 from train_jobs.spec import LOGS, GroupSpec
 from train_jobs.watch.flight_recorder import FlightRecorder
 from train_jobs.watch.progress import Activity
@@ -209,7 +210,7 @@ class RankWorker:
         )
         self._control = find_control(spec.job)
         self._lighthouse: LighthouseClient | None = None
-        self._answer: ray.ObjectRef | None = None
+        self._metrics = MetricSender()
         self._flights = None if gpus.device is None else _Flights(self.rank)
         recorder = None if self._flights is None else self._flights.recorder
         hang_timeout_s = spec.config.recovery.hang_timeout_s
@@ -240,10 +241,8 @@ class RankWorker:
         return ray.get(self._meeting.meet.remote(self.spec.name, address, self._place.world_size))
 
     def metric(self, line: dict[str, Any]) -> bool:
-        """Send without waiting; the answer to the step before says whether the job is to stop."""
-        before, self._answer = self._answer, self._reach_control().find().metric.remote(line)
-        # The answer is as old as a whole step: this waits only where the actor cannot keep up with the steps.
-        return before is not None and ray.get(before, timeout=_CALL_TIMEOUT_S)["stop"]
+        """Log a step; whether the job is to stop, see `MetricSender.send`."""
+        return self._metrics.send(self._reach_control(), line, _CALL_TIMEOUT_S)
 
     def event(self, kind: str, facts: dict[str, Any]) -> None:
         self._reach_control().call("event", kind, timeout_s=_CALL_TIMEOUT_S, named=facts)
@@ -290,6 +289,7 @@ class RankWorker:
         """Nobody answers for the rank any more; what NCCL has written down of it goes to the logs."""
         written = None if self._flights is None else self._flights.take()
         self._over.set()
+        self._metrics.finish(_KEEP_S)
         if written is not None:
             self._keep(f"nccl-of-{self.spec.name}-rank-{self.rank}", written)
 
