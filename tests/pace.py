@@ -6,6 +6,7 @@ import gc
 import resource
 import time
 from collections.abc import Callable
+from statistics import median
 
 import psutil
 
@@ -30,11 +31,12 @@ def loops(do: Callable[[], object], tries: int = 3) -> float:
 
 
 def at_most(seconds: float, loops: float) -> bool:
-    """Whether processor seconds of other processes are no more than so many of the same loop.
+    """Whether seconds of other processes are no more than so many of the same loop.
 
-    What a loop usually takes counts, and where that is not enough, what it takes now.
+    What a loop usually takes counts, and where that is not enough, what it takes now: the median of a few,
+    since the best moment of a slow minute is not what the others had.
     """
-    return seconds <= loops * USUAL_S or seconds <= loops * min(_thread_seconds(_loop) for _ in range(3))
+    return seconds <= loops * USUAL_S or seconds <= loops * median(_thread_seconds(_loop) for _ in range(7))
 
 
 def used_s(process: psutil.Process) -> float:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cluster.config.sections.cluster import ClusterConfig
 from cluster.errors import RequestError
 from infra.cli.common import FileOption, SetOption, load
+
+if TYPE_CHECKING:
+    from cluster.config.sections.cluster import ClusterConfig
 
 
 def register(app: typer.Typer) -> None:
