@@ -19,11 +19,12 @@ import struct
 import sys
 import traceback
 from collections.abc import Iterable
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from cluster.node.dial import DialAddress, dial, receive
 from cluster.node.fork_server import ForkServer, settle
 from cluster.node.output import send_output
+from cluster.node.shared_imports import SharedImports
 from cluster.node.surroundings import (
     Surroundings,
     imported_packages,
@@ -56,13 +57,15 @@ def serve(listener: socket.socket, keeper: socket.socket, modules: Iterable[str]
             importlib.import_module(module)
         except Exception:  # noqa: BLE001  (whoever needs it fails, and says so; the others do not)
             traceback.print_exc()
+    shared = SharedImports()
     imported = Imported()
     settle()
     # Owners' servers are nobody's to wait for.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     keeper.sendall(b".")
+    heard: list[Any] = [listener, keeper, shared.heard]
     while True:
-        ready, _, _ = select.select([listener, keeper], [], [])
+        ready, _, _ = select.select(heard, [], [])
         if keeper in ready:
             if not keeper.recv(64):
                 return
@@ -71,6 +74,9 @@ def serve(listener: socket.socket, keeper: socket.socket, modules: Iterable[str]
             if imported.has_changed():
                 _begin_anew(listener, keeper)  # who waits there is answered by that one
             _answer(listener, keeper, own)
+        elif shared.heard in ready and shared.take():
+            imported = Imported()
+            settle()
 
 
 def _answer(listener: socket.socket, keeper: socket.socket, own: Surroundings) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from cluster.node.memory import memory_of_owner
+from cluster.node.shared_imports import tell_imports
 from cluster.wording import logs_of
 from serve_apps.engine.config import engine_config
 from serve_apps.engine.devices import hide_what_is_not_leased
@@ -126,6 +127,7 @@ class EngineHost:
         except EngineError as error:
             everything = logs_of(self.spec.name, replica=self.id)
             raise EngineError(f"{error}; {everything} has all that it said") from error
+        tell_imports()
         self._chat = chat_of(self._engine, self._prompts, self.spec.config)
         self._beating = asyncio.create_task(self._beat())
         return {"context_length": self._engine.context_length, "statistics": self.statistics()}

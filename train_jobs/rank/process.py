@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from cluster.files.storage import Storage
+from cluster.node.shared_imports import tell_imports
 from train_jobs.elastic.membership import Beat, Goodbye, Standing, View, Word
 from train_jobs.errors import RankError, ScriptError, ScriptHangError, bases_of
 from train_jobs.parallel.mesh import AFTER_HANG_S
@@ -200,5 +201,6 @@ class _TaskRun:
         step = assembly.begin()
         mesh, notes = asdict(assembly.mesh.shape), assembly.notes
         workers = assembly.quorum.world_size
+        tell_imports()
         say_started(order, self.reporter, step=step, mesh=mesh, notes=notes, workers=workers)
         return assembly

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import faulthandler
+import importlib
 import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+
+from cluster.node.shared_imports import tell_imports
 
 
 def tell(path: str) -> None:
@@ -48,3 +52,19 @@ def say_and_stay() -> None:
     """Print a line that nobody flushes, and end only when somebody ends it."""
     print("said at once")
     time.sleep(600)
+
+
+def import_and_tell(path: str, name: str) -> None:
+    """Import a module; whether it was there already."""
+    before = name in sys.modules
+    with suppress(ImportError):
+        importlib.import_module(name)
+    tell_imports()
+    Path(path).write_text(json.dumps({"had": before, "has": name in sys.modules}))
+
+
+def only_say(path: str, name: str) -> None:
+    """Say that a module was imported which is none."""
+    sys.modules[name] = sys
+    tell_imports()
+    Path(path).write_text("{}")

@@ -116,6 +116,34 @@ def test_a_process_has_around_it_what_its_owner_has(
         assert memory_by_kind([server])["ForkServer"] > memory_by_kind([])["ForkServer"] + 2**20
 
 
+def test_what_a_fork_had_to_import_those_that_come_later_have_already(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A model's own files: there are hundreds of families, and few of them on a node."""
+    family = "transformers.models.qwen2.configuration_qwen2"
+
+    async def run(address: str, function: str, name: str, path: Path) -> Any:
+        forks = forks_at(address)
+        arguments = {"path": str(path), "name": name}
+        end = await asyncio.wait_for(forks.run("one", f"{FORKED}:{function}", arguments, "a title"), 60)
+        await forks.close()
+        assert end == ProcessEnd(0, False)
+        return told(path)
+
+    with kept() as (agent, address):
+        until(lambda: agent.facts()["ready_s"])
+        server = psutil.Process(agent.facts()["pid"])
+        asyncio.run(run(address, "only_say", "transformers.models.of_nobody", tmp_path / "wrong"))
+        asyncio.run(run(address, "only_say", "tests.cluster.node.changing", tmp_path / "not told"))
+        first = asyncio.run(run(address, "import_and_tell", family, tmp_path / "first"))
+        assert first == {"had": False, "has": True}
+        later = (tmp_path / f"later-{number}" for number in range(200))
+        until(lambda: asyncio.run(run(address, "import_and_tell", family, next(later)))["had"], 60)
+        assert (server.is_running(), server.num_threads()) == (True, 1)
+        said = capfd.readouterr().err
+        assert "No module named 'transformers.models.of_nobody'" in said, "and the server goes on"
+
+
 def test_memory_is_told_by_what_processes_are_and_of_one_node_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
