@@ -17,7 +17,7 @@ from infra.lab.hosts.host import Host
 from tests import waiting
 from tests.lans import SHARE, Workplace, needs_hosts, with_replicas, workplace
 
-pytestmark = [needs_hosts, pytest.mark.timeout(600)]
+pytestmark = [needs_hosts, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STORAGE = f"{SHARE}/shoal"
 QUICK_TO_SEE = {
@@ -221,7 +221,6 @@ def misfits(lab: Workplace) -> set[str]:
     return {row["name"] for row in rows if row["misfits"]}
 
 
-@pytest.mark.slow
 def test_an_update_and_its_way_back_lose_no_request(lab: Workplace, asking: Asking) -> None:
     config = f"{TOUR}/shoal.yaml"
     wait_for(lambda: len(asking.said()) > 5, "nobody asks")
@@ -315,7 +314,6 @@ def tell_of(lab: Workplace) -> None:
             print(f"{log.name}:", *text.splitlines()[-40:], sep="\n  ")
 
 
-@pytest.mark.slow
 def test_a_host_that_is_back_is_used_and_may_be_lost_again(
     lab: Workplace, asking: Asking, training: Training
 ) -> None:
