@@ -91,8 +91,15 @@ class LineWriter:
             self._soon = self._soon or soon
             self._changed.notify_all()
 
+    def unwritten(self, log: str) -> int:
+        """Lines of a log that the storage does not have yet."""
+        with self._changed:
+            return len(self._unwritten.get(log, ()))
+
     def written(self, timeout_s: float, *, patient: bool = True) -> bool:
         """Wait until all that was added so far is written; whether that was so in time.
+
+        A part is written at once then, and not after a pause.
 
         Args:
             patient: wait on where the storage fails, until it does not.

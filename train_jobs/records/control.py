@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,12 +37,15 @@ class JobControl:
     way then may be logged twice: whoever reads the log takes it once (train_jobs.records.run_log).
 
     The storage is read and written in threads: one that hangs holds nobody up who asks here. While it
-    answers, the actor does so only when a line is written: what was answered is not lost with its process.
+    answers, the actor does so only when an event is written, and a metric where the storage can append: what
+    was answered is not lost with its process. Metrics that are not written yet are kept by who sent them, and
+    sent again to the actor's next life.
     """
 
     def __init__(self, run_location: str) -> None:
         storage = Storage(run_location)
         self.log = RunLog(storage)
+        self._life = uuid.uuid4().hex
         self.stopping = False
         self.step = 0
         self._last: MetricKey = (0, 0, 0, 0)
@@ -59,26 +63,38 @@ class JobControl:
         for event in within(_READ_S, lambda: read_events(storage), otherwise=nothing):
             self._take_in(event)
 
-    def metric(self, line: dict[str, Any]) -> dict[str, bool]:
-        """Log one step that a group reports; the answer says what is asked of all ranks.
+    def metrics(self, lines: Sequence[dict[str, Any]], life: str | None = None) -> dict[str, Any]:
+        """Log steps that a group reports.
 
         Of groups that did a step together several may report it, and one that stood still reports what the
         others have left behind them: what is not beyond the last line is no news.
+
+        Args:
+            lines: in the order of the steps.
+            life: of the control that has what was sent before; None at first.
+
+        Returns:
+            `stop`: the ranks are asked to. `life`: this control's. `taken`: False where it is not that of
+            `life`, and logs these lines only after those before them. `unwritten`: so many lines, the last
+            ones, are lost if this process ends now.
         """
-        if (key := metric_key(line)) > self._last:
-            self._last, self.step = key, line["step"]
-            self.log.metric({"time": now(), **line})
-            self._settle()
-        return {"stop": self.stopping}
+        if taken := life in (None, self._life):
+            for line in lines:
+                if (key := metric_key(line)) > self._last:
+                    self._last, self.step = key, line["step"]
+                    self.log.metric({"time": now(), **line})
+            self._settle(patient=self.log.appends)
+        unwritten = self.log.unwritten_metrics
+        return {"stop": self.stopping, "life": self._life, "taken": taken, "unwritten": unwritten}
 
     def event(self, kind: str, **facts: Any) -> None:
         if kind.startswith("straggler"):  # ranks do not know on which nodes the other groups are
             facts["node"] = node_of(facts["rank"], facts.get("group"), self._starts.values())
         self._take_in({"kind": kind, **facts})
-        self.log.event(now(), kind, soon=kind == "checkpointed", **facts)
+        self.log.event(now(), kind, **facts)
         if kind == "finished":
             self.log.wait(_LAST_S)  # others wait for the end of the job, and nobody writes it later
-        self._settle()
+        self._settle(patient=True)
 
     def _take_in(self, event: Mapping[str, Any]) -> None:
         if event["kind"] == "started":
@@ -87,9 +103,9 @@ class JobControl:
         elif event["kind"] == "saved":
             self._script_saves += 1
 
-    def _settle(self) -> None:
-        """Wait for a moment until all is written, unless the storage is in trouble; say so when it is."""
-        if self.log.appends:
+    def _settle(self, *, patient: bool) -> None:
+        """Say so when the storage is in trouble; who is patient waits for a moment until all is written."""
+        if patient:
             written = self.log.answered(0.0 if self._trouble else PATIENCE_S)
         else:
             written = self.log.trouble is None

@@ -49,12 +49,17 @@ class RunLog:
         """Why nothing could be written when that was last tried."""
         return self._writer.trouble
 
+    @property
+    def unwritten_metrics(self) -> int:
+        """Lines that the storage does not have yet."""
+        return self._writer.unwritten(METRICS)
+
     def metric(self, line: Mapping[str, Any]) -> None:
         self._writer.add(METRICS, [line])
 
-    def event(self, time: str, kind: str, *, soon: bool = False, **facts: Any) -> None:
-        """Record an event; `time` is ISO 8601 in UTC, `soon` as in LineWriter.add."""
-        self._writer.add(EVENTS, [{"time": time, "kind": kind, **facts}], soon=soon)
+    def event(self, time: str, kind: str, **facts: Any) -> None:
+        """Record an event; `time` is ISO 8601 in UTC."""
+        self._writer.add(EVENTS, [{"time": time, "kind": kind, **facts}])
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until all is written, however often the storage fails; whether that was so in time."""
