@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from cluster.actors.named_actor import NamedActor
+from cluster.errors import ShoalError
 
 MOST_KEPT = 50_000
 """Lines that are kept while the storage does not take them."""
@@ -50,7 +51,7 @@ class MetricSender:
     def finish(self, timeout_s: float) -> None:
         """Wait until the last line is answered, if control is there: Ray repeats nothing for a process that
         has ended."""
-        with suppress(ray.exceptions.RayError):
+        with suppress(ray.exceptions.RayError, ShoalError):
             self._hear(timeout_s)
 
     def _hear(self, timeout_s: float) -> bool:

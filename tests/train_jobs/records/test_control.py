@@ -13,6 +13,7 @@ import pytest
 from cluster.files import line_writer
 from cluster.files.storage import Storage
 from cluster.files.time_limit import within
+from tests.object_store import reached, uri
 from train_jobs.records import control as module
 from train_jobs.records.control import PATIENCE_S, SAVES_FOR_S, JobControl
 from train_jobs.records.run_log import EVENTS, METRICS, read_all_metrics, read_metrics
@@ -126,6 +127,18 @@ def test_another_control_takes_nothing_that_may_have_lines_before_it_which_were_
     assert (refused["taken"], refused["unwritten"]) == (False, 0)
     assert again.metrics([line(1), line(2), line(3)], refused["life"])["unwritten"] == 0
     assert [step for _, step, _ in logged(tmp_path)] == [1, 2, 3]
+
+
+def test_an_event_is_written_when_it_is_answered_where_the_storage_cannot_append() -> None:
+    with reached() as port:
+        control = started_over(uri(port, "run"))
+        control.event("saved")
+        control.event("started", attempt=1)  # parts are written with a pause between them
+        again = started_over(uri(port, "run"))
+        assert (again.script_saves(), again.has_started(1)) == (1, True)
+        assert control.metrics([line(1)])["unwritten"] == 1, "steps do not wait"
+        for each in (control, again):
+            each.log.close()
 
 
 def test_a_group_saves_for_as_long_as_it_says_so(
